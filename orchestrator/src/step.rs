@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use drover_core::{Millis, Phase};
-use drover_planner::{Call, Op, Plan, State};
+use drover_planner::{Call, Op, Plan, Rows, State};
 use drover_store::{Step, StepDone};
 use uuid::Uuid;
 
@@ -21,76 +21,22 @@ pub(crate) fn encode_step(
     bodies: &[(Uuid, Bytes)],
     now: Millis,
 ) -> Step {
-    let mut slots = BTreeSet::new();
-    let mut requests = BTreeSet::new();
-    for op in ops {
-        match op {
-            Op::StateChanged { slot, .. }
-            | Op::Own { slot }
-            | Op::NodeIdAssigned { slot, .. }
-            | Op::Remove { slot, .. }
-            | Op::Drain { slot, .. }
-            | Op::Restamp { slot, .. }
-            | Op::Template { slot, .. }
-            | Op::RoleChange { slot, .. }
-            | Op::RecordDropped { slot, .. } => {
-                slots.insert(*slot);
-            }
-            Op::Close { request, .. } => {
-                requests.insert(*request);
-                slots.extend(
-                    inner
-                        .state
-                        .nodes
-                        .iter()
-                        .filter(|n| n.request == *request)
-                        .map(|n| n.slot),
-                );
-            }
-            Op::Attempt { request, .. } | Op::MadeNothing { request } => {
-                requests.insert(*request);
-            }
-            Op::Request { request, nodes, .. } => {
-                requests.insert(request.id);
-                slots.extend(nodes.iter().map(|node| node.slot));
-            }
-            Op::TakeOrphan { node } => {
-                slots.insert(node.slot);
-            }
-            Op::BackOff { .. }
-            | Op::Condition { .. }
-            | Op::Rollout { .. }
-            | Op::PeakSizeChanged { .. }
-            | Op::Vacated { .. }
-            | Op::Adopted { .. }
-            | Op::Abandon { .. }
-            | Op::Sweep { .. }
-            | Op::Observed { .. }
-            | Op::Infrastructure { .. } => {}
-            Op::Rebind {
-                slots: moved,
-                requests: sent,
-                ..
-            } => {
-                slots.extend(moved);
-                requests.extend(sent);
-            }
-        }
-    }
-    let below = infrastructure::codec::touched(ops);
     let state = &inner.state;
+    let rows = Rows::of(ops, &state.nodes);
     let mut touched = State {
         uid: state.uid,
         observed_generation: state.observed_generation,
         next_slot: state.next_slot,
         next_sequence: state.next_sequence,
         skipped: state.skipped.clone(),
-        nodes: slots
+        nodes: rows
+            .nodes
             .iter()
             .filter_map(|slot| state.node(*slot))
             .cloned()
             .collect(),
-        requests: requests
+        requests: rows
+            .requests
             .iter()
             .filter_map(|id| Some((*id, state.requests.get(id)?.clone())))
             .collect(),
@@ -129,8 +75,10 @@ pub(crate) fn encode_step(
             .iter()
             .map(|node| (node.slot, codec::encode_node(node)))
             .collect(),
-        delete_nodes: slots
-            .into_iter()
+        delete_nodes: rows
+            .nodes
+            .iter()
+            .copied()
             .filter(|slot| touched.at(*slot).is_none())
             .collect(),
         put_requests: touched
@@ -143,14 +91,15 @@ pub(crate) fn encode_step(
                 )
             })
             .collect(),
-        delete_requests: requests
+        delete_requests: rows
+            .requests
             .iter()
             .filter(|id| !touched.requests.contains_key(*id) && state.requests.contains_key(*id))
             .map(Uuid::to_string)
             .collect(),
         ..Step::default()
     };
-    infrastructure::codec::fill(&mut step, &below, state, &touched);
+    infrastructure::codec::fill(&mut step, &rows.infrastructure, state, &touched);
     step
 }
 
@@ -164,9 +113,10 @@ pub(crate) fn take_over(
     now: Millis,
 ) {
     let mut inner = cluster.inner.lock();
-    let before = node_counts::of(&inner.state.nodes, &plan.ops);
+    let rows = Rows::of(&plan.ops, &inner.state.nodes);
+    let before = node_counts::of(&inner.state, &rows);
     drover_planner::apply(&mut inner.state, &plan.ops, now);
-    let after = node_counts::of(&inner.state.nodes, &plan.ops);
+    let after = node_counts::of(&inner.state, &rows);
     inner.head = drover_store::Versioned {
         value: done.head,
         revision: done.revision,

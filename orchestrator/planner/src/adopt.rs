@@ -54,8 +54,8 @@ impl Planner<'_> {
         self.op(Op::Adopted {
             order: self.state.adopt,
         });
-        // Abandoned backends that are visible are no longer left alone. The others stay abandoned, because nobody has
-        // seen what they hold.
+        // Abandoned backends that are visible are no longer left alone. The others stay abandoned, because their
+        // contents have not been seen.
         let views = self.input.platforms.iter();
         let seen: Vec<(Sym, Sym)> = (views.filter(|(_, view)| view.visible))
             .filter(|(_, view)| self.state.is_abandoned(&view.uid))

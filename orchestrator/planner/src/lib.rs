@@ -2,7 +2,7 @@
 //!
 //! [`plan`] is a pure function of the desired state, the recorded state, the observations, the time and a source of
 //! ids. It returns operations on the record, which are made durable in one transaction, and calls, which are made only
-//! after that. [`apply`] defines the effect of the operations on the record. Neither does any I/O, and whoever executes
+//! after that. [`apply`] defines the effect of the operations on the record. Neither does any I/O, and the executor of
 //! a plan has no decisions left to make.
 
 mod absence;
@@ -22,6 +22,7 @@ mod platform;
 mod remove;
 mod requests;
 mod rollout;
+mod rows;
 mod scale;
 mod skipped;
 mod small;
@@ -41,6 +42,7 @@ pub use infrastructure::{BackendKey, DRIFT_INTERVAL, InfrastructureChange, RELEA
 pub use order::Leaving;
 pub use plan::{Call, Input, Note, Op, Plan, Renewal, Sizes};
 pub use platform::{Domains, Limits, PlatformView, Shortage, is_troubled, most_troubled};
+pub use rows::Rows;
 pub use skipped::Skipped;
 pub use small::SmallMap;
 pub use state::{
@@ -127,10 +129,8 @@ struct Planner<'a> {
     /// The infrastructure that nodes have to wait for.
     lacks: Option<String>,
     holds: BTreeMap<ConditionKey, Condition>,
-    /// Slots whose rows this plan changes.
-    touched: BTreeSet<u64>,
-    /// Number of other rows that it changes.
-    rows: usize,
+    /// Rows that this plan changes.
+    rows: Rows,
     /// Size of the requests among those rows.
     bytes: usize,
     next_slot: u64,
@@ -160,8 +160,7 @@ pub fn plan(input: &Input<'_>, new_id: &mut dyn FnMut() -> Uuid) -> Plan {
         infrastructure: Vec::new(),
         lacks: None,
         holds: BTreeMap::new(),
-        touched: BTreeSet::new(),
-        rows: 0,
+        rows: Rows::default(),
         bytes: 0,
         next_slot: state.next_slot,
         next_sequence: state.next_sequence,
@@ -282,67 +281,22 @@ impl Planner<'_> {
     }
 
     fn op(&mut self, op: Op) {
-        match &op {
-            Op::Request {
-                nodes,
-                group,
-                choice,
-                ..
-            } => {
-                self.rows += 1;
-                self.bytes += self.input.sizes.request(*group, *choice);
-                self.touched.extend(nodes.iter().map(|node| node.slot));
-            }
-            Op::Close { request, .. } => {
-                self.rows += 1;
-                let own = self
-                    .state
-                    .nodes
-                    .iter()
-                    .filter(|node| node.request == *request);
-                self.touched.extend(own.map(|node| node.slot));
-            }
+        self.rows.add(&op, &self.state.nodes);
+        self.bytes += match &op {
+            Op::Request { group, choice, .. } => self.input.sizes.request(*group, *choice),
+            // The whole request is stored again.
             Op::Attempt { request, .. } | Op::MadeNothing { request } => {
-                self.rows += 1;
-                // The whole request is stored again.
-                self.bytes += self.input.sizes.open(request);
+                self.input.sizes.open(request)
             }
-            Op::Infrastructure { .. } => {
-                self.rows += 1;
-            }
-            Op::TakeOrphan { node } => {
-                self.touched.insert(node.slot);
-            }
-            Op::StateChanged { slot, .. }
-            | Op::Own { slot }
-            | Op::NodeIdAssigned { slot, .. }
-            | Op::Remove { slot, .. }
-            | Op::Drain { slot, .. }
-            | Op::Restamp { slot, .. }
-            | Op::Template { slot, .. }
-            | Op::RoleChange { slot, .. }
-            | Op::RecordDropped { slot, .. } => {
-                self.touched.insert(*slot);
-            }
-            Op::BackOff { .. }
-            | Op::Condition { .. }
-            | Op::Rollout { .. }
-            | Op::PeakSizeChanged { .. }
-            | Op::Vacated { .. }
-            | Op::Adopted { .. }
-            | Op::Sweep { .. }
-            // Rebinding and abandoning are never part of a plan.
-            | Op::Rebind { .. }
-            | Op::Abandon { .. }
-            | Op::Observed { .. } => {}
-        }
+            _ => 0,
+        };
         self.plan.ops.push(op);
     }
 
     /// Number of rows that this plan may still change. If it is 0, the rest is left to the next plan.
     fn room(&mut self) -> usize {
         let room = if self.bytes < MAX_BYTES {
-            MAX_ROWS.saturating_sub(self.rows + self.touched.len())
+            MAX_ROWS.saturating_sub(self.rows.count())
         } else {
             0
         };

@@ -242,8 +242,7 @@ pub enum Op {
         /// Number of nodes. `None` if it no longer matters.
         to: Option<u32>,
     },
-    /// Records which places active nodes have vacated. A place ends when its storage is taken over, or when another
-    /// node acts.
+    /// Records the places that active nodes have vacated, until their storage is taken over or other nodes act.
     Vacated {
         /// Path of the group.
         group: Sym,

@@ -1,11 +1,13 @@
 //! The record of infrastructure as it is stored.
 
+use std::collections::BTreeSet;
+
 use bytes::Bytes;
 use drover_core::{
     Error, Result,
     infrastructure::{Infrastructure, Resource, ResourcePhase},
 };
-use drover_planner::{BackendKey, Op, State};
+use drover_planner::{BackendKey, State};
 use prost::Message;
 
 use super::KIND;
@@ -192,33 +194,19 @@ pub(crate) fn load(
     Ok(())
 }
 
-/// Records that operations touch.
-pub(crate) fn touched(ops: &[Op]) -> Vec<&BackendKey> {
-    let mut keys: Vec<&BackendKey> = ops
-        .iter()
-        .filter_map(|op| match op {
-            Op::Infrastructure { key, .. } => Some(key),
-            _ => None,
-        })
-        .collect();
-    keys.sort();
-    keys.dedup();
-    keys
-}
-
 /// Rows to write and rows that go: the records that operations touched, as `after` has them.
 pub(crate) fn fill(
     step: &mut drover_store::Step,
-    keys: &[&BackendKey],
+    keys: &BTreeSet<BackendKey>,
     before: &State,
     after: &State,
 ) {
     for key in keys {
         let name = row_name(key);
-        if let Some(record) = after.infrastructure.get(*key) {
+        if let Some(record) = after.infrastructure.get(key) {
             step.put_resources
                 .push((KIND.to_owned(), name, encode(key, record)));
-        } else if before.infrastructure.contains_key(*key) {
+        } else if before.infrastructure.contains_key(key) {
             step.delete_resources.push((KIND.to_owned(), name));
         }
     }

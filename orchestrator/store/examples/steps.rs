@@ -1,5 +1,5 @@
-//! Measures the store on this machine's temporary directory (`TMPDIR`): `cargo run --release -p drover-store --example
-//! steps`. A step is a head, an event chunk and three nodes.
+//! Measures the store in the temporary directory of this machine (`TMPDIR`): `cargo run --release -p drover-store
+//! --example steps`. A step writes a head, an event chunk and three nodes.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -9,15 +9,15 @@ use uuid::Uuid;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Steps of the measurement with one caller.
+/// Steps in the measurement with one caller.
 const ALONE: usize = 2_000;
-/// Callers at once.
+/// Concurrent callers.
 const CALLERS: usize = 1_024;
-/// Steps that each of them makes: 100,000 nodes in all.
+/// Steps of each caller: 100,000 nodes in all.
 const EACH: usize = 33;
-/// Urgent steps beside them.
+/// Concurrent urgent steps.
 const URGENT: usize = 200;
-/// Bytes of a node record.
+/// Size of a node record in bytes.
 const NODE: usize = 200;
 
 fn step(uid: Uuid, head: Head, expect_head: u64, slots: u64) -> Step {

@@ -1,4 +1,4 @@
-//! The small ordered key-value store underneath.
+//! The small ordered key-value store below [`Store`](crate::Store).
 
 use std::{fmt, time::Duration};
 
@@ -9,15 +9,15 @@ use tokio::{sync::mpsc, time::Instant};
 
 use crate::{history::Watch, keys::Key};
 
-/// Position in the history of a store. Each transaction has its own, each higher than the one before; 0 is before all.
+/// Position in the history of a store. Each transaction has its own, higher than all before; 0 is before the first.
 pub type Revision = u64;
 
-/// What a backend is and what it takes.
+/// Properties of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Info {
-    /// Short name (`sqlite`).
+    /// Short name, such as `sqlite`.
     pub kind: &'static str,
-    /// Nobody else can use the same data while this backend is open, so its leases need no renewal.
+    /// Whether no other process can use the same data while this backend is open, so that its leases need no renewal.
     pub exclusive: bool,
     /// Limits of one transaction.
     pub limits: Limits,
@@ -26,34 +26,35 @@ pub struct Info {
 /// Limits of one transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most expectations, the fence not counted.
+    /// Maximum number of expectations, not counting the fence.
     pub expectations: usize,
-    /// Most operations.
+    /// Maximum number of operations.
     pub operations: usize,
-    /// Most bytes of keys and values together.
+    /// Maximum size of keys and values together.
     pub bytes: usize,
 }
 
-/// The limits that every backend keeps: etcd refuses a request above 1.5 MiB or 128 operations, and a batch holds several.
-/// The largest secret, 256 KiB of content, fits with what is stored beside it, and so does a request that says all of the
-/// largest spec twice, as what the cluster says and as what its group inherits, beside as many others as a plan makes at once.
+/// Limits that every backend supports: etcd rejects a request above 1.5 MiB or 128 operations, and a batch holds
+/// several transactions. The largest secret, 256 KiB of content, fits with the data that is stored beside it. So does a
+/// request that contains all of the largest spec twice, as part of the cluster and as inherited by its group, together
+/// with as many others as a plan makes at once.
 pub const LIMITS: Limits = Limits {
     expectations: 8,
     operations: 100,
     bytes: 640 * 1024,
 };
 
-/// Which queue a transaction waits in.
+/// Queue that a transaction waits in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lane {
-    /// Deaths and take-overs.
+    /// Node deaths and takeovers.
     Urgent,
     /// Everything else.
     Bulk,
 }
 
 impl Lane {
-    /// As a label of metrics.
+    /// Value of the metrics label.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -63,39 +64,39 @@ impl Lane {
     }
 }
 
-/// A change of several keys: all of it or nothing.
+/// An atomic change of several keys.
 #[derive(Clone, Debug, Default)]
 pub struct Txn {
-    /// Proof that the writer still owns what it writes.
+    /// Proof that the writer still owns the data.
     pub fence: Option<Fence>,
-    /// What must be true of keys.
+    /// Preconditions on keys (compare-and-swap).
     pub expect: Vec<(Key, Expect)>,
-    /// What to change; a key at most once.
+    /// Operations; each key at most once.
     pub ops: Vec<Op>,
-    /// Longest wait for a place in the lane, then [`CommitError::Overloaded`]. `None`: as long as it takes.
+    /// Maximum wait for a place in the lane, then [`CommitError::Overloaded`]. `None` to wait without limit.
     pub max_wait: Option<Duration>,
 }
 
-/// A key that must not have been made anew since it was taken.
+/// A claim that must not have been created anew since it was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fence {
-    /// Key of the claim, made once and never overwritten.
+    /// Key of the claim, which is created once and never overwritten.
     pub key: Key,
-    /// Revision that made it.
+    /// Revision that created it.
     pub made_at: Revision,
 }
 
-/// What must be true of a key.
+/// A precondition on a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
-    /// It does not exist.
+    /// The key does not exist.
     Absent,
-    /// It was last written at this revision.
+    /// The key was last written at this revision.
     Revision(Revision),
 }
 
 impl Expect {
-    /// `Absent` for revision 0.
+    /// The expectation for a present revision: `Absent` for 0.
     #[must_use]
     pub fn at(revision: Revision) -> Self {
         if revision == 0 {
@@ -111,36 +112,36 @@ impl Expect {
 pub enum Op {
     /// Writes a value.
     Put {
-        /// Key.
+        /// The key to write.
         key: Key,
-        /// Value.
+        /// The value to write.
         value: Bytes,
     },
-    /// Writes a value that vanishes with a lease. Keys with [`Key::is_leased`] only, and those only so.
+    /// Writes a value that disappears with a lease. Required for keys with [`Key::is_leased`], not allowed for others.
     PutLeased {
-        /// Key.
+        /// The key to write.
         key: Key,
-        /// Value.
+        /// The value to write.
         value: Bytes,
-        /// Lease.
+        /// Lease that the key is bound to.
         lease: LeaseId,
     },
-    /// Removes a key, if it is there.
+    /// Removes a key if it exists.
     Delete {
-        /// Key.
+        /// The key to remove.
         key: Key,
     },
-    /// Removes the log keys from `from` up to but without `below`.
+    /// Removes the log keys from `from` (inclusive) to `below` (exclusive).
     DeleteBelow {
-        /// First key to go.
+        /// First key to remove.
         from: Key,
-        /// First key to stay.
+        /// First key to keep.
         below: Key,
     },
 }
 
 impl Op {
-    /// Key that it changes; the first for a range.
+    /// The key that it changes; the first one of a range.
     #[must_use]
     pub fn key(&self) -> &Key {
         match self {
@@ -198,14 +199,14 @@ impl Txn {
         self
     }
 
-    /// Bytes of its keys and values.
+    /// Total size of keys and values.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.ops.iter().map(Op::len).sum::<usize>()
             + self.expect.iter().map(|(key, _)| key.len()).sum::<usize>()
     }
 
-    /// Checks it against limits, and that each operation is one that every backend can do.
+    /// Checks the transaction against limits, and that every backend supports each of its operations.
     pub fn check(&self, limits: &Limits) -> Result<(), CommitError> {
         let too_large = |what: &str, is: usize, most: usize| {
             Err(CommitError::TooLarge(format!(
@@ -252,7 +253,7 @@ impl Txn {
     }
 }
 
-/// Why a transaction was not, or perhaps not, committed.
+/// Why a transaction was not committed, or may not have been.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommitError {
     /// The claim was lost. Nothing was written.
@@ -261,27 +262,27 @@ pub enum CommitError {
     /// An expectation did not hold. Nothing was written.
     #[error("{0:?} was changed by somebody else")]
     Conflict(Key),
-    /// It passes a limit. Nothing was written.
+    /// A limit is exceeded. Nothing was written.
     #[error("{0}")]
     TooLarge(String),
-    /// No backend can do this: a defect of the caller. Nothing was written.
+    /// No backend supports this: a bug of the caller. Nothing was written.
     #[error("{0}")]
     Invalid(&'static str),
     /// No place in the lane within `max_wait`. Nothing was written.
     #[error("too many changes wait to be stored")]
     Overloaded,
-    /// No space left. Nothing was written.
+    /// No space is left. Nothing was written.
     #[error("the store is full; reads go on. Free space on its disk")]
     StorageFull,
-    /// The store cannot be written now. Nothing was written.
+    /// The store cannot be written at present. Nothing was written.
     #[error("{0}")]
     Unavailable(String),
-    /// The answer was lost: it may have been committed.
+    /// The response was lost: the transaction may have been committed.
     #[error("the store's answer was lost")]
     Unknown,
 }
 
-/// When to try again while the store cannot take more.
+/// Retry delay while the store cannot accept more changes.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 impl From<CommitError> for Error {
@@ -305,14 +306,14 @@ impl From<CommitError> for Error {
     }
 }
 
-/// A key with what is stored under it.
+/// A stored key and value.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Key.
+    /// The stored key.
     pub key: Key,
-    /// Value.
+    /// The stored value.
     pub value: Bytes,
-    /// Revision that wrote it last.
+    /// Revision of the last write.
     pub revision: Revision,
 }
 
@@ -328,19 +329,19 @@ impl fmt::Debug for Entry {
     }
 }
 
-/// Keys from `from` up to but without `below`.
+/// Keys from `from` (inclusive) to `below` (exclusive).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range {
     /// First key.
     pub from: Key,
-    /// First key that is no longer in it. `None`: to the end.
+    /// First key after the range. `None` for no upper bound.
     pub below: Option<Key>,
-    /// Most entries. `None`: all.
+    /// Maximum number of entries. `None` for all.
     pub limit: Option<usize>,
 }
 
 impl Range {
-    /// Everything.
+    /// All keys.
     #[must_use]
     pub fn all() -> Self {
         Self {
@@ -350,7 +351,7 @@ impl Range {
         }
     }
 
-    /// One key.
+    /// A single key.
     #[must_use]
     pub fn one(key: &Key) -> Self {
         let mut next = key.as_bytes().to_vec();
@@ -362,7 +363,7 @@ impl Range {
         }
     }
 
-    /// All keys that begin with these bytes.
+    /// All keys with this prefix.
     #[must_use]
     pub fn prefix(prefix: &Key) -> Self {
         Self {
@@ -372,14 +373,14 @@ impl Range {
         }
     }
 
-    /// Whether a key is in it.
+    /// Whether the range contains a key.
     #[must_use]
     pub fn contains(&self, key: &Key) -> bool {
         *key >= self.from && self.below.as_ref().is_none_or(|below| key < below)
     }
 }
 
-/// Entries of one scan, in key order, all at one revision.
+/// A scan: its entries come in key order, all at one revision.
 #[derive(Debug)]
 pub struct Scan {
     revision: Revision,
@@ -387,7 +388,7 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// A scan whose pages come through a channel; a closed channel is its end.
+    /// Creates a scan whose pages come through a channel; closing the channel ends it.
     #[must_use]
     pub fn new(revision: Revision, pages: mpsc::Receiver<Result<Vec<Entry>>>) -> Self {
         Self { revision, pages }
@@ -399,12 +400,12 @@ impl Scan {
         self.revision
     }
 
-    /// The next page, `None` after the last. An error ends it.
+    /// Returns the next page, or `None` after the last. An error ends the scan.
     pub async fn next(&mut self) -> Option<Result<Vec<Entry>>> {
         self.pages.recv().await
     }
 
-    /// All entries that are left.
+    /// Collects all remaining entries.
     pub async fn collect(mut self) -> Result<Vec<Entry>> {
         let mut all = Vec::new();
         while let Some(page) = self.next().await {
@@ -419,51 +420,51 @@ impl Scan {
     }
 }
 
-/// Name of a lease.
+/// Id of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LeaseId(pub u64);
 
-/// A lease and until when it holds.
+/// A lease with its deadline.
 #[derive(Clone, Copy, Debug)]
 pub struct Lease {
-    /// Its name.
+    /// Id of the lease.
     pub id: LeaseId,
-    /// When it ends unless renewed, counted from when it was asked for.
+    /// When it ends unless renewed, counted from when it was requested.
     pub deadline: Instant,
 }
 
-/// A small ordered key-value store with revisions, compare-and-swap, leases and watch.
+/// A small ordered key-value store with revisions, compare-and-swap, leases and watches.
 ///
-/// Keys whose [`Key::is_log`] is true are the log: they are not watched and cannot have a lease.
+/// The keys for which [`Key::is_log`] is true form the log: they are not watched and cannot have a lease.
 #[async_trait]
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
-    /// What it is and what it takes.
+    /// Describes the backend.
     fn info(&self) -> Info;
 
-    /// Commits a transaction: all or nothing, durable when it answers. Dropping the future once the transaction has its
-    /// place in the lane does not cancel it.
+    /// Commits a transaction atomically; it is durable when this returns. Dropping the future once the transaction has
+    /// its place in the lane does not cancel it.
     async fn commit(&self, txn: Txn, lane: Lane) -> Result<Revision, CommitError>;
 
-    /// Reads a range in key order in pages of at most `page` entries, all at one revision that is at least that of every
-    /// commit answered before the call.
+    /// Reads a range in key order, in pages of at most `page` entries, all at one revision that is at least that of
+    /// every commit that was acknowledged before the call.
     async fn scan(&self, range: Range, page: usize) -> Result<Scan>;
 
-    /// Changes of state keys after a revision, each revision whole, once and in order.
+    /// Watches the changes of state keys after a revision; each revision comes whole, once and in order.
     async fn watch(&self, after: Revision) -> Result<Watch>;
 
-    /// A new lease.
+    /// Grants a lease.
     async fn lease(&self, ttl: Duration) -> Result<Lease>;
 
-    /// Renews a lease; answers its new deadline, counted from when the call began. `FENCED` when it has ended.
+    /// Renews a lease, and returns its new deadline, counted from the start of the call. `FENCED` if it has ended.
     async fn renew(&self, lease: LeaseId) -> Result<Instant>;
 
     /// Ends a lease and removes its keys.
     async fn revoke(&self, lease: LeaseId) -> Result<()>;
 
-    /// Lets go of what was replaced before a revision: watches from before it end as compacted.
+    /// Discards values that were replaced before a revision: watches from before it end as compacted.
     async fn compact(&self, revision: Revision) -> Result<()>;
 
-    /// Writes a copy of the whole store into a new file. `UNIMPLEMENTED` where only the portable export can do that.
+    /// Writes a copy of the whole store to a new file. `UNIMPLEMENTED` if only the portable export can do that.
     async fn backup(&self, _to: &std::path::Path) -> Result<()> {
         Err(Error::new(
             Reason::Unimplemented,
@@ -472,8 +473,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// Entries of a page where the caller has no reason for another number: large enough that the hand-over costs little,
-/// small enough that two in flight are well below 1 MiB.
+/// Default page size of scans: large enough that the cost per page is small, and small enough that two pages in flight
+/// are well below 1 MiB.
 pub const PAGE: usize = 512;
 
 impl dyn Backend {

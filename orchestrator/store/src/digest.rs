@@ -1,16 +1,17 @@
-//! Digests of what must not be guessed: they say whether two contents are the same, and nothing to who has no key.
+//! Keyed digests of contents that must not be guessed: they show whether two contents are the same, and reveal nothing
+//! without the key.
 
 use std::fmt;
 
 use ring::hmac;
 use uuid::Uuid;
 
-/// What digests begin with. Another form begins with something else.
+/// Prefix of digests. Another format has another prefix.
 const FORM: &str = "k1-";
-/// Hexadecimal digits that follow.
+/// Number of hexadecimal digits after the prefix.
 const DIGITS: usize = 64;
 
-/// The key of them. It does not leave the store; `Debug` does not show it.
+/// Key of the digests. It does not leave the store; `Debug` does not show it.
 pub struct DigestKey(hmac::Key);
 
 impl fmt::Debug for DigestKey {
@@ -24,15 +25,16 @@ impl DigestKey {
         Self(hmac::Key::new(hmac::HMAC_SHA256, bytes))
     }
 
-    /// One that is forgotten with the process.
+    /// Creates a key that is lost with the process.
     ///
     /// # Errors
-    /// The system has no random numbers.
+    ///
+    /// The system provides no random numbers.
     pub fn random() -> drover_core::Result<Self> {
         Ok(Self::new(&crate::seal::new_key()?))
     }
 
-    /// Digests of what one cluster has.
+    /// The digests of one cluster.
     #[must_use]
     pub fn of_cluster(&self, uid: Uuid) -> ClusterDigests<'_> {
         let key = self.sign("cluster", uid.as_bytes());
@@ -46,7 +48,7 @@ impl DigestKey {
         self.of("user data", sha256.as_bytes())
     }
 
-    /// Digest of the content of a key of a secret.
+    /// Digest of the content of one key of a secret.
     #[must_use]
     pub fn secret(&self, content: &[u8]) -> String {
         self.of("secret", content)
@@ -68,8 +70,8 @@ impl DigestKey {
     }
 }
 
-/// Digests of what one cluster has. The same in two clusters has two of them: whoever may change one of them could try out
-/// there what is in the other.
+/// The digests of one cluster. Equal contents in two clusters have different digests: otherwise a user who may change
+/// one of the clusters could try out there what the other one contains.
 #[derive(Debug)]
 pub struct ClusterDigests<'a> {
     own: DigestKey,
@@ -83,15 +85,15 @@ impl ClusterDigests<'_> {
         self.own.user_data(sha256)
     }
 
-    /// What it was known by when all clusters had the same digests. Shown to nobody; nodes carry hashes of it, and documents
-    /// that were written then have it.
+    /// The digest from when all clusters shared the same digests. Never shown; nodes carry hashes of it, and documents
+    /// that were written then contain it.
     #[must_use]
     pub fn former_user_data(&self, sha256: &str) -> String {
         self.store.user_data(sha256)
     }
 }
 
-/// Whether a text has the form of such a digest.
+/// Whether a text has the format of such a digest.
 #[must_use]
 pub fn is_keyed(text: &str) -> bool {
     text.strip_prefix(FORM).is_some_and(|rest| {

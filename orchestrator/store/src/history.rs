@@ -1,4 +1,4 @@
-//! The newest changes of a store, for watches. The log of them is bounded and shared: a watch is only a position in it.
+//! Recent changes of a store, for watches. The log is bounded and shared: a watch is only a position in it.
 
 use std::{collections::VecDeque, fmt, pin::Pin, sync::Arc};
 
@@ -12,9 +12,9 @@ use crate::{backend::Revision, keys::Key};
 /// A changed key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Key.
+    /// The changed key.
     pub key: Key,
-    /// New value; `None` when it is gone.
+    /// New value, `None` if the key was removed.
     pub value: Option<Bytes>,
 }
 
@@ -27,12 +27,12 @@ impl fmt::Debug for Change {
     }
 }
 
-/// All changes of state keys that one revision made. It may have none.
+/// All changes of state keys in one revision; possibly none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// Revision that made them.
+    /// Revision of the changes.
     pub revision: Revision,
-    /// What changed.
+    /// Changes in this revision.
     pub changes: Vec<Change>,
 }
 
@@ -47,13 +47,13 @@ impl Batch {
     }
 }
 
-/// Bookkeeping of an entry, so that many empty batches are bounded as well.
+/// Memory for the bookkeeping of a batch, so that many empty batches are bounded as well.
 const OVERHEAD: usize = 96;
 
 /// Why a watch ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WatchEnd {
-    /// Changes that it had not seen yet are forgotten. Scan again, then watch from the scan's revision.
+    /// Changes that it had not seen yet were discarded. Scan again, then watch from the scan's revision.
     #[error("the changes in between are no longer known")]
     Compacted,
     /// The store was closed, or the connection to it was lost. Watch again from the last revision seen.
@@ -65,12 +65,12 @@ pub enum WatchEnd {
 pub struct Watch(Pin<Box<dyn Stream<Item = Result<Arc<Batch>, WatchEnd>> + Send>>);
 
 impl Watch {
-    /// A watch over a stream that ends with its first error.
+    /// Creates a watch from a stream that ends with its first error.
     pub fn new(stream: impl Stream<Item = Result<Arc<Batch>, WatchEnd>> + Send + 'static) -> Self {
         Self(Box::pin(stream))
     }
 
-    /// The next batch; waits for it. An error is final.
+    /// Waits for the next batch. An error is final.
     pub async fn next(&mut self) -> Result<Arc<Batch>, WatchEnd> {
         self.0.next().await.unwrap_or(Err(WatchEnd::Closed))
     }
@@ -82,7 +82,7 @@ impl fmt::Debug for Watch {
     }
 }
 
-/// Bounded log of the newest batches of a store in this process.
+/// Bounded log of the most recent batches of a store in this process.
 #[derive(Debug)]
 pub struct History {
     log: Mutex<Log>,
@@ -99,15 +99,15 @@ enum Newest {
 struct Log {
     batches: VecDeque<Arc<Batch>>,
     bytes: usize,
-    /// Everything after this revision is in `batches`.
+    /// All later batches are in `batches`.
     since: Revision,
 }
 
-/// Enough for a watch to be hundreds of commits behind; what is older is read from the store.
+/// Enough for a watch to lag hundreds of commits behind; older changes are read from the store.
 const HISTORY_BYTES: usize = 4 * 1024 * 1024;
 
 impl History {
-    /// An empty log of a store that is at a revision.
+    /// Creates an empty log for a store at this revision.
     #[must_use]
     pub fn new(revision: Revision) -> Arc<Self> {
         let log = Log {
@@ -121,7 +121,7 @@ impl History {
         })
     }
 
-    /// Adds what was committed, in order.
+    /// Appends committed batches, in order.
     pub fn publish(&self, batches: impl IntoIterator<Item = Batch>) {
         let mut newest = None;
         {
@@ -140,7 +140,7 @@ impl History {
         }
     }
 
-    /// Forgets what was committed at or before a revision.
+    /// Discards all batches up to and including a revision.
     pub fn compact(&self, revision: Revision) {
         let mut log = self.log.lock();
         while log
@@ -157,7 +157,7 @@ impl History {
         self.newest.send_replace(Newest::Closed);
     }
 
-    /// Changes after a revision.
+    /// Watches the changes after a revision.
     #[must_use]
     pub fn watch(self: &Arc<Self>, after: Revision) -> Watch {
         let position = Some(Position {
@@ -174,7 +174,7 @@ impl History {
                     if let Some(batch) = position.pending.pop() {
                         return Some((Ok(batch), (log, Some(position))));
                     }
-                    // The history is not kept alive while waiting, so a closed store can end.
+                    // The history is not kept alive while waiting, so that a closed store can be dropped.
                     let newest = *position.newest.borrow_and_update();
                     let ended = match (newest, log.upgrade()) {
                         (Newest::At(_), Some(history)) => history.read(&mut position).err(),
@@ -213,13 +213,13 @@ impl History {
     }
 }
 
-/// Batches that a watch takes from the log at once.
+/// Maximum number of batches that a watch takes from the log at once.
 const READ_BATCHES: usize = 64;
 
 struct Position {
     newest: watch::Receiver<Newest>,
     after: Revision,
-    /// Read but not given yet, the next one last.
+    /// Batches that were read and not delivered yet, the next one last.
     pending: Vec<Arc<Batch>>,
 }
 

@@ -1,67 +1,67 @@
-//! Names of what is stored.
+//! Keys of stored values.
 //!
-//! Binary, so that node slots and event numbers sort as numbers and a uid takes 16 bytes. [`Key::parse`] tells them apart
-//! by their fixed lengths.
+//! Binary, so that node slots and event numbers sort numerically and a uid takes 16 bytes. [`Key::parse`] distinguishes
+//! them by their fixed lengths.
 
 use std::fmt;
 
 use uuid::Uuid;
 
-/// A key.
+/// An encoded key.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(Vec<u8>);
 
-/// What a key names.
+/// The meaning of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Name {
-    /// A replica that is alive (leased).
+    /// A live replica (leased).
     Replica(String),
-    /// What the user wants of a cluster.
+    /// Desired state of a cluster.
     Desired(Uuid),
     /// The owner's head of a cluster.
     Head(Uuid),
-    /// A node record.
+    /// A node record, by slot.
     Node(Uuid, u64),
-    /// An open provision request.
+    /// An open provision request, by id.
     Request(Uuid, String),
-    /// A record of an infrastructure resource or addon: kind and name.
+    /// A record of an infrastructure resource or addon, by kind and name.
     Resource(Uuid, String, String),
     /// The last epoch of a shard.
     Epoch(u8),
     /// The present owner of a shard (leased).
     Owner(u8),
-    /// The store itself.
+    /// Metadata of the store.
     Meta,
-    /// A cluster's name.
+    /// Uid of the cluster with this name.
     ClusterName(String),
-    /// A platform's registration.
+    /// A platform's registration, by name.
     Platform(String),
-    /// A secret.
+    /// A secret, by name.
     Secret(String),
-    /// User data of a cluster, by its SHA-256 (64 hexadecimal digits); of the nil uid the key of digests.
+    /// User data of a cluster, by its SHA-256 (64 hexadecimal digits). Under the nil uid, the key of digests.
     UserData(Uuid, String),
-    /// A spec that a cluster had, by its generation.
+    /// A former or present spec of a cluster, by its generation.
     Revision(Uuid, u64),
-    /// A deleted cluster.
+    /// Tombstone of a deleted cluster.
     Tombstone(Uuid),
-    /// A chunk of events from this number on.
+    /// A chunk of events, by the number of its first event.
     Events(Uuid, u64),
 }
 
 impl Key {
-    /// A key as a backend stored it.
+    /// Restores a key from the bytes that a backend stored.
     #[must_use]
     pub fn from_bytes(bytes: Vec<u8>) -> Self {
         Self(bytes)
     }
 
-    /// Its bytes.
+    /// The encoded key.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Its bytes, without a copy.
+    /// The encoded key, without a copy.
     #[must_use]
     pub fn into_bytes(self) -> Vec<u8> {
         self.0
@@ -80,13 +80,13 @@ impl Key {
         self.0.starts_with(LOG)
     }
 
-    /// Whether it exists only as long as a lease does.
+    /// Whether it exists only as long as a lease.
     #[must_use]
     pub fn is_leased(&self) -> bool {
         LEASED.iter().any(|kind| self.0.starts_with(kind))
     }
 
-    /// The first key after all that begin with this one; `None` when there is none.
+    /// The first key after all keys with this prefix. `None` if there is none.
     #[must_use]
     pub fn after_prefix(&self) -> Option<Self> {
         let mut bytes = self.0.clone();
@@ -100,7 +100,7 @@ impl Key {
         None
     }
 
-    /// What it names; `None` for a key that this version does not know.
+    /// Decodes the key. `None` if this version does not know it.
     #[must_use]
     pub fn parse(&self) -> Option<Name> {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).ok();
@@ -150,7 +150,7 @@ impl Key {
 
 const LOG: &[u8] = b"z/";
 
-/// Beginnings of the keys that have a lease: replicas and owners.
+/// Prefixes of leased keys: replicas and owners.
 pub const LEASED: [&[u8]; 2] = [b"a/", b"o/"];
 
 fn split_uid(bytes: &[u8]) -> Option<(Uuid, &[u8])> {
@@ -202,27 +202,27 @@ impl From<Name> for Key {
     }
 }
 
-/// Beginning of the keys of all clusters.
+/// Prefix of the keys of all clusters.
 pub(crate) fn clusters() -> Key {
     join(b"c/", &[])
 }
 
-/// Beginning of the keys of one cluster.
+/// Prefix of the keys of one cluster.
 pub(crate) fn cluster(uid: Uuid) -> Key {
     join(b"c/", &[uid.as_bytes(), b"/"])
 }
 
-/// Beginning of the keys of the user data of one cluster.
+/// Prefix of the user data of one cluster.
 pub(crate) fn user_data(uid: Uuid) -> Key {
     join(b"u/", &[uid.as_bytes(), b"/"])
 }
 
-/// Beginning of the keys of the specs that one cluster had.
+/// Prefix of the retained specs of one cluster.
 pub(crate) fn revisions(uid: Uuid) -> Key {
     join(b"v/", &[uid.as_bytes(), b"/"])
 }
 
-/// Beginning of the keys of all platforms, secrets, tombstones, owners or replicas.
+/// Prefix of all platforms, secrets, tombstones, owners or replicas.
 pub(crate) fn kind(letter: u8) -> Key {
     join(&[letter], &[b"/"])
 }
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn every_name_survives_its_key() {
-        // A uid full of separators shows that nothing is split at them.
+        // A uid that consists of separators shows that nothing is split at them.
         let uid = Uuid::from_bytes([b'/'; 16]);
         for name in [
             Name::Replica("r-1".into()),

@@ -1,7 +1,7 @@
-//! What the orchestrator keeps, and how that stays right.
+//! The durable state of the orchestrator, and its consistency.
 //!
-//! Two layers: a [`Backend`] is a small ordered key-value store (SQLite here, a memory one in `drover-testing`);
-//! [`Store`] knows clusters, nodes, events and ownership, and is written once over any backend.
+//! Two layers: a [`Backend`] is a small ordered key-value store (SQLite here, an in-memory one in `drover-testing`);
+//! [`Store`] adds clusters, nodes, events and ownership, and is implemented once over any backend.
 
 pub mod backend;
 pub mod digest;
@@ -22,7 +22,7 @@ pub use store::{
     MAX_USER_DATA, NodeRow, Owned, ResourceRow, SHARDS, Shards, Step, StepDone, Store, Summary,
     Update, UserData, Versioned, backup, import, restore, shard_of,
 };
-/// Says in words what the store measures, for `/metrics`. Call it once a recorder is installed.
+/// Registers the descriptions of the store's metrics for `/metrics`. Call it after installing a recorder.
 pub fn describe_metrics() {
     metrics::describe_histogram!(
         "drover_store_commit_duration_seconds",

@@ -1,9 +1,9 @@
-//! Encryption of what must not be read by whoever gets hold of the files: secrets and user data.
+//! Encryption of secrets and user data, which must not be readable for anyone who gets hold of the files.
 //!
-//! A sealed value is a version (1 byte), the id of its key (8 bytes), a random nonce (12 bytes) and the ciphertext of
-//! ChaCha20-Poly1305. Where it is stored is its associated data: a value that was moved elsewhere cannot be opened. What is
-//! written again and again, a secret, is bound to the number of its writing too, which is kept elsewhere: an old value that
-//! was put back cannot be opened either.
+//! A sealed value consists of a version (1 byte), the id of its key (8 bytes), a random nonce (12 bytes) and the
+//! ciphertext of ChaCha20-Poly1305. The place where it is stored is its associated data: a value that was moved
+//! elsewhere cannot be opened. A secret, which is written repeatedly, is also bound to its write number, which is
+//! stored elsewhere: a former value that was put back cannot be opened either.
 
 use std::{
     collections::BTreeSet,
@@ -29,25 +29,25 @@ use crate::keys::Key;
 
 /// Name of the setting, for messages.
 pub const SETTING: &str = "secrets.key_file";
-/// Bytes of a key.
+/// Length of a key in bytes.
 const KEY_BYTES: usize = 32;
-/// Form of what is bound to its place.
+/// Version of values that are bound to their place.
 const PLACED: u8 = 1;
-/// Form of what is bound to its place and to the number of its writing.
+/// Version of values that are bound to their place and their write number.
 const NUMBERED: u8 = 2;
-/// Bytes of the id of a key.
+/// Length of the id of a key in bytes.
 const ID_BYTES: usize = 8;
-/// Where the ciphertext begins.
+/// Offset of the ciphertext.
 const HEADER: usize = 1 + ID_BYTES + NONCE_LEN;
-/// Largest key file: a key a line, and comments.
+/// Maximum size of a key file, which has one key per line, and comments.
 const MAX_FILE: u64 = 64 * 1024;
-/// Bits of a file's mode that let others in. Its group may read it: that is how services are given files.
+/// Bits of a file's mode that give access to others. Its group may read it, because that is how services receive files.
 const TOO_OPEN: u32 = 0o027;
 
-/// Tells keys apart without telling what they are.
+/// Identifies a key without revealing it.
 pub(crate) type KeyId = [u8; ID_BYTES];
 
-/// The keys that secrets and user data are encrypted with: the first one encrypts, all of them decrypt. Shown nowhere.
+/// The keys of secrets and user data: the first one encrypts, all of them decrypt. Never shown.
 pub struct Keyring {
     keys: Vec<(KeyId, LessSafeKey)>,
     file: PathBuf,
@@ -65,11 +65,12 @@ impl fmt::Debug for Keyring {
 }
 
 impl Keyring {
-    /// Reads a key file: one key a line, 32 bytes in base64; empty lines and those that begin with `#` say nothing.
+    /// Reads a key file: one key per line, 32 bytes in base64; empty lines and lines that begin with `#` are ignored.
     ///
     /// # Errors
-    /// `Invalid` for `secrets.key_file`, with the file and what is wrong with it: it cannot be read, others may read it
-    /// or its group may write it, it has no key, a line is no key, a key stands there twice.
+    ///
+    /// `Invalid` for `secrets.key_file`, with the file and the cause: it cannot be read, others may read it or its
+    /// group may write it, it has no key, a line is not a key, or a key occurs twice.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let wrong = |why: String| Error::invalid(SETTING, format!("{}: {why}", path.display()));
@@ -98,10 +99,11 @@ impl Keyring {
         Self::parse(&text, path).map_err(wrong)
     }
 
-    /// The keys of a text, as in a key file; `file` is what messages call it.
+    /// Parses a text in the format of a key file; `file` is its name in messages.
     ///
     /// # Errors
-    /// What is wrong with it, with the line, and nothing of what it says.
+    ///
+    /// The cause, with its line, and without any of the content.
     pub fn parse(text: &str, file: impl AsRef<Path>) -> Result<Self, String> {
         let file = file.as_ref();
         let mut keys = Vec::new();
@@ -133,15 +135,16 @@ impl Keyring {
         })
     }
 
-    /// A new key, as a line of a key file.
+    /// Generates a key, as a line of a key file.
     ///
     /// # Errors
-    /// The system has no random numbers.
+    ///
+    /// The system provides no random numbers.
     pub fn generate() -> Result<String> {
         Ok(format!("{}\n", STANDARD.encode(new_key()?)))
     }
 
-    /// The file that it was read from.
+    /// The file that the keys were read from.
     #[must_use]
     pub fn file(&self) -> &Path {
         &self.file
@@ -152,12 +155,12 @@ impl Keyring {
         self.keys.first().map_or([0; ID_BYTES], |(id, _)| *id)
     }
 
-    /// Encrypts what is to be stored under a key of the store.
+    /// Encrypts a value for storage under a key of the store.
     pub(crate) fn seal(&self, at: &Key, plain: &[u8]) -> Result<Bytes> {
         self.encrypt(PLACED, at.as_bytes(), plain)
     }
 
-    /// The same for the writing of this number.
+    /// Like [`Self::seal`], bound to a write number.
     pub(crate) fn seal_numbered(&self, at: &Key, number: u64, plain: &[u8]) -> Result<Bytes> {
         self.encrypt(NUMBERED, &numbered(at, number), plain)
     }
@@ -186,12 +189,12 @@ impl Keyring {
         Ok(sealed.into())
     }
 
-    /// Decrypts what is stored under a key of the store.
+    /// Decrypts a value that is stored under a key of the store.
     pub(crate) fn open(&self, at: &Key, sealed: &[u8]) -> Result<Bytes> {
         self.decrypt(PLACED, at, at.as_bytes(), sealed)
     }
 
-    /// The same of the writing of this number.
+    /// Like [`Self::open`], bound to a write number.
     pub(crate) fn open_numbered(&self, at: &Key, number: u64, sealed: &[u8]) -> Result<Bytes> {
         self.decrypt(NUMBERED, at, &numbered(at, number), sealed)
     }
@@ -223,7 +226,7 @@ impl Keyring {
     }
 }
 
-/// Id of the key that something is sealed with. None: it is not sealed.
+/// Id of the key that a value is sealed with. `None` if it is not sealed.
 pub(crate) fn sealed_with(value: &[u8]) -> Option<KeyId> {
     if !matches!(value.first(), Some(&(PLACED | NUMBERED))) || value.len() < HEADER {
         return None;
@@ -231,7 +234,7 @@ pub(crate) fn sealed_with(value: &[u8]) -> Option<KeyId> {
     value[1..].first_chunk().copied()
 }
 
-/// The error of what is not what was stored there.
+/// The error for a value that is not the one that was stored there.
 pub(crate) fn changed(at: &Key) -> Error {
     Error::new(
         Reason::Precondition,
@@ -242,7 +245,7 @@ pub(crate) fn changed(at: &Key) -> Error {
 }
 
 fn numbered(at: &Key, number: u64) -> Vec<u8> {
-    // Of a fixed length behind what varies: no two places and numbers look the same.
+    // The number has a fixed length behind the variable part, so that no two places and numbers look the same.
     [&[NUMBERED], at.as_bytes(), &number.to_be_bytes()].concat()
 }
 
@@ -253,7 +256,6 @@ fn id_of(key: &[u8]) -> KeyId {
     id
 }
 
-/// Bytes of a new key.
 pub(crate) fn new_key() -> Result<[u8; KEY_BYTES]> {
     let mut key = [0; KEY_BYTES];
     random(&mut key)?;

@@ -1,5 +1,5 @@
-//! What is stored under the keys. The stored format and the wire contract change separately, so these messages are the
-//! store's own; what the orchestrator encodes itself is bytes here.
+//! Stored values. The stored format and the wire contract evolve separately, so these messages are the store's own;
+//! values that the orchestrator encodes itself are opaque bytes here.
 
 use std::fmt;
 
@@ -7,78 +7,78 @@ use bytes::Bytes;
 use prost::Message;
 use uuid::Uuid;
 
-/// What the user wants of a cluster.
+/// Desired state of a cluster.
 #[derive(Clone, PartialEq, Message)]
 #[prost(skip_debug)]
 pub struct Desired {
     /// Name, unique among the clusters that are not deleted. Never changes.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// Labels.
+    /// Labels set by the user.
     #[prost(btree_map = "string, string", tag = "2")]
     pub labels: std::collections::BTreeMap<String, String>,
-    /// The encoded spec, at most 128 KiB. Never shown: it may hold user data.
+    /// The encoded spec, at most 128 KiB. Never shown: it may contain user data.
     #[prost(bytes = "bytes", tag = "3")]
     pub spec: Bytes,
-    /// Counts the changes of the spec, from 1.
+    /// Generation of the spec, starting at 1.
     #[prost(uint64, tag = "4")]
     pub generation: u64,
-    /// Who wanted the present generation. Empty: not known.
+    /// Author of the present generation. Empty if not known.
     #[prost(string, tag = "5")]
     pub author: String,
-    /// When it was applied last, in ms since 1970.
+    /// Time of the last apply, in ms since 1970.
     #[prost(int64, tag = "6")]
     pub apply_time_ms: i64,
-    /// When it was made, in ms since 1970.
+    /// Creation time, in ms since 1970.
     #[prost(int64, tag = "7")]
     pub create_time_ms: i64,
-    /// Absent: not paused.
+    /// The present pause. Absent if not paused.
     #[prost(message, optional, tag = "8")]
     pub paused: Option<Pause>,
-    /// When its deletion was asked for, in ms since 1970. Absent: it was not.
+    /// When its deletion was requested, in ms since 1970. Absent if it was not.
     #[prost(int64, optional, tag = "9")]
     pub delete_time_ms: Option<i64>,
     /// Ids of nodes that the user wants replaced.
     #[prost(string, repeated, tag = "10")]
     pub marks: Vec<String>,
-    /// More of the user's state, each encoded by who knows the name.
+    /// Further state of the user by name, each in the encoding of the code that uses that name.
     #[prost(btree_map = "string, bytes", tag = "11")]
     pub extra: std::collections::BTreeMap<String, Vec<u8>>,
-    /// Who paused it, or ended that, last. Empty: not known.
+    /// Author of the last pause or of its end. Empty if not known.
     #[prost(string, tag = "12")]
     pub pause_author: String,
-    /// Those of `marks` that were named when a group was made smaller.
+    /// Those of `marks` that were named when a group was scaled down.
     #[prost(string, repeated, tag = "13")]
     pub scaled_away: Vec<String>,
 }
 
-/// The user stopped all changes.
+/// A pause of all changes by the user.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Pause {
-    /// Why, as the user said.
+    /// Reason given by the user.
     #[prost(string, tag = "1")]
     pub reason: String,
-    /// Since when, in ms since 1970.
+    /// When it began, in ms since 1970.
     #[prost(int64, tag = "2")]
     pub time_ms: i64,
 }
 
-/// A spec that a cluster had.
+/// A former or present spec of a cluster.
 #[derive(Clone, PartialEq, Message)]
 #[prost(skip_debug)]
 pub struct RevisionRow {
-    /// The encoded spec. Never shown: it may hold what its user keeps to himself.
+    /// The encoded spec. Never shown: it may contain private data of its user.
     #[prost(bytes = "bytes", tag = "1")]
     pub spec: Bytes,
     /// When it was applied, in ms since 1970.
     #[prost(int64, tag = "2")]
     pub apply_time_ms: i64,
-    /// Who wanted it. Empty: not known.
+    /// Author of the spec. Empty if not known.
     #[prost(string, tag = "3")]
     pub author: String,
 }
 
-/// What the owner of a cluster knows of it as a whole.
+/// The owner's state of a cluster as a whole.
 #[derive(Clone, PartialEq, Message)]
 #[prost(skip_debug)]
 pub struct Head {
@@ -86,31 +86,31 @@ pub struct Head {
     pub(crate) last_seq: u64,
     #[prost(uint64, tag = "2")]
     pub(crate) first_seq: u64,
-    /// The next slot; slots are never used again.
+    /// The next slot; slots are never reused.
     #[prost(uint64, tag = "3")]
     pub next_slot: u64,
-    /// Counter of the next provision request.
+    /// Sequence number of the next provision request.
     #[prost(uint64, tag = "4")]
     pub next_sequence: u64,
-    /// Generation that the last pass saw.
+    /// Observed generation: the one that the last pass saw.
     #[prost(uint64, tag = "5")]
     pub observed_generation: u64,
-    /// Conditions, back-offs and what else belongs to the whole cluster, encoded by the orchestrator.
+    /// Conditions, back-offs and other state of the whole cluster, encoded by the orchestrator.
     #[prost(bytes = "bytes", tag = "6")]
     pub state: Bytes,
-    /// Counters below the next one that no request has: in turns the first of a range, and the one after its last.
+    /// Lower sequence numbers that no request has: alternately the first number of a range and the one after its last.
     #[prost(uint64, repeated, tag = "7")]
     pub skipped: Vec<u64>,
 }
 
 impl Head {
-    /// Number of the newest event; 0 when there was none.
+    /// Number of the newest event, 0 if there was none.
     #[must_use]
     pub fn last_seq(&self) -> u64 {
         self.last_seq
     }
 
-    /// Number of the oldest event that is kept; 1 when none was trimmed.
+    /// Number of the oldest retained event, 1 if none was trimmed.
     #[must_use]
     pub fn first_seq(&self) -> u64 {
         self.first_seq.max(1)
@@ -121,27 +121,27 @@ impl Head {
 #[derive(Clone, PartialEq, Message)]
 #[prost(skip_debug)]
 pub struct PlatformRow {
-    /// Name.
+    /// Name under which it is registered.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// The encoded registration. Never shown: it may hold credentials.
+    /// The encoded registration. Never shown: it may contain credentials.
     #[prost(bytes = "bytes", tag = "2")]
     pub spec: Bytes,
-    /// Counts the changes of the registration, from 1.
+    /// Generation of the registration, starting at 1.
     #[prost(uint64, tag = "3")]
     pub generation: u64,
-    /// Uid of the backend behind it, once known.
+    /// Uid of its backend. Empty until known.
     #[prost(string, tag = "4")]
     pub uid: String,
-    /// When it was registered, in ms since 1970.
+    /// Registration time, in ms since 1970.
     #[prost(int64, tag = "5")]
     pub create_time_ms: i64,
-    /// More of it, encoded by the orchestrator.
+    /// Further state, encoded by the orchestrator.
     #[prost(bytes = "bytes", tag = "6")]
     pub state: Bytes,
 }
 
-/// A secret, encrypted.
+/// An encrypted secret.
 #[derive(Clone, PartialEq, Message)]
 #[prost(skip_debug)]
 pub(crate) struct SecretRow {
@@ -149,20 +149,20 @@ pub(crate) struct SecretRow {
     pub(crate) value: Bytes,
 }
 
-/// What is left of a deleted cluster.
+/// The tombstone of a deleted cluster.
 #[derive(Clone, PartialEq, Message)]
 #[prost(skip_debug)]
 pub struct Tombstone {
-    /// Name that it had.
+    /// Former name of the cluster.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// When it was finished, in ms since 1970.
+    /// When its deletion was finished, in ms since 1970.
     #[prost(int64, tag = "2")]
     pub delete_time_ms: i64,
-    /// Counter of the provision request that it would have made next.
+    /// Sequence number that its next provision request would have had.
     #[prost(uint64, tag = "3")]
     pub next_sequence: u64,
-    /// The platforms that it ever used, encoded by the orchestrator.
+    /// All platforms that it ever used, encoded by the orchestrator.
     #[prost(bytes = "bytes", tag = "4")]
     pub platforms: Bytes,
     #[prost(uint64, tag = "5")]
@@ -177,37 +177,37 @@ pub struct NewEvent {
     /// When it happened, in ms since 1970.
     #[prost(int64, tag = "1")]
     pub time_ms: i64,
-    /// `orchestrator.v1.EventSeverity`.
+    /// Severity, as in `orchestrator.v1.EventSeverity`.
     #[prost(int32, tag = "2")]
     pub severity: i32,
-    /// What happened, one word.
+    /// What happened, as a single word.
     #[prost(string, tag = "3")]
     pub reason: String,
     /// What happened, for people; at most 4 KiB, no secrets.
     #[prost(string, tag = "4")]
     pub message: String,
-    /// Path of the group.
+    /// Path of the group, if it concerns one.
     #[prost(string, optional, tag = "5")]
     pub group: Option<String>,
-    /// Node id.
+    /// Id of the node, if it concerns one.
     #[prost(string, optional, tag = "6")]
     pub node: Option<String>,
-    /// Name of the platform.
+    /// Name of the platform, if it concerns one.
     #[prost(string, optional, tag = "7")]
     pub platform: Option<String>,
-    /// Step of the plan that did it.
+    /// Step of the plan that caused it, if known.
     #[prost(string, optional, tag = "8")]
     pub step: Option<String>,
-    /// Trace in which it happened.
+    /// Id of the trace in which it happened, if known.
     #[prost(string, optional, tag = "9")]
     pub trace_id: Option<String>,
-    /// How often it happened.
+    /// Number of occurrences.
     #[prost(uint32, tag = "10")]
     pub count: u32,
-    /// Events of one lasting state share a number; 0: it stands alone.
+    /// Number shared by the events of one lasting state. 0 if it stands alone.
     #[prost(uint64, tag = "11")]
     pub series: u64,
-    /// Who asked for it. Empty: nobody did, or it is not known.
+    /// Author of the request that caused it. Empty if there is none, or if not known.
     #[prost(string, tag = "12")]
     pub author: String,
 }
@@ -215,9 +215,9 @@ pub struct NewEvent {
 /// A stored event.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EventRow {
-    /// Number in the cluster's log, from 1, without gaps.
+    /// Number in the cluster's log, starting at 1, without gaps.
     pub seq: u64,
-    /// What happened.
+    /// Content of the event.
     pub event: NewEvent,
 }
 
@@ -227,38 +227,38 @@ pub(crate) struct Chunk {
     pub(crate) events: Vec<NewEvent>,
 }
 
-/// The store itself.
+/// Metadata of the store.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Meta {
     #[prost(bytes = "bytes", tag = "1")]
     pub(crate) id: Bytes,
     #[prost(uint32, tag = "2")]
     pub(crate) format: u32,
-    /// Counts the restores, from 1.
+    /// Starts at 1 and increases with each restore.
     #[prost(uint64, tag = "3")]
     pub(crate) incarnation: u64,
-    /// Nobody has confirmed yet that the restored state may be acted upon.
+    /// Whether a person has still to confirm that the restored state may be acted upon.
     #[prost(bool, tag = "4")]
     pub(crate) held: bool,
-    /// Secrets and user data may be encrypted.
+    /// Whether secrets and user data may be encrypted.
     #[prost(bool, tag = "5")]
     pub(crate) sealed: bool,
-    /// Id of the key that all of them are encrypted with. Empty: not all by the same one.
+    /// Id of the key that all of them are encrypted with. Empty if they do not all have the same one.
     #[prost(bytes = "bytes", tag = "6")]
     pub(crate) sealed_with: Bytes,
-    /// The numbers of the last writings of all secrets ([`SecretNumbers`]), encrypted: a secret that was put back is not the
-    /// one of its number.
+    /// The write numbers of all secrets ([`SecretNumbers`]), encrypted: a former value of a secret that was put back
+    /// does not match its number.
     #[prost(bytes = "bytes", tag = "7")]
     pub(crate) secrets: Bytes,
 }
 
-/// Numbers of the writings of secrets.
+/// Write numbers of secrets.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct SecretNumbers {
-    /// The last one that was given out.
+    /// The last number that was assigned.
     #[prost(uint64, tag = "1")]
     pub(crate) last: u64,
-    /// That of each secret, by its name.
+    /// Number of the last write of each secret, by name.
     #[prost(btree_map = "string, uint64", tag = "2")]
     pub(crate) of: std::collections::BTreeMap<String, u64>,
 }
@@ -285,8 +285,8 @@ pub(crate) struct Replica {
     pub(crate) writes: u32,
 }
 
-/// The id of the transaction that wrote a value, by which a lost answer is resolved. It is appended to the message under a
-/// tag that no message here uses.
+/// Id of the transaction that wrote a value, by which a lost response is resolved. It is appended to the message under
+/// a tag that no message here uses.
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Mark {
@@ -294,7 +294,7 @@ pub(crate) struct Mark {
     pub(crate) last_txn: Bytes,
 }
 
-/// Encodes a value with the id of its transaction.
+/// Encodes a value together with the id of its transaction.
 pub(crate) fn marked(value: &impl Message, txn: &Bytes) -> Bytes {
     let mark = Mark {
         last_txn: txn.clone(),

@@ -1,4 +1,4 @@
-//! Authorities and certificates of tests.
+//! Certificate authorities and certificates for tests.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -18,10 +18,10 @@ use rcgen::{
 };
 use tempfile::TempDir;
 
-/// Time before and after now.
+/// One day in seconds.
 pub const DAY: i64 = 24 * 60 * 60;
 
-/// An authority with a directory for what it makes.
+/// An authority, with a directory for its files.
 pub struct Authority {
     pub directory: TempDir,
     issuer: Issuer<'static, KeyPair>,
@@ -36,14 +36,14 @@ pub struct Pair {
     pub serial: u64,
 }
 
-/// What a certificate says.
+/// Contents of a certificate.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub file: &'static str,
     pub common_name: Option<&'static str>,
     pub uris: Vec<&'static str>,
     pub names: Vec<&'static str>,
-    /// Seconds from now.
+    /// Validity, in seconds from now.
     pub valid: (i64, i64),
 }
 
@@ -103,7 +103,7 @@ impl Authority {
         self.directory.path().join(name)
     }
 
-    /// Certificate and key, PEM.
+    /// Creates a certificate and its key, as PEM.
     pub fn make(&self, wanted: &Wanted) -> (String, String) {
         self.numbered(wanted, next_serial())
     }
@@ -149,7 +149,7 @@ impl Authority {
         pair
     }
 
-    /// A list of revoked certificates, PEM, that ends so many seconds from now.
+    /// Creates a list of revoked certificates, as PEM, which expires `end` seconds from now.
     pub fn revoke(&self, revoked: &[&Pair], end: i64) -> String {
         let revoked = revoked.iter().map(|pair| RevokedCertParams {
             serial_number: SerialNumber::from(pair.serial),
@@ -172,13 +172,13 @@ impl Authority {
         self.write(&Wanted::server("server"))
     }
 
-    /// The certificate of a role and a name of ours.
+    /// Creates a client certificate with a role and a name of ours.
     pub fn client(&self, file: &'static str, uri: &'static str) -> Pair {
         self.write(&Wanted::client(file, uri))
     }
 }
 
-/// Puts a file in place at once, as those do who replace certificates.
+/// Replaces a file atomically, like tools that rotate certificates.
 pub fn replace(path: &Path, text: &str) {
     let new = path.with_extension("new");
     std::fs::write(&new, text).unwrap();

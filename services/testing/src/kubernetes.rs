@@ -1,10 +1,10 @@
-//! What tests on Kubernetes stand on: a real API server, a proxy in front of it that fails on demand, and raw access to
-//! both. Built with the feature `kubernetes`.
+//! Kubernetes for tests: a real API server, a proxy in front of it that fails on demand, and raw access to both. Built
+//! with the feature `kubernetes`.
 //!
 //! ```text
-//! let rig = Rig::shared(Options::kwok(3));        // once a run of nextest, or once a process
-//! let namespace = rig.namespace().await;          // one of its own for each test
-//! let proxy = FaultProxy::start(rig).await;       // plain HTTP towards us, proxy.kubeconfig() is its kubeconfig
+//! let rig = Rig::shared(Options::kwok(3));        // once per run of nextest, or per process
+//! let namespace = rig.namespace().await;          // one per test
+//! let proxy = FaultProxy::start(rig).await;       // plain HTTP for the client; see proxy.kubeconfig()
 //! proxy.fail(On::call("create", "pods").nth(2), Fault::LoseAnswer);
 //! ```
 #![allow(

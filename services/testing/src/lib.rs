@@ -1,4 +1,4 @@
-//! drover-testing
+//! Conformance suites, fault injection and fixtures for the tests of other crates; a dev-dependency only.
 #[cfg(feature = "certs")]
 pub mod certs;
 #[cfg(feature = "kubernetes")]

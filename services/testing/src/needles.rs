@@ -1,4 +1,4 @@
-//! Texts that may be nowhere, in whatever encoding, and where they are found.
+//! Searches for texts that must not appear anywhere, in any encoding.
 #![allow(clippy::unwrap_used, reason = "what is written to a text cannot fail")]
 
 use std::{
@@ -8,16 +8,16 @@ use std::{
 
 use base64::{Engine, alphabet, engine::GeneralPurpose, engine::general_purpose::NO_PAD};
 
-/// Bytes of a text by which a place is found at first.
+/// Number of bytes by which a match is first looked up.
 const HEAD: usize = 8;
-/// Bits of the filter before the table.
+/// Number of bits of the filter before the table.
 const FILTER: usize = 1 << 20;
 
-/// Every part of some texts, of 8 characters or what they are in an encoding.
+/// All parts of some texts, 8 characters long or their equivalent in an encoding.
 #[derive(Default)]
 pub struct Needles {
     parts: HashMap<u64, Vec<Part>>,
-    /// A bit for each head that there may be.
+    /// One bit per possible head.
     filter: Vec<u64>,
 }
 
@@ -43,9 +43,10 @@ fn bit(head: u64) -> usize {
 }
 
 impl Needles {
-    /// Looks for a content from now on.
+    /// Adds a content to search for.
     ///
     /// # Panics
+    ///
     /// Never for contents of 16 bytes and more.
     pub fn add(&mut self, name: &str, content: &[u8]) {
         self.filter.resize(FILTER / 64, 0);
@@ -61,7 +62,7 @@ impl Needles {
         }
     }
 
-    /// What is found, with what is around it.
+    /// The first match, with its context.
     #[must_use]
     pub fn find(&self, bytes: &[u8]) -> Option<String> {
         if self.parts.is_empty() {
@@ -83,7 +84,7 @@ impl Needles {
     }
 }
 
-/// A content in every encoding, and how many characters of each are as telling as 8 bytes.
+/// A content in every encoding, each with the number of characters that is as significant as 8 bytes.
 fn encodings(content: &[u8]) -> Vec<(&'static str, String, usize)> {
     let text = String::from_utf8_lossy(content).into_owned();
     let json = serde_json::to_string(&text).unwrap();
@@ -104,7 +105,7 @@ fn encodings(content: &[u8]) -> Vec<(&'static str, String, usize)> {
         let engine = GeneralPurpose::new(alphabet, NO_PAD);
         for skipped in 0..3 {
             let mut text = engine.encode(&content[skipped..]);
-            // The last digits depend on what follows.
+            // The last digits depend on the following bytes.
             text.truncate(text.len() / 4 * 4);
             all.push(("base64", text, 11));
         }
@@ -117,7 +118,7 @@ fn hex(content: &[u8], between: &str, one: impl Fn(u8) -> String) -> String {
     all.join(between)
 }
 
-/// With the escapes of a URL, of digits like these.
+/// URL escapes, with capital or small hexadecimal digits.
 fn escaped(content: &[u8], capital: bool) -> String {
     content.iter().fold(String::new(), |mut text, byte| {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(byte) {
@@ -131,7 +132,7 @@ fn escaped(content: &[u8], capital: bool) -> String {
     })
 }
 
-/// As JSON that is nothing but ASCII.
+/// JSON in pure ASCII.
 fn ascii(text: &str) -> String {
     text.chars().fold(String::new(), |mut text, c| {
         match c {

@@ -1,7 +1,7 @@
 //! The conformance suite of platforms: every promise of `drover.platform.v1`, checked from outside.
 //!
-//! It talks to a platform through its generated clients only, so the same suite runs against a server in the same
-//! process, one on the network, and one in another language:
+//! It uses only the generated clients of a platform, so the same suite runs against a server in the same process, one
+//! on the network, and one in another language:
 //!
 //! ```no_run
 //! # async fn run(routes: tonic::service::Routes) {
@@ -44,42 +44,42 @@ use drover_proto::platform::v1::InfrastructureSpec;
 use futures::{FutureExt, future::BoxFuture};
 use prost_types::Struct;
 
-/// Makes something at the backend itself, behind the platform's back.
+/// Changes the backend itself, without the platform's knowledge.
 pub type Hook<T> = Arc<dyn Fn() -> BoxFuture<'static, T> + Send + Sync>;
 
-/// The platform under test, and what a valid group looks like there.
+/// The platform under test, with the settings of a valid group.
 #[derive(Clone)]
 pub struct Subject {
-    /// A way to the platform.
+    /// Opens a channel to the platform.
     pub connect: Arc<dyn Fn() -> Channel + Send + Sync>,
-    /// Store software of a valid cluster. Empty (default): none, the catalogue's default entry.
+    /// Store software of a valid cluster. Empty (default) for the catalogue's default entry.
     pub store: String,
-    /// Version of it.
+    /// Version of the store software.
     pub version: String,
-    /// Node class. Empty (default): the platform's default.
+    /// Node class. Empty (default) for the platform's default.
     pub node_class: String,
-    /// Valid properties. `None` (default): none.
+    /// Valid properties. `None` (default) for no properties.
     pub properties: Option<Struct>,
-    /// A store for which the catalogue has no template. `None` (default): there is no such.
+    /// A store for which the catalogue has no template. `None` (default) if there is none.
     pub unknown_store: Option<String>,
-    /// How long anything may take: a node to run, a node to be gone, a change to be seen. Default 10 s.
+    /// Timeout for everything: for a node to run or to be gone, and for a change to be visible. Default 10 s.
     pub patience: Duration,
-    /// Whether the platform's own readiness of a valid node becomes true. Default true.
+    /// Whether valid nodes become ready according to the platform. Default true.
     pub becomes_ready: bool,
-    /// A command that ends with 0 in a node. Default `true`.
+    /// A command that exits with 0 inside a node. Default `true`.
     pub command: Vec<String>,
-    /// Makes a node that no orchestrator asked for and answers its cluster id (or nothing) and node id. `None` (default):
-    /// that cannot be done here.
+    /// Creates a node that no orchestrator requested, and returns its cluster id (or nothing) and node id. `None`
+    /// (default) if that is not possible.
     pub make_foreign: Option<Hook<(String, String)>>,
-    /// Whether a node can be adopted into a cluster of another id. Default true. If not, that is refused with
-    /// `Precondition`.
+    /// Whether a node can be adopted into a cluster with another id. Default true. If not, such an adoption must be
+    /// refused with `Precondition`.
     pub moves: bool,
-    /// Starts the server again over the same backend. `connect` leads to the new one afterwards. `None` (default): that
-    /// cannot be done here.
+    /// Restarts the server over the same backend; `connect` leads to the new one afterwards. `None` (default) if that
+    /// is not possible.
     pub restart: Option<Hook<()>>,
-    /// Infrastructure that can be made and is ready within `patience`. `None` (default): none is made.
+    /// Infrastructure that becomes ready within `patience`. `None` (default) to create none.
     pub infrastructure: Option<InfrastructureSpec>,
-    /// Rounds of random requests. Default 300.
+    /// Number of random requests. Default 300.
     pub fuzz_rounds: usize,
 }
 
@@ -93,7 +93,7 @@ impl fmt::Debug for Subject {
 }
 
 impl Subject {
-    /// A platform whose default template makes a valid node.
+    /// A platform whose default template creates a valid node.
     pub fn new(connect: impl Fn() -> Channel + Send + Sync + 'static) -> Self {
         Self {
             connect: Arc::new(connect),
@@ -118,7 +118,7 @@ type Check = for<'a> fn(&'a Subject) -> BoxFuture<'a, ()>;
 
 macro_rules! checks {
     ($($module:ident::$name:ident,)*) => {
-        /// Every check with its name.
+        /// All checks with their names.
         const CHECKS: &[(&str, Check)] = &[$((stringify!($name), |subject| Box::pin($module::$name(subject)))),*];
     };
 }
@@ -181,14 +181,15 @@ checks! {
     restart::nodes_and_fingerprints_outlive_a_restart,
 }
 
-/// Runs every check and names all that fail.
+/// Runs all checks, and names those that fail.
 ///
 /// # Panics
+///
 /// If any check fails.
 pub async fn conformance(subject: &Subject) {
     let mut failed = Vec::new();
     for (name, check) in CHECKS {
-        // Every wait inside has its own limit; this one is for those that were forgotten.
+        // Every wait inside has its own timeout; this one is for those that were forgotten.
         let limit = subject.patience * 20;
         let outcome =
             tokio::time::timeout(limit, AssertUnwindSafe(check(subject)).catch_unwind()).await;

@@ -1,4 +1,4 @@
-//! The processes of this machine, as tests see them.
+//! The processes of this machine, as seen by tests.
 #![allow(clippy::unwrap_used, reason = "a test that cannot read /proc fails")]
 
 use std::{
@@ -9,7 +9,8 @@ use std::{
     process::Command,
 };
 
-/// A program of ours, without the settings and the seed of whoever runs the tests: it refuses what it does not know.
+/// A program of ours without the settings and the seed in the environment of the test, because it refuses variables
+/// that it does not know.
 pub fn program(path: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(path);
     for (name, _) in std::env::vars_os() {
@@ -20,8 +21,8 @@ pub fn program(path: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Living processes (no zombies) that belong to a state directory, with their node id. Told by their environment, or by
-/// their directory where they have overwritten that (redis); then without an id.
+/// Running processes (no zombies) that belong to a state directory, with their node ids. They are identified by their
+/// environment, or by their directory if they have overwritten that (redis); then without an id.
 #[must_use]
 pub fn processes_of(state: &Path) -> BTreeMap<u32, String> {
     let mut found = BTreeMap::new();
@@ -53,7 +54,7 @@ pub fn processes_of(state: &Path) -> BTreeMap<u32, String> {
     found
 }
 
-/// Whether there is a process that is no zombie.
+/// Whether a process exists and is not a zombie.
 #[must_use]
 pub fn lives(pid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {

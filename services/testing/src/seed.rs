@@ -1,4 +1,4 @@
-//! Random input that can be had again.
+//! Reproducible random input.
 
 #![allow(
     clippy::panic,
@@ -16,10 +16,11 @@ fn given() -> Option<u64> {
     Some(seed.unwrap_or_else(|_| panic!("{VARIABLE}: expected a whole number, not {text:?}")))
 }
 
-/// The seed of a test: `DROVER_SEED`, or another one each time. It is printed.
+/// The seed of a test: `DROVER_SEED`, or a new one each time. It is printed.
 ///
 /// # Panics
-/// If the variable holds no number.
+///
+/// If the variable is not a number.
 #[must_use]
 pub fn seed() -> u64 {
     let seed = given().unwrap_or_else(|| fastrand::u64(..));
@@ -27,10 +28,11 @@ pub fn seed() -> u64 {
     seed
 }
 
-/// Seeds of a test that has the same each time: so many from `DROVER_SEED` on, or from 0.
+/// Seeds of a test that uses the same ones each time: `count` from `DROVER_SEED` on, or from 0.
 ///
 /// # Panics
-/// If the variable holds no number.
+///
+/// If the variable is not a number.
 #[must_use]
 pub fn seeds(count: u64) -> Range<u64> {
     let first = given().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Stores for tests: one in memory, one that fails on demand, and the suite that every backend passes.
+//! Stores for tests: an in-memory one, one that fails on demand, and the conformance suite of all backends.
 
 pub mod conformance;
 mod fault;

@@ -1,4 +1,4 @@
-//! Waiting for what a test expects: for a condition, never for a time.
+//! Waiting for conditions in tests, never for a fixed time.
 #![allow(
     clippy::panic,
     reason = "a test whose condition never holds fails with its name"
@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-/// How long anything may take on a machine that does a lot besides.
+/// Timeout that is sufficient even on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(180);
-/// Time between two looks, at first and after a while.
+/// Poll interval, at first and later.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(3), Duration::from_millis(20));
-/// From here on it is said what is waited for, so that the log of a test that is ended ends with it.
+/// Waits that take longer are reported, so that the log of a test that is killed ends with what it waited for.
 const LONG: Duration = Duration::from_secs(5);
 
-/// One wait.
+/// A wait for one condition.
 #[derive(Debug)]
 pub struct Wait<'a> {
     what: &'a str,
@@ -26,7 +26,7 @@ pub struct Wait<'a> {
 }
 
 impl<'a> Wait<'a> {
-    /// A wait for what these words say, from now on.
+    /// Starts a wait for the condition that `what` describes.
     #[must_use]
     pub fn new(what: &'a str, patience: Duration) -> Self {
         Self {
@@ -38,7 +38,7 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Waits a moment. Answers whether to go on.
+    /// Waits for a moment. Returns whether to continue.
     pub async fn goes_on(&mut self) -> bool {
         let waited = self.began.elapsed();
         if waited > LONG && !self.said {
@@ -53,16 +53,18 @@ impl<'a> Wait<'a> {
     /// Fails the test.
     ///
     /// # Panics
+    ///
     /// Always.
     pub fn fail(&self) -> ! {
         panic!("not within {:?}: {}", self.patience, self.what)
     }
 }
 
-/// Waits until there is an answer.
+/// Waits until the condition returns a value.
 ///
 /// # Panics
-/// If there is none within [`PATIENCE`], with what was waited for.
+///
+/// If it returns none within [`PATIENCE`], with its description.
 pub async fn until<T>(what: &str, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
     let mut wait = Wait::new(what, PATIENCE);
     loop {
@@ -78,7 +80,8 @@ pub async fn until<T>(what: &str, mut condition: impl AsyncFnMut() -> Option<T>)
 /// Waits until a condition holds.
 ///
 /// # Panics
-/// If it does not within [`PATIENCE`], with its name.
+///
+/// If it does not within [`PATIENCE`], with its description.
 pub async fn holds(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     until(what, async || condition().await.then_some(())).await;
 }

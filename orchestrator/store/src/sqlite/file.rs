@@ -1,4 +1,4 @@
-//! The files: whose they are, which format, and whether they are whole. Nothing here changes a file that is not ours.
+//! The database files: owner, format and integrity. Nothing here changes a file that is not ours.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -9,17 +9,17 @@ use std::{
 use drover_core::{Error, Reason, Result};
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 
-/// Name of the database in its directory.
+/// File name of the database in its directory.
 pub const DATABASE: &str = "drover.db";
 const LOCK: &str = "drover.lock";
 
-/// "drov": tells our databases from those of other programs.
+/// "drov": distinguishes our databases from those of other programs.
 const APPLICATION_ID: i32 = 0x6472_6f76;
 
-/// A format and the way to it from the one before: `steps[i]` leads from version `i` to `i + 1`.
+/// A format with its migrations: `steps[i]` leads from version `i` to `i + 1`.
 #[derive(Debug)]
 pub struct Format {
-    /// Number of the format.
+    /// Version of the format.
     pub version: usize,
     steps: &'static [Step],
 }
@@ -55,7 +55,7 @@ fn io_error(what: &str, path: &Path, error: &io::Error) -> Error {
     Error::unavailable(format!("cannot {what} {}: {error}", path.display()))
 }
 
-/// Makes the directory and takes its lock, which lasts as long as the file is open.
+/// Creates the directory and takes its lock, which lasts as long as the file is open.
 pub(super) fn lock(directory: &Path) -> Result<File> {
     make_directory(directory).map_err(|e| io_error("make", directory, &e))?;
     refuse_shared(directory)?;
@@ -83,7 +83,7 @@ pub(super) fn lock(directory: &Path) -> Result<File> {
         }
         Err(TryLockError::Error(e)) => return Err(io_error("lock", &path, &e)),
     }
-    // Only for the message above, so it need not be synced.
+    // Only for the message above, so it does not have to be synced.
     lock.set_len(0)
         .and_then(|()| lock.write_all(std::process::id().to_string().as_bytes()))
         .map_err(|e| io_error("write", &path, &e))?;
@@ -96,14 +96,15 @@ fn make_directory(directory: &Path) -> io::Result<()> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::DirBuilderExt;
-        // Specs and secrets are in it.
+        // It contains specs and secrets.
         builder.mode(0o700);
     }
     builder.create(directory)
 }
 
-/// A directory that was there before may be for others, too. Who can write to it can put another database into its place;
-/// who can read it learns little, because files in it are their owner's alone, and a group may be meant to.
+/// A directory that existed before may be accessible to others. A user who can write to it can replace the database;
+/// one who can only read it learns little, because its files are private to their owner, and access by a group may be
+/// intended.
 #[cfg(unix)]
 fn refuse_shared(directory: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
@@ -133,8 +134,8 @@ fn refuse_shared(_: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes an empty file for its owner alone, whatever the umask is. SQLite fills it, and gives what it makes beside it the
-/// same mode.
+/// Creates an empty file that is private to its owner, regardless of the umask. SQLite fills it, and gives the files
+/// that it creates beside it the same mode.
 fn make_private(path: &Path) -> Result<()> {
     let failed = |e: io::Error| io_error("make", path, &e);
     let mut options = OpenOptions::new();
@@ -151,7 +152,7 @@ fn make_private(path: &Path) -> Result<()> {
     options.open(path).map(drop).map_err(failed)
 }
 
-/// File systems whose shared memory does not span the machines that mount them, which the write-ahead log needs.
+/// File systems whose shared memory does not span the machines that mount them, as the write-ahead log requires.
 const NETWORK: &[&str] = &[
     "nfs",
     "nfs4",
@@ -174,7 +175,7 @@ const NETWORK: &[&str] = &[
 ];
 
 fn refuse_network(directory: &Path) -> Result<()> {
-    // Only Linux has this list; elsewhere nothing is known and nothing refused.
+    // Only Linux has this list; elsewhere nothing is known, and nothing is refused.
     let Ok(mounts) = fs::read_to_string("/proc/self/mountinfo") else {
         return Ok(());
     };
@@ -190,7 +191,7 @@ fn refuse_network(directory: &Path) -> Result<()> {
     }
 }
 
-/// Kind of the file system that holds a path, from the text of `/proc/self/mountinfo`.
+/// Type of the file system that contains a path, from the text of `/proc/self/mountinfo`.
 fn file_system<'a>(mounts: &'a str, path: &Path) -> Option<&'a str> {
     let mount = |line: &'a str| {
         let (mount, source) = line.split_once(" - ")?;
@@ -198,7 +199,7 @@ fn file_system<'a>(mounts: &'a str, path: &Path) -> Option<&'a str> {
         path.starts_with(&point)
             .then_some((point.components().count(), source.split(' ').next()?))
     };
-    // A later mount on the same point covers the earlier one; `max_by_key` answers the last of equals.
+    // A later mount on the same point covers the earlier one; `max_by_key` returns the last of equal ones.
     mounts
         .lines()
         .filter_map(mount)
@@ -206,7 +207,7 @@ fn file_system<'a>(mounts: &'a str, path: &Path) -> Option<&'a str> {
         .map(|(_, kind)| kind)
 }
 
-/// mountinfo writes blanks and backslashes as three octal digits.
+/// mountinfo escapes whitespace and backslashes as three octal digits.
 fn unescape(text: &str) -> String {
     text.replace("\\040", " ")
         .replace("\\011", "\t")
@@ -214,7 +215,7 @@ fn unescape(text: &str) -> String {
         .replace("\\134", "\\")
 }
 
-/// Makes the database, or checks the one that is there and brings it to our format.
+/// Creates the database, or checks the existing one and migrates it to our format.
 pub(super) fn prepare(directory: &Path, format: &Format) -> Result<PathBuf> {
     let path = directory.join(DATABASE);
     match inspect(&path, format, false)? {
@@ -228,7 +229,7 @@ pub(super) fn prepare(directory: &Path, format: &Format) -> Result<PathBuf> {
 const HEADER: u64 = 100;
 const MAGIC: &[u8] = b"SQLite format 3\0";
 
-/// The version of a database; `None` when there is none. Refuses what is foreign, newer or damaged.
+/// Returns the version of a database, or `None` if it does not exist. Refuses one that is foreign, newer or damaged.
 fn inspect(path: &Path, format: &Format, thorough: bool) -> Result<Option<usize>> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -264,7 +265,7 @@ fn inspect(path: &Path, format: &Format, thorough: bool) -> Result<Option<usize>
         return Err(foreign());
     }
 
-    // A database that was closed has no log left beside it.
+    // A database that was closed properly has no log beside it.
     let unclean = fs::metadata(log_of(path)).is_ok_and(|log| log.len() > 0);
     let reading = open_to_look(path, unclean).map_err(|e| damaged(&e))?;
     let version: i64 = reading
@@ -302,7 +303,7 @@ fn inspect(path: &Path, format: &Format, thorough: bool) -> Result<Option<usize>
     Ok(Some(version))
 }
 
-/// Opens a database without changing it or making files beside it; with a log there must be an index of that.
+/// Opens a database without changing it or creating files beside it, except for the index that a log requires.
 fn open_to_look(path: &Path, has_log: bool) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     if has_log {
@@ -332,7 +333,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Makes an empty database beside its place and moves it there, so that a half-made one is never found.
+/// Creates an empty database beside its place and moves it there, so that a partial one is never found.
 fn create(path: &Path, format: &Format) -> Result<()> {
     let new = with_suffix(path, ".new");
     remove_if_there(&new)?;
@@ -382,10 +383,10 @@ fn put_in_place(new: &Path, path: &Path) -> Result<()> {
     }
 }
 
-/// Copies an older database to `<name>.v<version>`, then brings it to our format in one transaction.
+/// Copies an older database to `<name>.v<version>`, then migrates it to our format in one transaction.
 fn migrate(path: &Path, from: usize, format: &Format) -> Result<()> {
     let kept = with_suffix(path, &format!(".v{from}"));
-    // An earlier try may have left a copy; the database is unchanged since, so it is made again.
+    // An earlier attempt may have left a copy; the database is unchanged since, so the copy is made again.
     remove_if_there(&kept)?;
     backup(path, &kept)?;
     let migrated = (|| {
@@ -445,7 +446,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     let copied = Connection::open_with_flags(from, OpenFlags::SQLITE_OPEN_READ_ONLY)
         .and_then(|source| source.execute("VACUUM INTO ?1", [name]));
     copied.map(drop).map_err(|e| {
-        // What was written so far is of no use; the first error says more than a second one.
+        // The partial copy is useless; the first error is more informative than a second one.
         let _ = fs::remove_file(to);
         match e.sqlite_error_code() {
             Some(rusqlite::ErrorCode::DiskFull) => Error::new(
@@ -457,7 +458,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     })
 }
 
-/// Copies the database of a directory, whether somebody works on it or not.
+/// Copies the database of a directory, whether or not it is in use.
 pub(crate) async fn copy_directory(directory: &Path, to: &Path) -> Result<()> {
     let (path, to) = (directory.join(DATABASE), to.to_owned());
     let copied = tokio::task::spawn_blocking(move || {
@@ -471,11 +472,11 @@ pub(crate) async fn copy_directory(directory: &Path, to: &Path) -> Result<()> {
         .map_err(|e| Error::internal(format!("the backup was cut off: {e}")))?
 }
 
-/// Directory inside the data directory where a backup becomes a store before it is put in place.
+/// Directory inside the data directory in which a backup becomes a store before it is put in place.
 const UNPACKED: &str = "restore.new";
 
-/// Makes a store from a backup in three steps: unpack it aside, let `mark` change it there, put it in place. The data
-/// directory must have no database yet.
+/// Creates a store from a backup in three steps: unpack it aside, let `mark` change it there, put it in place. The data
+/// directory must not contain a database yet.
 pub(crate) async fn unpack_backup<F>(
     from: &Path,
     directory: &Path,
@@ -602,7 +603,7 @@ mod tests {
         let to = directory.path().join("backup.db");
         backup(&path, &to).unwrap();
         assert_eq!(mode(&to), 0o600);
-        // One that others may read, as older versions made it: its copy is for the owner all the same.
+        // A database that others may read, as older versions created it: its copy is private nevertheless.
         let old = tempfile::tempdir().unwrap();
         let path = older(old.path());
         prepare(

@@ -1,4 +1,4 @@
-//! One process, one directory: SQLite with a writer thread that commits in groups and two readers.
+//! SQLite in one directory for one process, with a writer thread that does group commit, and two readers.
 
 mod file;
 mod queue;
@@ -35,17 +35,17 @@ use crate::{
 pub use self::file::{DATABASE, FORMAT};
 pub(crate) use self::file::{copy_directory, unpack_backup};
 
-/// What happens when a sync failed, so that nobody knows any more what is on the disk.
+/// Called when a sync has failed, so that the contents of the disk are not known any more.
 pub type SyncFailure = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// How to open a directory.
+/// Options for opening a directory.
 #[derive(Clone, Default)]
 pub struct Options {
-    /// Largest size of the database in bytes; beyond it the store is full. `None`: the disk's.
+    /// Maximum size of the database in bytes, beyond which the store is full. `None` for the size of the disk.
     pub max_bytes: Option<u64>,
-    /// What to do after a failed sync instead of ending the process. The store refuses all writes afterwards.
+    /// Called after a failed sync instead of aborting the process. The store rejects all writes afterwards.
     pub on_failed_sync: Option<SyncFailure>,
-    /// Called before each commit; an answer is taken for the error of that commit.
+    /// Called before each commit; a returned error counts as the failure of that commit.
     #[doc(hidden)]
     pub commit_fault: Option<CommitFault>,
 }
@@ -61,7 +61,8 @@ impl fmt::Debug for Options {
     }
 }
 
-/// The store in a directory of this machine. Dropping it commits what waits, then closes the database; both block.
+/// The store in a directory of this machine. Dropping it commits pending transactions, then closes the database; both
+/// block.
 pub struct SqliteBackend {
     directory: PathBuf,
     queue: Arc<Queue>,
@@ -69,20 +70,20 @@ pub struct SqliteBackend {
     writer: Option<JoinHandle<()>>,
     history: Arc<History>,
     leases: Arc<Mutex<Leases>>,
-    /// Released last: nobody else may open the files before they are closed.
+    /// Released last: no other process may open the files before they are closed.
     _lock: File,
 }
 
 impl SqliteBackend {
-    /// Opens a directory, which is made if it is not there.
+    /// Opens a directory, and creates it if it does not exist.
     ///
-    /// `FAILED_PRECONDITION` when another process has it, when it is on a network file system, or when what is in it is
-    /// foreign, newer or damaged; then nothing in it was changed.
+    /// `FAILED_PRECONDITION` if another process uses it, if it is on a network file system, or if its contents are
+    /// foreign, newer or damaged; nothing in it is changed then.
     pub fn open(directory: impl AsRef<Path>) -> Result<Self> {
         Self::open_with(directory, &Options::default())
     }
 
-    /// The same with options.
+    /// Like [`Self::open`], with options.
     pub fn open_with(directory: impl AsRef<Path>, options: &Options) -> Result<Self> {
         let directory = directory.as_ref();
         let lock = file::lock(directory)?;
@@ -120,17 +121,17 @@ impl SqliteBackend {
         })
     }
 
-    /// Directory that it keeps its files in.
+    /// Directory of its files.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 }
 
-/// One for short reads while the other streams a long one.
+/// One for short reads while the other streams a long scan.
 const READERS: usize = 2;
 
-/// A commit of ours holds the database for milliseconds; only a backup tool of somebody else can take longer.
+/// A commit of ours holds the database for milliseconds; only a third-party backup tool can take longer.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 fn open_connection(path: &Path, mode: OpenFlags) -> rusqlite::Result<Connection> {
@@ -225,7 +226,8 @@ impl Backend for SqliteBackend {
 
     async fn backup(&self, to: &Path) -> Result<()> {
         let (from, to) = (self.directory.join(DATABASE), to.to_owned());
-        // Owned by this call: it awaits the end. A copy that nobody waits for any more leaves only its temporary file.
+        // The copy belongs to this call, which awaits its end. If the caller is gone, only a temporary file is left
+        // behind.
         tokio::task::spawn_blocking(move || file::backup(&from, &to))
             .await
             .map_err(|e| Error::internal(format!("the backup was cut off: {e}")))?
@@ -235,7 +237,7 @@ impl Backend for SqliteBackend {
 impl Drop for SqliteBackend {
     fn drop(&mut self) {
         self.history.close();
-        // The connection that closes last merges the write-ahead log, and a reader cannot.
+        // The last connection to close checkpoints the write-ahead log, which a reader cannot do.
         drop(self.readers.take());
         self.queue.close();
         if let Some(writer) = self.writer.take()

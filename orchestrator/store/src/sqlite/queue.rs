@@ -1,4 +1,4 @@
-//! Transactions that wait for the writer, in two bounded lanes.
+//! Transactions waiting for the writer, in two bounded lanes.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -10,19 +10,19 @@ use tokio::{
 
 use crate::backend::{CommitError, Lane, Revision, Txn};
 
-/// A cluster has one transaction in flight, so this many deaths wait without any of them being held up.
+/// A cluster has one transaction in flight, so this many deaths can wait without delaying any of them.
 const URGENT_PLACES: usize = 256;
-/// About 70 ms of work; more would only add delay.
+/// About 70 ms of work; more would only add latency.
 const BULK_PLACES: usize = 1024;
 
-/// Bulk transactions in a batch while the disk is quick: an urgent one that comes meanwhile waits about 3 ms.
+/// Bulk transactions per batch while syncs are fast: an urgent one that arrives meanwhile waits about 3 ms.
 const BULK_BATCH: usize = 48;
-/// The same when a sync is slow, where small batches would waste it.
+/// Bulk transactions per batch while syncs are slow, which small batches would waste.
 const BULK_BATCH_SLOW: usize = 256;
-/// Bytes of a batch, so that its pages stay in the cache.
+/// Maximum size of a batch in bytes, so that its pages stay in the cache.
 const BATCH_BYTES: usize = 1024 * 1024;
 
-/// A transaction with its place in a lane and the way back to its caller.
+/// A transaction with its place in a lane and the channel for its result.
 pub(super) struct Job {
     pub(super) txn: Txn,
     pub(super) bytes: usize,
@@ -30,7 +30,7 @@ pub(super) struct Job {
     pub(super) place: OwnedSemaphorePermit,
 }
 
-/// What the writer does next.
+/// The next task of the writer.
 pub(super) enum Work {
     Batch(Vec<Job>),
     /// Nothing waits; a lease may have ended.
@@ -75,7 +75,7 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// Waits for a place, at most as long as the transaction allows, and takes it.
+    /// Waits for a place in the lane, at most as long as the transaction allows, and queues it.
     pub(super) async fn push(
         &self,
         lane: Lane,
@@ -110,7 +110,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Waits for work, at most until `until`: all that is urgent, then as much bulk as a batch takes.
+    /// Waits for work, at most until `until`. Returns all urgent transactions, then as many bulk ones as a batch takes.
     pub(super) fn take(&self, until: Option<Instant>, slow_sync: bool) -> Work {
         let mut waiting = self.waiting.lock();
         while waiting.urgent.is_empty() && waiting.bulk.is_empty() {
@@ -157,13 +157,13 @@ impl Queue {
         Work::Batch(batch)
     }
 
-    /// Makes the writer look at the leases.
+    /// Makes the writer check the leases.
     pub(super) fn wake(&self) {
         self.waiting.lock().woken = true;
         self.changed.notify_one();
     }
 
-    /// Takes nothing more. What waits is still written.
+    /// Accepts no more transactions. Those that wait are still written.
     pub(super) fn close(&self) {
         self.urgent.close();
         self.bulk.close();

@@ -1,4 +1,4 @@
-//! Threads that read, each with a read-only connection of its own.
+//! Reader threads, each with a read-only connection of its own.
 
 use std::{pin::pin, sync::Arc, thread::JoinHandle};
 
@@ -19,14 +19,13 @@ use crate::{
     keys::Key,
 };
 
-/// A scan to do.
 pub(super) struct ScanJob {
     pub(super) range: Range,
     pub(super) page: usize,
     pub(super) answer: oneshot::Sender<Result<Scan>>,
 }
 
-/// Scans that wait for a reader; more callers wait to be let in.
+/// Maximum number of scans that wait for a reader; further callers wait to enqueue theirs.
 const WAITING: usize = 256;
 /// Pages read ahead of the caller.
 const AHEAD: usize = 2;
@@ -85,7 +84,7 @@ fn run(
     closed: &CancellationToken,
 ) {
     loop {
-        // Holding the lock while waiting is the point: one thread waits for the channel, the other for the lock.
+        // The lock is held while waiting on purpose: one thread waits for the channel, the other for the lock.
         let job = waiting.lock().blocking_recv();
         let Some(job) = job else { return };
         let (sender, receiver) = mpsc::channel(AHEAD);
@@ -93,7 +92,7 @@ fn run(
         let mut answer = Some((job.answer, receiver));
         let mut begin = |revision| {
             if let Some((answer, receiver)) = answer.take() {
-                // A caller that went away drops the receiver too, and the first page notices.
+                // If the caller is gone, the receiver is dropped too, which the first page notices.
                 let _ = answer.send(Ok(Scan::new(revision, receiver)));
             }
         };
@@ -107,14 +106,14 @@ fn run(
     }
 }
 
-/// The way to a caller. A caller that reads no further must not keep the store from being closed.
+/// Channel to a caller. A caller that stops reading must not keep the store from being closed.
 struct Pages<'a> {
     sender: mpsc::Sender<Result<Vec<Entry>>>,
     closed: &'a CancellationToken,
 }
 
 impl Pages<'_> {
-    /// Whether the caller takes more.
+    /// Sends a page. Returns whether the caller takes more.
     fn send(&self, page: Result<Vec<Entry>>) -> bool {
         let (send, closed) = (pin!(self.sender.send(page)), pin!(self.closed.cancelled()));
         match block_on(select(send, closed)) {
@@ -163,13 +162,13 @@ fn scan(
     Ok(())
 }
 
-/// Above every key: they all begin with a letter.
+/// Sorts after every key, because all keys begin with a letter.
 const END: &[u8] = &[u8::MAX];
 
 const STATE: &str = "SELECT k, rev, v FROM state WHERE k >= ?1 AND k < ?2 ORDER BY k LIMIT ?3";
 const LOG: &str = "SELECT k, rev, v FROM log WHERE k >= ?1 AND k < ?2 ORDER BY k LIMIT ?3";
 
-/// The log's keys sort after all others.
+/// Log keys sort after all others.
 fn tables(range: &Range) -> &'static [&'static str] {
     match (range.from.is_log(), &range.below) {
         (true, _) => &[LOG],

@@ -1,4 +1,4 @@
-//! The one thread that writes. While a batch is being synced the next one forms in the queue.
+//! The only thread that writes. While one batch is synced, the next one forms in the queue (group commit).
 
 use std::{
     collections::HashMap,
@@ -25,10 +25,10 @@ use crate::{
     keys::{Key, LEASED},
 };
 
-/// A sync that takes longer makes larger batches worth their delay.
+/// Duration of a sync above which larger batches are worth their latency.
 const SLOW_SYNC: Duration = Duration::from_millis(2);
 
-/// Length of the write-ahead log at which it is moved into the database: longer ones make urgent commits wait longer.
+/// Length of the write-ahead log in pages at which it is checkpointed: a longer log makes urgent commits wait longer.
 const CHECKPOINT_PAGES: i32 = 1000;
 
 /// State of the database when it was opened.
@@ -38,14 +38,14 @@ pub(super) struct Started {
     log_pages: Arc<AtomicI32>,
 }
 
-/// Takes the database into use: durable commits, a new epoch, no leases of the process before.
+/// Prepares the database for use: durable commits, a new epoch, and no leases of the previous process.
 pub(super) fn start(
     connection: &mut Connection,
     max_bytes: Option<u64>,
 ) -> rusqlite::Result<Started> {
     connection.pragma_update(None, "journal_mode", "WAL")?;
     connection.pragma_update(None, "synchronous", "FULL")?;
-    // A WAL that one huge transaction has blown up is cut back at the next checkpoint.
+    // Truncates a WAL that one huge transaction has blown up, at the next checkpoint.
     connection.pragma_update(None, "journal_size_limit", 64 * 1024 * 1024)?;
     if let Some(bytes) = max_bytes {
         let page: i64 = connection.pragma_query_value(None, "page_size", |row| row.get(0))?;
@@ -65,7 +65,7 @@ pub(super) fn start(
     set_meta(&txn, "revision", revision)?;
     set_meta(&txn, "epoch", epoch)?;
     txn.commit()?;
-    // SQLite's own checkpoints would hide a sync that fails, so the writer makes them.
+    // SQLite's automatic checkpoints would hide a failed sync, so the writer makes them.
     let log_pages = Arc::new(AtomicI32::new(0));
     let pages = Arc::clone(&log_pages);
     connection.wal_hook(Some(move |_: &mut Wal, count: i32| {
@@ -103,9 +103,9 @@ pub(super) struct Writer {
     commit_fault: Option<CommitFault>,
     /// Pages in the write-ahead log.
     log_pages: Arc<AtomicI32>,
-    /// Moving average of the commits.
+    /// Moving average of the duration of commits.
     sync: Duration,
-    /// What is on the disk is not known any more.
+    /// Set after a failed sync: the contents of the disk are not known any more.
     failed: bool,
 }
 
@@ -158,7 +158,7 @@ impl Writer {
         }
     }
 
-    /// Removes the keys of leases that have ended.
+    /// Removes the keys of leases that have ended; failed removals are retried.
     fn end(&mut self, ended: Vec<Ended>) {
         for lease in ended {
             let ops = lease
@@ -179,13 +179,13 @@ impl Writer {
             if !removed {
                 self.leases.lock().retry(lease);
             } else if let Some(gone) = lease.gone {
-                // The caller may have gone; the keys are gone all the same.
+                // The caller may be gone; the keys are removed nevertheless.
                 let _ = gone.send(());
             }
         }
     }
 
-    /// Moves the log into the database once it is long. What cannot be moved now stays in the log, which is durable.
+    /// Checkpoints the log once it is long. Pages that cannot be moved now stay in the log, which is durable.
     fn checkpoint(&mut self) {
         if self.log_pages.load(Ordering::Relaxed) < CHECKPOINT_PAGES || self.failed {
             return;
@@ -218,7 +218,7 @@ impl Writer {
             .filter_map(|(txn, o)| Some((txn, *o.as_ref().ok()?)));
         self.publish(committed.collect::<Vec<_>>());
         for (answer, outcome) in answers.into_iter().zip(outcomes) {
-            // A caller may have gone; its transaction stands all the same.
+            // The caller may be gone; its transaction is committed nevertheless.
             let _ = answer.send(outcome);
         }
     }
@@ -246,7 +246,7 @@ impl Writer {
             }));
     }
 
-    /// Writes a batch and syncs it. An error is the answer to each of them.
+    /// Writes a batch and syncs it. An error applies to each of its transactions.
     fn write(&mut self, txns: &[Txn]) -> Result<Vec<Result<Revision, CommitError>>, CommitError> {
         if self.failed {
             return Err(CommitError::Unavailable(
@@ -338,7 +338,7 @@ impl Writer {
     }
 }
 
-/// Why a transaction may not be written, judged before anything of it is.
+/// Why a transaction may not be written, checked before any of it is.
 fn refusal(
     batch: &Transaction<'_>,
     txn: &Txn,
@@ -406,7 +406,7 @@ fn apply(batch: &Transaction<'_>, txn: &Txn, revision: Revision) -> rusqlite::Re
     Ok(())
 }
 
-/// Leases of this process. Their keys are in the database, the leases themselves only here.
+/// Leases of this process. Their keys are in the database, the leases themselves only in memory.
 #[derive(Default)]
 pub(super) struct Leases {
     last: u64,
@@ -475,7 +475,7 @@ impl Leases {
         if let Some(lease) = lease {
             match self.held.get_mut(&lease) {
                 Some(held) => held.keys.push(key.clone()),
-                // It ended between the check and here: the key goes at once.
+                // The lease ended between the check and here: the key is removed immediately.
                 None => self.ended.push(Ended {
                     keys: vec![key.clone()],
                     gone: None,
@@ -515,5 +515,5 @@ impl Leases {
     }
 }
 
-/// Pause before keys of an ended lease are removed again, when the store could not be written.
+/// Delay before the keys of an ended lease are removed again, if the store could not be written.
 const RETRY_END: Duration = Duration::from_millis(50);

@@ -1,4 +1,4 @@
-//! Clusters as users make and change them, and as they are loaded.
+//! Clusters: creation, changes by users, and loading.
 
 use std::{collections::BTreeMap, fmt, vec};
 
@@ -18,18 +18,18 @@ use crate::{
     value::{Desired, Head, RevisionRow, marked, new_txn_id},
 };
 
-/// Everything that is stored about a cluster, events aside.
+/// Everything that is stored about a cluster, except for events.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClusterRow {
-    /// Uid.
+    /// Uid of the cluster.
     pub uid: Uuid,
-    /// What the user wants.
+    /// Its desired state.
     pub desired: Versioned<Desired>,
-    /// The owner's head; `None` until its first step.
+    /// The owner's head. `None` until its first step.
     pub head: Option<Versioned<Head>>,
     /// Node records by slot.
     pub nodes: Vec<NodeRow>,
-    /// Stored provision requests by id.
+    /// Open provision requests, by id.
     pub requests: Vec<(String, Bytes)>,
     /// Records of infrastructure and addons.
     pub resources: Vec<ResourceRow>,
@@ -38,7 +38,7 @@ pub struct ClusterRow {
 /// A node record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeRow {
-    /// Slot.
+    /// Slot of the node.
     pub slot: u64,
     /// The record, encoded by the orchestrator.
     pub value: Bytes,
@@ -49,14 +49,14 @@ pub struct NodeRow {
 pub struct ResourceRow {
     /// Kind, without a slash.
     pub kind: String,
-    /// Name.
+    /// Name, unique within its kind.
     pub name: String,
     /// The record, encoded by the orchestrator.
     pub value: Bytes,
 }
 
-/// All clusters at one revision, one after the other. Take it to the end before reading anything else: it keeps one of
-/// the store's readers busy.
+/// Reads all clusters at one revision, one after the other. Take it to the end before reading anything else, because it
+/// occupies one of the store's readers.
 #[derive(Debug)]
 pub struct Loader {
     scan: Scan,
@@ -89,7 +89,7 @@ impl Loader {
         self.scan.revision()
     }
 
-    /// The next cluster, `None` after the last.
+    /// Returns the next cluster, or `None` after the last.
     pub async fn next(&mut self) -> Result<Option<ClusterRow>> {
         loop {
             for entry in self.page.by_ref() {
@@ -105,7 +105,7 @@ impl Loader {
     }
 }
 
-/// Adds an entry; answers the cluster before it when the entry begins the next one.
+/// Adds an entry. Returns the cluster before it if the entry begins the next one.
 fn add(building: &mut Option<Building>, entry: Entry) -> Result<Option<Building>> {
     let Some(name) = entry.key.parse() else {
         return Err(damaged(&entry.key));
@@ -168,7 +168,7 @@ impl Building {
 }
 
 impl Store {
-    /// All clusters.
+    /// Loads all clusters.
     pub async fn load(&self) -> Result<Loader> {
         Ok(Loader::new(
             self.backend
@@ -177,7 +177,7 @@ impl Store {
         ))
     }
 
-    /// One cluster, `None` when there is none.
+    /// Loads one cluster. `None` if it does not exist.
     pub async fn load_cluster(&self, uid: Uuid) -> Result<Option<ClusterRow>> {
         Loader::new(
             self.backend
@@ -188,12 +188,12 @@ impl Store {
         .await
     }
 
-    /// What the user wants of a cluster, `None` when there is none.
+    /// Desired state of a cluster. `None` if it does not exist.
     pub async fn desired(&self, uid: Uuid) -> Result<Option<Versioned<Desired>>> {
         self.read(&Name::Desired(uid).into()).await
     }
 
-    /// Uid of the cluster that has a name now.
+    /// Uid of the cluster that currently has this name.
     pub async fn find_cluster(&self, name: &str) -> Result<Option<Uuid>> {
         let key = Name::ClusterName(name.into()).into();
         let Some(entry) = self.backend.get(&key).await? else {
@@ -204,7 +204,7 @@ impl Store {
             .map_err(|_| damaged(&key))
     }
 
-    /// Makes a cluster. `CLUSTER_EXISTS` when the name is taken, also by one that is being deleted.
+    /// Creates a cluster. `CLUSTER_EXISTS` if the name is taken, even by a cluster that is being deleted.
     pub async fn create_cluster(&self, desired: Desired) -> Result<(Uuid, Revision)> {
         let uid = Uuid::now_v7();
         let data = UserData::default();
@@ -212,7 +212,7 @@ impl Store {
         Ok((uid, revision))
     }
 
-    /// The same under a new uid, with user data that its spec refers to.
+    /// Like [`Self::create_cluster`], under a new uid, with the user data that its spec refers to.
     pub async fn create_cluster_with(
         &self,
         uid: Uuid,
@@ -248,7 +248,7 @@ impl Store {
         }
     }
 
-    /// Changes what the user wants; the name stays. `REVISION_MISMATCH` when it was changed since `expected`.
+    /// Changes the desired state, except for the name. `REVISION_MISMATCH` if it was changed since `expected`.
     pub async fn update_desired(
         &self,
         uid: Uuid,
@@ -259,7 +259,7 @@ impl Store {
             .await
     }
 
-    /// The same with user data that comes and goes with it.
+    /// Like [`Self::update_desired`], with user data that is stored and deleted along with it.
     pub async fn update_desired_with(
         &self,
         uid: Uuid,
@@ -291,7 +291,7 @@ impl Store {
         }
     }
 
-    /// User data of a cluster, `None` when none of this digest is stored. Secret.
+    /// User data of a cluster. `None` if none with this digest is stored. Secret.
     pub async fn user_data(&self, uid: Uuid, digest: &str) -> Result<Option<Bytes>> {
         let key = Name::UserData(uid, digest.to_owned()).into();
         let entry = self.backend.get(&key).await?;
@@ -300,7 +300,7 @@ impl Store {
             .transpose()
     }
 
-    /// Digests of the user data that is stored of a cluster.
+    /// Digests of the stored user data of a cluster.
     pub async fn user_data_digests(&self, uid: Uuid) -> Result<Vec<String>> {
         let range = Range::prefix(&keys::user_data(uid));
         let entries = self.backend.scan(range, 8).await?.collect().await?;
@@ -313,7 +313,7 @@ impl Store {
             .collect())
     }
 
-    /// Specs that a cluster had, by generation, oldest first.
+    /// Retained specs of a cluster with their generations, oldest first.
     pub async fn revisions(&self, uid: Uuid) -> Result<Vec<(u64, RevisionRow)>> {
         let range = Range::prefix(&keys::revisions(uid));
         let entries = self.backend.scan(range, 8).await?.collect().await?;
@@ -328,8 +328,8 @@ impl Store {
             .collect()
     }
 
-    /// Keeps a spec that is about to be replaced, and of those before it the newest, `most` in all. Written again it is
-    /// the same: it may come before a change that then fails.
+    /// Retains a spec that is about to be replaced, and the newest of those before it, `most` in total. Writing it
+    /// again changes nothing, so it may precede a change that then fails.
     pub async fn keep_revision(
         &self,
         uid: Uuid,
@@ -356,12 +356,12 @@ impl Store {
             .extend(older.into_iter().take(surplus).map(|old| Op::Delete {
                 key: Key::from(Name::Revision(uid, old)),
             }));
-        // Of unknown outcome: the change that follows is refused or repeats it.
+        // If the outcome is not known, the change that follows is refused, or repeats this.
         self.backend.commit(txn, Lane::Bulk).await?;
         Ok(())
     }
 
-    /// Deletes the specs that a cluster had: it is about to be finished.
+    /// Deletes the retained specs of a cluster that is about to be finished.
     pub async fn drop_revisions(&self, uid: Uuid) -> Result<()> {
         let kept = self.revisions(uid).await?;
         if kept.is_empty() {
@@ -376,7 +376,7 @@ impl Store {
         Ok(())
     }
 
-    /// Deletes all user data of a cluster: it is about to be finished, and nothing is made for it any more.
+    /// Deletes all user data of a cluster that is about to be finished, for which nothing is created any more.
     pub async fn drop_user_data(&self, uid: Uuid) -> Result<()> {
         let drop = self.user_data_digests(uid).await?;
         for drop in drop.chunks(MAX_DROPS) {
@@ -386,20 +386,20 @@ impl Store {
             };
             let mut txn = Txn::default();
             data.add(uid, &mut txn);
-            // Of unknown outcome: whoever comes again finds what is left.
+            // If the outcome is not known, a repetition finds the rest.
             self.backend.commit(txn, Lane::Bulk).await?;
         }
         Ok(())
     }
 }
 
-/// User data of a cluster that is written and deleted together with what refers to it. Secret: `Debug` shows digests
-/// and sizes.
+/// User data of a cluster that is written and deleted together with the state that refers to it. Secret: `Debug` shows
+/// digests and sizes.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct UserData {
     /// New data by its digest.
     pub put: BTreeMap<String, Bytes>,
-    /// Digests of what is not needed any more, at most 64.
+    /// Digests of data that is no longer needed, at most 64.
     pub drop: Vec<String>,
 }
 
@@ -413,9 +413,9 @@ impl fmt::Debug for UserData {
     }
 }
 
-/// Most new user data of one change, so that it fits into one transaction beside the largest spec.
+/// Maximum size of the new user data of one change, so that it fits into one transaction with the largest spec.
 pub const MAX_USER_DATA: usize = 96 * 1024;
-/// Most digests that one transaction deletes.
+/// Maximum number of entries that one transaction deletes.
 const MAX_DROPS: usize = 64;
 
 impl UserData {

@@ -1,4 +1,4 @@
-//! Commits whose answers may be lost.
+//! Commits whose responses may be lost.
 
 use std::time::Duration;
 
@@ -14,20 +14,20 @@ use crate::{
     value::{Mark, marked, new_txn_id},
 };
 
-/// Where a transaction leaves its id.
+/// The value in which a transaction leaves its id.
 pub(super) struct Marker {
     pub(super) key: Key,
     pub(super) txn: Bytes,
 }
 
-/// Times a transaction of unknown outcome is sent again. With the pauses in between about 6 s, longer than a change of
-/// the leader of etcd.
+/// Times that a transaction of unknown outcome is sent again. With the pauses in between about 6 s, longer than a
+/// change of the leader of etcd.
 const RESENDS: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// Commits a transaction. A lost answer is resolved by reading where it left its id; the same transaction is sent again
-/// when it is not there. It must expect a revision of that key, so that it can apply only once.
+/// Commits a transaction. A lost response is resolved by reading where the transaction left its id; if it is not there,
+/// the same transaction is sent again. It must expect a revision of that key, so that it can apply only once.
 pub(super) async fn commit(
     backend: &dyn Backend,
     txn: Txn,
@@ -47,7 +47,7 @@ pub(super) async fn commit(
         }
         match backend.commit(txn.clone(), lane).await {
             Ok(revision) => return Ok(revision),
-            // The first sending may have made it fail.
+            // The first attempt may be the cause.
             Err(refusal @ (CommitError::Conflict(_) | CommitError::Fenced)) => {
                 match committed(backend, marker).await {
                     Ok(Some(revision)) => return Ok(revision),
@@ -55,7 +55,7 @@ pub(super) async fn commit(
                     Err(_) => {}
                 }
             }
-            // Says nothing about the first sending.
+            // Says nothing about the first attempt.
             Err(_) => {}
         }
     }
@@ -70,7 +70,7 @@ async fn committed(backend: &dyn Backend, marker: &Marker) -> Result<Option<Revi
     }))
 }
 
-/// Writes one marked value. `expected`: its present revision, 0 when it must not exist, `None` when anything may be there.
+/// Writes one marked value. `expected` is its present revision: 0 if it must not exist, `None` for any.
 pub(super) async fn put(
     backend: &dyn Backend,
     key: Key,
@@ -97,7 +97,7 @@ pub(super) async fn put(
     }
 }
 
-/// Writes one value as it is, over one of this revision. Of unknown outcome: whoever comes again finds out.
+/// Writes one unmarked value over one of this revision. If the outcome is not known, the next attempt finds out.
 pub(super) async fn put_plain(
     backend: &dyn Backend,
     key: Key,
@@ -111,7 +111,7 @@ pub(super) async fn put_plain(
     Ok(())
 }
 
-/// The error of a write that expected another revision, with the one that there is.
+/// The error of a write that expected another revision, with the present one.
 pub(super) async fn mismatch(backend: &dyn Backend, key: &Key) -> Error {
     match backend.get(key).await {
         Ok(entry) => {

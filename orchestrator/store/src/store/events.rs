@@ -1,4 +1,5 @@
-//! The log of a cluster. Its numbers are in the head, so a number is given out by the transaction that stores the event.
+//! The event log of a cluster. Its numbers are in the head, so that a number is assigned by the transaction that stores
+//! the event.
 
 use std::sync::Arc;
 
@@ -14,26 +15,26 @@ use crate::{
     value::{Chunk, EventRow, Head, NewEvent, Tombstone},
 };
 
-/// Most events in a chunk; a reader finds the chunk of an event by looking this far back.
+/// Maximum number of events in a chunk; a reader finds the chunk of an event by looking this far back.
 const CHUNK_EVENTS: usize = 128;
-/// Most bytes of a chunk, of which one step may write several.
+/// Maximum size of a chunk in bytes; one step may write several.
 const CHUNK_BYTES: usize = 32 * 1024;
 
-/// Events that a cluster keeps.
+/// Number of events that a cluster retains.
 const KEPT: u64 = 1000;
-/// Trimmed so many at a time: not with every step.
+/// Number of further events from which on the log is trimmed, so that not every step does it.
 const KEPT_MORE: u64 = 128;
 
-/// Events of a cluster and how far its log goes.
+/// Events of a cluster, with the bounds of its log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EventPage {
     /// Events in order, without gaps.
     pub events: Vec<EventRow>,
-    /// Number of the oldest event that is kept.
+    /// Number of the oldest retained event.
     pub first_seq: u64,
-    /// Number of the newest event; 0 when there was none.
+    /// Number of the newest event, 0 if there was none.
     pub last_seq: u64,
-    /// The cluster is gone, so there will be no more events.
+    /// Whether the cluster is gone, so that no more events follow.
     pub ended: bool,
 }
 
@@ -66,7 +67,7 @@ pub(super) fn append(uid: Uuid, head: &mut Head, events: Vec<NewEvent>, ops: &mu
     }
 }
 
-/// Tag and length of an event inside its chunk.
+/// Size of the tag and length of an event inside its chunk.
 const CHUNK_EVENT_OVERHEAD: usize = 4;
 
 /// Trims a log that has become too long.
@@ -77,7 +78,7 @@ pub(super) fn trim_by_number(uid: Uuid, head: &mut Head, ops: &mut Vec<Op>) {
     }
 }
 
-/// Makes `first` the oldest event. The chunk that holds it may begin before it and stays whole.
+/// Makes `first` the oldest event. The chunk that contains it may begin before it, and stays whole.
 pub(super) fn trim_to(uid: Uuid, head: &mut Head, first: u64) -> Op {
     head.first_seq = first;
     Op::DeleteBelow {
@@ -86,12 +87,12 @@ pub(super) fn trim_to(uid: Uuid, head: &mut Head, first: u64) -> Op {
     }
 }
 
-/// No chunk that holds this event, or a later one, begins before this key.
+/// Lower bound for the keys of all chunks that contain this event or a later one.
 fn first_chunk(uid: Uuid, seq: u64) -> Key {
     Name::Events(uid, seq.saturating_sub(CHUNK_EVENTS as u64 - 1)).into()
 }
 
-/// Keys of a whole log.
+/// Key range of a whole log.
 pub(super) fn log_of(uid: Uuid) -> (Key, Key) {
     (
         Name::Events(uid, 0).into(),
@@ -100,23 +101,23 @@ pub(super) fn log_of(uid: Uuid) -> (Key, Key) {
 }
 
 impl Store {
-    /// At most `limit` events after a number; 0 begins with the first.
+    /// Reads at most `limit` events after a number; 0 starts with the first.
     ///
-    /// `NOT_FOUND` when there neither is nor was such a cluster. `EVENTS_TRIMMED` when the next one is no longer kept.
-    /// `STORE_RESTORED` when the number is above all that this store has given out.
+    /// `NOT_FOUND` if such a cluster neither exists nor existed. `EVENTS_TRIMMED` if the next event is no longer
+    /// retained. `STORE_RESTORED` if the number is above all that this store has assigned.
     pub async fn events(&self, uid: Uuid, after: u64, limit: usize) -> Result<EventPage> {
         read(&*self.backend, uid, after, limit).await
     }
 
-    /// How far a cluster's log goes, without any event.
+    /// Bounds of a cluster's log, without any event.
     pub async fn event_bounds(&self, uid: Uuid) -> Result<EventPage> {
         bounds(&*self.backend, uid).await
     }
 
-    /// The events after a number, then those to come.
+    /// Watches the events after a number, both present and future ones.
     #[must_use]
     pub fn watch_events(&self, uid: Uuid, after: u64) -> EventWatch {
-        // Before the first read, so that nothing between the two is missed.
+        // Before the first read, so that nothing in between is missed.
         let changed = Some(self.feed.subscribe(uid));
         EventWatch {
             backend: Arc::clone(&self.backend),
@@ -127,7 +128,7 @@ impl Store {
         }
     }
 
-    /// The oldest event to keep.
+    /// Number of the oldest event to retain.
     pub(super) async fn first_to_keep(
         &self,
         uid: Uuid,
@@ -164,7 +165,7 @@ impl Store {
     }
 }
 
-/// A position in a cluster's log. It is all the memory that a slow reader takes.
+/// A position in a cluster's log, which is all the memory that a slow reader takes.
 #[derive(Debug)]
 pub struct EventWatch {
     backend: Arc<dyn Backend>,
@@ -175,8 +176,8 @@ pub struct EventWatch {
 }
 
 impl EventWatch {
-    /// The next events, at most `limit`; waits until there is one. `None` after the last of a deleted cluster. Errors as
-    /// of [`Store::events`]; after one the same call can be made again.
+    /// Waits for the next events, and returns at most `limit`. `None` after the last one of a deleted cluster. Errors
+    /// as for [`Store::events`]; the call can be repeated after an error.
     pub async fn next(&mut self, limit: usize) -> Result<Option<Vec<EventRow>>> {
         let Some(changed) = &mut self.changed else {
             return Ok(None);
@@ -197,7 +198,7 @@ impl EventWatch {
         }
     }
 
-    /// Number of the last event given.
+    /// Number of the last event that was returned.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.after
@@ -219,7 +220,7 @@ async fn bounds(backend: &dyn Backend, uid: Uuid) -> Result<EventPage> {
         last_seq,
         ended,
     };
-    // The head first: when it is gone, the tombstone is there already.
+    // The head is read first: when it is gone, the tombstone already exists.
     if let Some(head) = get::<Head>(backend, &Name::Head(uid).into()).await? {
         return Ok(page(head.value.first_seq, head.value.last_seq, false));
     }
@@ -247,7 +248,7 @@ async fn get<M: Message + Default>(
         .transpose()
 }
 
-/// Tries to read a log while its beginning is trimmed away; each time a step of the cluster must come in between.
+/// Attempts to read a log while its beginning is trimmed; each failure needs a step of the cluster in between.
 const READ_TRIES: usize = 4;
 
 async fn read(backend: &dyn Backend, uid: Uuid, after: u64, limit: usize) -> Result<EventPage> {

@@ -1,4 +1,4 @@
-//! What changed: for caches, for reads that wait for a revision, and to wake those who wait for events.
+//! Notifications of changes: for caches, for reads that wait for a revision, and to wake event watches.
 
 use std::{
     collections::HashMap,
@@ -21,7 +21,7 @@ use crate::{
     value::{Desired, Head, PlatformRow, Tombstone},
 };
 
-/// Follows a backend for one process. Its memory is a number for each cluster that somebody waits for.
+/// Follows a backend for one process. Its memory is one number for each cluster that has a waiter.
 #[derive(Debug)]
 pub(super) struct Feed {
     revision: watch::Sender<Revision>,
@@ -50,7 +50,7 @@ impl Feed {
         self.revision.subscribe()
     }
 
-    /// Changes whenever the cluster's head, or its tombstone, does.
+    /// Notifies of each change of the cluster's head or tombstone.
     pub(super) fn subscribe(&self, uid: Uuid) -> watch::Receiver<Revision> {
         self.clusters
             .lock()
@@ -59,7 +59,7 @@ impl Feed {
             .subscribe()
     }
 
-    /// Forgets a cluster that nobody waits for any more.
+    /// Forgets a cluster that nothing waits for any more.
     pub(super) fn unsubscribe(&self, uid: Uuid, receiver: watch::Receiver<Revision>) {
         let mut clusters = self.clusters.lock();
         drop(receiver);
@@ -96,7 +96,7 @@ impl Feed {
     }
 }
 
-/// Pause before a lost watch is made again.
+/// Delay before a lost watch is opened again.
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 async fn follow(feed: Arc<Feed>, backend: Weak<dyn Backend>, mut watch: Watch) {
@@ -135,33 +135,33 @@ async fn again(backend: &dyn Backend) -> Result<(Revision, Watch)> {
     Ok((revision, backend.watch(revision).await?))
 }
 
-/// What one revision changed.
+/// The changes of one revision.
 #[derive(Clone, Debug)]
 pub struct Update {
-    /// The revision.
+    /// Revision of the changes.
     pub revision: Revision,
-    /// The changes; none when it changed only what is nobody's business but the store's.
+    /// The changes. Empty if it changed only internal state of the store.
     pub changes: Vec<Changed>,
 }
 
-/// A change; `None` means that it is gone.
+/// A change; `None` if the record was removed.
 #[derive(Clone, Debug)]
 pub enum Changed {
-    /// What the user wants of a cluster.
+    /// Desired state of a cluster.
     Desired(Uuid, Option<Versioned<Desired>>),
     /// The head of a cluster.
     Head(Uuid, Option<Versioned<Head>>),
-    /// A node record.
+    /// A node record, by slot.
     Node(Uuid, u64, Option<Bytes>),
-    /// A stored provision request.
+    /// An open provision request, by id.
     Request(Uuid, String, Option<Bytes>),
-    /// A record of a resource: kind and name.
+    /// A record of a resource, by kind and name.
     Resource(Uuid, String, String, Option<Bytes>),
-    /// A platform's registration.
+    /// A platform's registration, by name.
     Platform(String, Option<Versioned<PlatformRow>>),
-    /// A secret; its value is not in the change. `false`: it is gone.
+    /// A secret by name, without its value. `false` if it was removed.
     Secret(String, bool),
-    /// A deleted cluster.
+    /// Tombstone of a deleted cluster.
     Tombstone(Uuid, Option<Versioned<Tombstone>>),
 }
 
@@ -176,7 +176,7 @@ impl Changes {
         Self { watch }
     }
 
-    /// The next update; waits for it. After an error load anew and watch from there.
+    /// Waits for the next update. After an error, load anew and watch from there.
     pub async fn next(&mut self) -> Result<Update, WatchEnd> {
         let batch = self.watch.next().await?;
         let changes = batch

@@ -45,34 +45,34 @@ use crate::{
     value::{Head, Meta},
 };
 
-/// A value with the revision that wrote it last.
+/// A value with the revision of its last write.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Versioned<T> {
-    /// The value.
+    /// The stored value.
     pub value: T,
-    /// Revision that wrote it last.
+    /// Revision of the last write.
     pub revision: Revision,
 }
 
-/// Newest format of the values that is known.
+/// Newest known format of the values.
 const VALUE_FORMAT: u32 = SEALED_FORMAT;
 /// Format of a store without encryption.
 const PLAIN_FORMAT: u32 = 1;
-/// Format of a store with encryption. Who knows only the one before would give nodes what it cannot read. The one before
-/// (2) had no numbers of secrets.
+/// Format of a store with encryption. A version that knows only format 1 would give nodes data that it cannot read.
+/// Format 2 had no write numbers of secrets.
 const SEALED_FORMAT: u32 = 3;
 
-/// Numbers of requests that a lost store may have given out to one cluster since its copy was taken: a hundred years of one
-/// an hour.
+/// Sequence numbers that a lost store may have assigned to one cluster since its copy was taken: one an hour for a
+/// hundred years.
 const LOST: u64 = 1_000_000;
 
-/// Longest wait of an API write for a place among the changes that wait to be stored: past it, telling the caller to
-/// come back costs less than holding its request.
+/// Maximum wait of an API write for a place in the lane: beyond that, telling the caller to retry costs less than
+/// holding its request.
 pub(crate) const API_WAIT: Duration = Duration::from_millis(250);
 
-/// What the orchestrator keeps.
+/// The durable state of the orchestrator.
 ///
-/// Owner state is written only with an [`Owned`], which only [`Store::take_shard`] makes.
+/// Owner state is written only with an [`Owned`], which only [`Store::take_shard`] creates.
 pub struct Store {
     backend: Arc<dyn Backend>,
     info: Info,
@@ -82,12 +82,12 @@ pub struct Store {
     holding: Arc<Holding>,
     feed: Arc<Feed>,
     tasks: Vec<JoinHandle<()>>,
-    /// What secrets and user data are encrypted with. Unset: there are no secrets, and user data is stored as it is.
+    /// Keys that encrypt secrets and user data. If unset, there are no secrets, and user data is stored unencrypted.
     keys: OnceLock<Keyring>,
 }
 
 impl Store {
-    /// Opens a store over a backend; makes it when the backend is empty. Needs a tokio runtime.
+    /// Opens a store over a backend, and creates it if the backend is empty. Requires a tokio runtime.
     pub async fn open(backend: Arc<dyn Backend>) -> Result<Self> {
         let info = backend.info();
         let meta = match read_meta(&*backend).await? {
@@ -127,38 +127,39 @@ impl Store {
         Self::open(Arc::new(backend)).await
     }
 
-    /// Gives up all shards at once, so that another replica need not wait for the lease to end.
+    /// Gives up all shards immediately, so that another replica does not have to wait for the lease to end.
     pub async fn close(self) -> Result<()> {
         self.backend.revoke(self.holding.id()).await
     }
 
-    /// Uid of the store; nodes carry it, so that another store's are never taken for orphans.
+    /// Uid of the store. Nodes carry it, so that the nodes of another store are never taken for orphans.
     #[must_use]
     pub fn id(&self) -> Uuid {
         self.id
     }
 
-    /// Counts the restores, from 1.
+    /// Starts at 1 and increases with each restore.
     #[must_use]
     pub fn incarnation(&self) -> u64 {
         self.meta.lock().value.incarnation
     }
 
-    /// What is underneath.
+    /// Properties of the backend.
     #[must_use]
     pub fn info(&self) -> &Info {
         &self.info
     }
 
-    /// Whether it was restored and nobody has confirmed yet: nodes made after the backup are healthy and unknown here, so
-    /// no orphan may be deleted.
+    /// Whether it was restored and no person has confirmed that yet: nodes created after the backup are healthy and
+    /// unknown here, so no orphan may be deleted.
     #[must_use]
     pub fn restored_hold(&self) -> bool {
         self.meta.lock().value.held
     }
 
-    /// Ends the hold after a restore, while nobody else works on the store. Every cluster goes on with numbers that the
-    /// lost store cannot have given out, so what that made is an orphan and no longer a sign that this store is behind.
+    /// Ends the hold after a restore, while nothing else uses the store. Every cluster continues with sequence numbers
+    /// that the lost store cannot have assigned, so that nodes from the lost store are orphans, and no longer a sign
+    /// that this store is behind.
     pub async fn confirm_restore(&self) -> Result<()> {
         let meta = read_meta(&*self.backend)
             .await?
@@ -179,7 +180,7 @@ impl Store {
         Ok(())
     }
 
-    /// Raises the number of the next request of every cluster. Who is cut off here does it again, which does no harm.
+    /// Raises the next sequence number of every cluster. After an interruption it is done again, which does no harm.
     async fn outnumber(&self) -> Result<()> {
         let entries = self
             .backend
@@ -193,7 +194,7 @@ impl Store {
                 Some(Name::Head(uid)) => {
                     heads.insert(uid, decode(&entry)?);
                 }
-                // It was not planned yet when the copy was taken, but perhaps later.
+                // Not planned yet when the copy was taken, but perhaps later.
                 Some(Name::Desired(uid)) => {
                     let value = Head {
                         next_slot: 1,
@@ -206,7 +207,7 @@ impl Store {
             }
         }
         for (uid, Versioned { value, revision }) in heads {
-            // No process of the lost store has begun later than now.
+            // No process of the lost store has started later than now.
             let next_sequence = value.next_sequence.saturating_add(LOST);
             let value = Head {
                 next_sequence: next_sequence.max(own::first_sequence(own::now_ms() + 1)),
@@ -225,13 +226,13 @@ impl Store {
         self.feed.revision()
     }
 
-    /// Follows [`Store::revision`].
+    /// Watches [`Store::revision`].
     #[must_use]
     pub fn subscribe_revision(&self) -> watch::Receiver<Revision> {
         self.feed.subscribe_revision()
     }
 
-    /// Waits until this process has seen a revision. `STORE_RESTORED` when the store never gave it out.
+    /// Waits until this process has seen a revision. `STORE_RESTORED` if the store never assigned it.
     pub async fn wait_revision(&self, revision: Revision) -> Result<()> {
         if revision <= self.revision() {
             return Ok(());
@@ -256,22 +257,22 @@ impl Store {
             .map_err(|_| Error::unavailable("the store was closed"))
     }
 
-    /// Changes after a revision, for a cache. [`Loader::revision`] is where a cache that was just loaded begins.
+    /// Watches the changes after a revision, for a cache. A cache that was just loaded starts at [`Loader::revision`].
     pub async fn changes(&self, after: Revision) -> Result<Changes> {
         Ok(Changes::new(self.backend.watch(after).await?))
     }
 
-    /// Lets go of history that nobody needs any more.
+    /// Discards the history before a revision.
     pub async fn compact(&self, before: Revision) -> Result<()> {
         self.backend.compact(before).await
     }
 
-    /// Writes a copy of the store to a new file, from which [`restore`] makes a store. Writers go on meanwhile.
+    /// Writes a copy of the store to a new file, from which [`restore`] creates a store. Writes continue meanwhile.
     pub async fn backup(&self, to: impl AsRef<Path>) -> Result<()> {
         self.backend.backup(to.as_ref()).await
     }
 
-    /// The backend, for what the store has no method for.
+    /// The backend, for operations that the store does not offer.
     #[must_use]
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
@@ -360,7 +361,7 @@ async fn make_meta(backend: &dyn Backend) -> Result<Versioned<Meta>> {
     let made = commit::put(backend, Name::Meta.into(), value.clone(), Some(0), None).await;
     match made {
         Ok(revision) => Ok(Versioned { value, revision }),
-        // Another replica made it at the same time.
+        // Another replica created it at the same time.
         Err(error) if error.reason() == Reason::RevisionMismatch => read_meta(backend)
             .await?
             .ok_or_else(|| damaged(&Name::Meta.into())),
@@ -368,16 +369,16 @@ async fn make_meta(backend: &dyn Backend) -> Result<Versioned<Meta>> {
     }
 }
 
-/// Copies the store in a directory to a new file, also while an orchestrator works on it, which is not held up: the copy is
-/// of one moment.
+/// Copies the store in a directory to a new file. An orchestrator may use the store meanwhile and is not blocked: the
+/// copy is a snapshot of one moment.
 ///
-/// `NOT_FOUND` when there is no store, `ALREADY_EXISTS` when there is the file, `FAILED_PRECONDITION` when the store is
+/// `NOT_FOUND` if there is no store, `ALREADY_EXISTS` if the file exists, `FAILED_PRECONDITION` if the store is
 /// foreign, newer or damaged.
 pub async fn backup(directory: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
     sqlite::copy_directory(directory.as_ref(), to.as_ref()).await
 }
 
-/// Makes a store from a backup file in a directory that has none yet. The store is held until
+/// Creates a store from a backup file in a directory that does not contain one yet. The store is held until
 /// [`Store::confirm_restore`].
 pub async fn restore(backup: impl AsRef<Path>, directory: impl AsRef<Path>) -> Result<()> {
     sqlite::unpack_backup(backup.as_ref(), directory.as_ref(), |aside| async move {
@@ -387,7 +388,7 @@ pub async fn restore(backup: impl AsRef<Path>, directory: impl AsRef<Path>) -> R
     .await
 }
 
-/// A new incarnation, in which no orphan is deleted until a person confirms.
+/// Starts a new incarnation, in which no orphan is deleted until a person confirms.
 async fn mark_restored(backend: &dyn Backend) -> Result<()> {
     let meta = read_meta(backend)
         .await?
@@ -405,7 +406,7 @@ async fn mark_restored(backend: &dyn Backend) -> Result<()> {
     Ok(())
 }
 
-/// An error of a call whose outcome nobody knows.
+/// The error of a call whose outcome is not known.
 fn outcome_unknown() -> Error {
     Error::unavailable("the store did not answer; the change may have been stored")
         .with_retry_after(RETRY_AFTER)

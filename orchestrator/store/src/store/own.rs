@@ -1,4 +1,4 @@
-//! Who may write a cluster's owner state: shards, epochs and the lease of a replica.
+//! Ownership of clusters: shards, epochs and the lease of a replica.
 
 use std::{
     sync::{Arc, Weak},
@@ -22,22 +22,22 @@ use crate::{
     value::{Epoch, Owner, Replica, marked, new_txn_id},
 };
 
-/// Shards that clusters are spread over. Part of the stored format.
+/// Number of shards that clusters are distributed over. Part of the stored format.
 pub const SHARDS: u8 = 64;
 
 /// How long a dead replica keeps its shards.
 const TTL: Duration = Duration::from_secs(5);
 const RENEW_EVERY: Duration = Duration::from_secs(1);
-/// What is begun this long before the lease ends is over, or fenced, when it does.
+/// Safety margin: work that starts this long before the lease ends is over, or fenced, when it does.
 const MARGIN: Duration = Duration::from_secs(1);
-/// Where nobody else can take the shards, a pause of this process must not lose them.
+/// If no other process can take the shards, a pause of this process must not lose them.
 const EXCLUSIVE_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// Requests of one cluster that a process may make for each ms that it lives, and not have numbers as high as those of
-/// the next one. All fit into what a double can hold, for those who read them as such, for two centuries.
+/// Requests that a process may make for one cluster per ms of its life without reaching the sequence numbers of the
+/// next process. For two centuries all numbers fit into a double, for consumers that read them as such.
 const REQUESTS: u64 = 1 << 10;
 
-/// Number of the first request that the owner of an epoch makes.
+/// Sequence number of the first request under an epoch.
 pub(super) fn first_sequence(epoch: u64) -> u64 {
     epoch.saturating_mul(REQUESTS)
 }
@@ -51,7 +51,7 @@ pub fn shard_of(uid: Uuid) -> u8 {
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
         });
-    // The high half is the better mixed one.
+    // The high half is mixed better.
     u8::try_from((hash >> 32) % u64::from(SHARDS)).unwrap_or(0)
 }
 
@@ -72,7 +72,7 @@ impl Holding {
     }
 }
 
-/// Proof that this process took a shard. A later owner's claim makes it worthless, wherever copies of it are.
+/// Proof that this process took a shard. The claim of a later owner invalidates it, with all its copies.
 #[derive(Clone, Debug)]
 pub struct Owned {
     shard: u8,
@@ -82,26 +82,26 @@ pub struct Owned {
 }
 
 impl Owned {
-    /// The shard.
+    /// Number of the shard.
     #[must_use]
     pub fn shard(&self) -> u8 {
         self.shard
     }
 
-    /// Epoch of the claim, higher than that of every claim before, also across restores. Platforms refuse lower ones.
+    /// Epoch of the claim, higher than that of every claim before, also across restores. Platforms reject lower ones.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Number of the first request that is made under it: above those of every claim before, also of those that a copy of
-    /// the store does not know.
+    /// Sequence number of the first request under this claim: above those of every claim before, including those that a
+    /// copy of the store does not know.
     #[must_use]
     pub fn first_sequence(&self) -> u64 {
         first_sequence(self.epoch)
     }
 
-    /// Whether something new may be begun with it. The store itself decides at each write.
+    /// Whether new work may be started with it. The store itself decides at each write.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.holding.holds()
@@ -126,25 +126,25 @@ fn lost() -> Error {
     CommitError::Fenced.into()
 }
 
-/// All shards, taken.
+/// Ownership of all shards.
 #[derive(Clone, Debug)]
 pub struct Shards(Vec<Owned>);
 
 impl Shards {
-    /// The proof for a cluster.
+    /// The proof for the shard of a cluster.
     #[must_use]
     pub fn of(&self, uid: Uuid) -> &Owned {
         &self.0[usize::from(shard_of(uid))]
     }
 
-    /// Each of them, in order.
+    /// The proofs of all shards, in order.
     #[must_use]
     pub fn all(&self) -> &[Owned] {
         &self.0
     }
 }
 
-/// Announces this replica. The task renews its lease, where that is needed.
+/// Announces this replica. The returned task renews its lease, if that is necessary.
 pub(super) async fn join(
     backend: &Arc<dyn Backend>,
     replica: &str,
@@ -168,7 +168,7 @@ pub(super) async fn join(
         value: value.encode_to_vec().into(),
         lease: id,
     });
-    // Written under a name of our own, so a lost answer can be ignored: at worst the others see us later.
+    // The key is our own, so a lost response can be ignored: at worst the other replicas see us later.
     match backend.commit(txn, Lane::Urgent).await {
         Ok(_) | Err(CommitError::Unknown) => {}
         Err(error) => return Err(error.into()),
@@ -190,14 +190,14 @@ async fn renew(backend: Weak<dyn Backend>, holding: Arc<Holding>) {
                 tracing::warn!("this replica lost its lease, and with it all shards");
                 return;
             }
-            // The deadline stands; the next try may succeed before it.
+            // The deadline stands; the next attempt may succeed before it.
             Err(error) => tracing::debug!(%error, "cannot renew the lease"),
         }
     }
 }
 
 impl Store {
-    /// Takes a shard that nobody owns. `NOT_LEADER` when somebody does.
+    /// Takes a shard that has no owner. `NOT_LEADER` if it has one.
     pub async fn take_shard(&self, shard: u8) -> Result<Owned> {
         if shard >= SHARDS {
             return Err(Error::internal(format!(
@@ -253,7 +253,7 @@ impl Store {
         ))
     }
 
-    /// Gives up a shard, so that another replica can take it at once. Nothing of it may be under way any more.
+    /// Gives up a shard, so that another replica can take it immediately. None of its work may be in flight any more.
     pub async fn release_shard(&self, owned: Owned) -> Result<()> {
         let txn = Txn {
             fence: Some(owned.fence.clone()),
@@ -261,7 +261,7 @@ impl Store {
         }
         .delete(owned.fence.key);
         match self.backend.commit(txn, Lane::Urgent).await {
-            // It is not ours any more either way.
+            // It is not ours any more in either case.
             Ok(_) | Err(CommitError::Fenced) => Ok(()),
             Err(error) => Err(error.into()),
         }

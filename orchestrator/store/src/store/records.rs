@@ -17,11 +17,12 @@ use crate::{
     value::{PlatformRow, Tombstone},
 };
 
-/// Least time that a tombstone stays: a creation that was under way when the cluster ended may show up this late.
+/// Minimum age of a tombstone that is removed: a creation that was in flight when the cluster ended may appear this
+/// late.
 const TOMBSTONE_MIN: Duration = Duration::from_secs(24 * 3600);
 
 impl Store {
-    /// All platforms by name.
+    /// All registered platforms, by name.
     pub async fn platforms(&self) -> Result<Vec<Versioned<PlatformRow>>> {
         let entries = self
             .backend
@@ -32,12 +33,12 @@ impl Store {
         entries.iter().map(decode).collect()
     }
 
-    /// A platform, `None` when it is not registered.
+    /// A platform. `None` if it is not registered.
     pub async fn platform(&self, name: &str) -> Result<Option<Versioned<PlatformRow>>> {
         self.read(&Name::Platform(name.into()).into()).await
     }
 
-    /// Registers a platform or changes it. `expected`: its present revision, 0 when it must be new, `None` for any.
+    /// Registers or changes a platform. `expected` is its present revision: 0 if it must be new, `None` for any.
     /// `REVISION_MISMATCH` otherwise.
     pub async fn put_platform(
         &self,
@@ -52,7 +53,7 @@ impl Store {
         .await
     }
 
-    /// Removes a platform. `expected`: its present revision, `None` for any.
+    /// Removes a platform. `expected` is its present revision, `None` for any.
     pub async fn delete_platform(
         &self,
         name: &str,
@@ -62,7 +63,7 @@ impl Store {
             .await
     }
 
-    /// All deleted clusters that are remembered.
+    /// All tombstones.
     pub async fn tombstones(&self) -> Result<Vec<(Uuid, Versioned<Tombstone>)>> {
         let entries = self
             .backend
@@ -80,7 +81,7 @@ impl Store {
             .collect()
     }
 
-    /// Forgets a deleted cluster and its events. Refused within a day of its end.
+    /// Removes the tombstone of a cluster, with its events. Refused within a day of its end.
     pub async fn drop_tombstone(&self, owned: &Owned, uid: Uuid) -> Result<Revision> {
         let fence = owned.fence(uid)?;
         let key: Key = Name::Tombstone(uid).into();
@@ -100,12 +101,12 @@ impl Store {
         .expect(key.clone(), Expect::Revision(tombstone.revision))
         .delete(key);
         txn.ops.push(Op::DeleteBelow { from, below });
-        // Repeated by the next sweep when the answer was lost.
+        // The next sweep repeats it if the response was lost.
         Ok(self.backend.commit(txn, Lane::Bulk).await?)
     }
 
-    /// Forgets the deleted clusters of some shards that ended longer than `keep` ago (at least a day) and that `settled`
-    /// lets go. Answers how many.
+    /// Removes the tombstones in some shards of clusters that ended longer than `keep` ago (at least a day) and for
+    /// which `settled` returns true. Returns their number.
     pub async fn sweep_tombstones(
         &self,
         owned: &[Owned],
@@ -154,7 +155,7 @@ impl Store {
         }
         .expect(key.clone(), Expect::at(expected))
         .delete(key.clone());
-        // The id is nowhere once the key is gone; a second sending that finds nothing means that the first one did it.
+        // The id is gone with the key: if a second attempt finds nothing, the first one succeeded.
         let marker = Marker {
             key: key.clone(),
             txn: Bytes::new(),

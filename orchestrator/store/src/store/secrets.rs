@@ -1,4 +1,4 @@
-//! Secrets, and the encryption of them and of user data.
+//! Secrets, and the encryption of secrets and user data.
 
 use bytes::Bytes;
 use drover_core::{Error, Reason, Result, spec::digest};
@@ -17,28 +17,29 @@ use crate::{
     value::{Meta, SecretNumbers, SecretRow, marked, new_txn_id},
 };
 
-/// Values that are in memory at once while all are looked through.
+/// Values in memory at once while all of them are read.
 const LOOK: usize = 8;
-/// How often a secret is tried to be written while others are: each time one of them got through.
+/// Attempts to write a secret while others are written: each failed attempt means that another write succeeded.
 const TRIES: usize = 64;
 
-/// Secrets of a store: the numbers of all of them are one value, which is written together with each.
+/// Maximum number of secrets: the write numbers of all of them are one value, which is written together with each.
 const MAX_SECRETS: usize = 4000;
 
 impl Store {
-    /// Takes the keys that secrets and user data are encrypted with. What another key encrypted, or none, is encrypted
-    /// anew with the first one; who is cut off there goes on at the next start. Answers how many values that were. Once,
-    /// before anybody works on the store.
+    /// Sets the keys that encrypt secrets and user data. Values that are not encrypted, or with another key, are
+    /// encrypted anew with the first one; if that is interrupted, the next start continues it. Returns the number of
+    /// these values. Call it once, before the store is used.
     ///
     /// # Errors
-    /// `FAILED_PRECONDITION`, before anything is changed, if something is encrypted with a key that is not among them
+    ///
+    /// `FAILED_PRECONDITION`, before anything is changed, if a value is encrypted with a key that is not among them
     /// (the message names the file), or if there are more than 4000 secrets.
     pub async fn unlock(&self, keys: Keyring) -> Result<usize> {
         let first = keys.first();
         let meta = self.present_meta().await?;
         let mut renewed = 0;
         if *meta.value.sealed_with != first || meta.value.format < SEALED_FORMAT {
-            // All of it is looked at before any of it is changed.
+            // All values are checked before any of them is changed.
             let other = self
                 .sealed_otherwise(&keys, &Numbers::of(&keys, &meta.value)?)
                 .await?;
@@ -83,9 +84,10 @@ impl Store {
         Ok(renewed)
     }
 
-    /// Refuses a store that is encrypted, to whoever brings no keys.
+    /// Refuses an encrypted store for which no keys were set.
     ///
     /// # Errors
+    ///
     /// `FAILED_PRECONDITION` with the name of the setting.
     pub fn require_keys(&self) -> Result<()> {
         if self.keys.get().is_some() || !self.meta.lock().value.sealed {
@@ -97,9 +99,10 @@ impl Store {
         ))
     }
 
-    /// Whether there are keys, so that secrets can be stored.
+    /// The keys, without which secrets cannot be stored.
     ///
     /// # Errors
+    ///
     /// `FAILED_PRECONDITION` with the name of the setting.
     pub fn keys(&self) -> Result<&Keyring> {
         self.keys.get().ok_or_else(|| {
@@ -115,7 +118,8 @@ impl Store {
         meta.ok_or_else(|| damaged(&Name::Meta.into()))
     }
 
-    /// Everything that is not encrypted with the first key, or not as it is today, and can be read.
+    /// Keys of the values that are not encrypted with the first key, or not in the present format. Fails if a value
+    /// cannot be read.
     async fn sealed_otherwise(&self, keys: &Keyring, numbers: &Numbers) -> Result<Vec<Key>> {
         let mut found = Vec::new();
         for prefix in [keys::kind(b's'), keys::kind(b'u')] {
@@ -150,7 +154,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Writes a secret under a number of its own, together with that number.
+    /// Writes a secret with a new write number, together with that number.
     async fn write_secret(
         &self,
         keys: &Keyring,
@@ -193,7 +197,7 @@ impl Store {
         Err(crowded())
     }
 
-    /// User data as it is stored.
+    /// Encrypts user data for storage, if there are keys.
     pub(super) fn sealed(&self, uid: Uuid, mut data: UserData) -> Result<UserData> {
         if let Some(keys) = self.keys.get() {
             for (digest, value) in &mut data.put {
@@ -204,7 +208,7 @@ impl Store {
         Ok(data)
     }
 
-    /// User data as it was before it was stored.
+    /// Decrypts stored user data, and checks it against its digest.
     pub(super) fn opened_data(&self, entry: &Entry, wanted: &str) -> Result<Bytes> {
         match self.keys.get() {
             Some(keys) => Ok(read(keys, &Numbers::default(), entry)?.0),
@@ -213,15 +217,16 @@ impl Store {
         }
     }
 
-    /// The key of digests that are shown, made when it is asked for first. It is kept as user data is: encrypted where
-    /// there are keys, and encrypted anew with them.
+    /// The key of digests that are shown, created on first use. It is stored like user data: encrypted if there are
+    /// keys, and encrypted anew with new ones.
     ///
     /// # Errors
-    /// It cannot be read or stored; the system has no random numbers.
+    ///
+    /// It cannot be read or stored, or the system provides no random numbers.
     pub async fn digest_key(&self) -> Result<DigestKey> {
         let nobody = Uuid::nil();
         for _ in 0..2 {
-            // Of two that were made at once the first by name is the one.
+            // If two were created at the same time, the first by name counts.
             let known = self.user_data_digests(nobody).await?;
             if let Some(name) = known.into_iter().min() {
                 let key = self.user_data(nobody, &name).await?;
@@ -241,7 +246,7 @@ impl Store {
         ))
     }
 
-    /// Names of all secrets with their revisions.
+    /// Names of all secrets, with their revisions.
     pub async fn secrets(&self) -> Result<Vec<Versioned<String>>> {
         let mut scan = self
             .backend
@@ -262,9 +267,10 @@ impl Store {
         Ok(names)
     }
 
-    /// What a secret holds, `None` when there is none. Secret.
+    /// Content of a secret. `None` if it does not exist. Secret.
     ///
     /// # Errors
+    ///
     /// `FAILED_PRECONDITION` without keys, or with the wrong ones.
     pub async fn secret(&self, name: &str) -> Result<Option<Versioned<Bytes>>> {
         let key: Key = Name::Secret(name.into()).into();
@@ -287,9 +293,10 @@ impl Store {
         }
     }
 
-    /// Stores a secret, encrypted. `expected` as of [`Store::put_platform`].
+    /// Stores a secret, encrypted. `expected` as for [`Store::put_platform`].
     ///
     /// # Errors
+    ///
     /// `FAILED_PRECONDITION` without keys, and beyond 4000 secrets; `REVISION_MISMATCH`.
     pub async fn put_secret(
         &self,
@@ -301,7 +308,7 @@ impl Store {
             .await
     }
 
-    /// Removes a secret. `expected`: its present revision, `None` for any.
+    /// Removes a secret. `expected` is its present revision, `None` for any.
     pub async fn delete_secret(&self, name: &str, expected: Option<Revision>) -> Result<Revision> {
         let key: Key = Name::Secret(name.into()).into();
         for _ in 0..TRIES {
@@ -312,7 +319,7 @@ impl Store {
             let expected = expected.unwrap_or(present.revision);
             let meta = self.present_meta().await?;
             let mut numbers = Numbers::of(keys, &meta.value)?;
-            // Without a number, what was removed cannot be put back.
+            // Without a number, the removed value cannot be put back.
             numbers.of.of.remove(name);
             let marker = Marker {
                 key: Name::Meta.into(),
@@ -340,11 +347,11 @@ fn crowded() -> Error {
     Error::unavailable("others write secrets all the time; try again").with_retry_after(RETRY_AFTER)
 }
 
-/// The numbers of the writings of all secrets.
+/// The write numbers of all secrets.
 #[derive(Default)]
 struct Numbers {
     of: SecretNumbers,
-    /// Every secret has one. False while those of a store from before there were numbers get theirs.
+    /// Whether every secret has one. False while a store from before there were numbers assigns them.
     all: bool,
 }
 
@@ -367,14 +374,14 @@ impl Numbers {
         keys.seal(&Name::Meta.into(), &self.of.encode_to_vec())
     }
 
-    /// The number of the next writing of a secret.
+    /// Assigns the number of the next write of a secret.
     fn next(&mut self, name: &str) -> u64 {
         self.of.last += 1;
         self.of.of.insert(name.to_owned(), self.of.last);
         self.of.last
     }
 
-    /// A transaction that writes them in the place of those of `meta`.
+    /// A transaction that writes the numbers in place of those of `meta`.
     fn put(&self, keys: &Keyring, meta: Versioned<Meta>, marker: &Marker) -> Result<Txn> {
         let value = Meta {
             secrets: self.sealed(keys)?,
@@ -391,7 +398,7 @@ impl Numbers {
     }
 }
 
-/// What an entry says, and whether it has to be encrypted anew.
+/// Decrypts an entry. Returns its content, and whether it has to be encrypted anew.
 fn read(keys: &Keyring, numbers: &Numbers, entry: &Entry) -> Result<(Bytes, bool)> {
     match entry.key.parse() {
         Some(Name::Secret(name)) => {
@@ -405,7 +412,7 @@ fn read(keys: &Keyring, numbers: &Numbers, entry: &Entry) -> Result<(Bytes, bool
                 None => Ok((keys.open(&entry.key, &row.value)?, true)),
             }
         }
-        // From before there was a key. Nothing else has the digest that its name says.
+        // Stored before there was a key: nothing else has the digest that its name says.
         Some(Name::UserData(_, wanted)) if digest(&entry.value) == wanted => {
             Ok((entry.value.clone(), true))
         }
@@ -430,7 +437,7 @@ mod tests {
     const OLD_FORMAT: u32 = 2;
     const LINE: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
 
-    /// What a store of format 2 has of a secret.
+    /// The entry of a secret in a store of format 2.
     fn old_row(keys: &Keyring, name: &str, plain: &[u8]) -> (Key, Bytes) {
         let key: Key = Name::Secret(name.into()).into();
         let row = SecretRow {
@@ -439,7 +446,7 @@ mod tests {
         (key, marked(&row, &new_txn_id()))
     }
 
-    /// An empty store of that format.
+    /// An empty store of format 2.
     async fn old_store(backend: &Arc<dyn Backend>, keys: &Keyring) -> Store {
         let store = Store::open(backend.clone()).await.unwrap();
         let meta = store.present_meta().await.unwrap();
@@ -487,7 +494,7 @@ mod tests {
             .put_record(Name::Meta.into(), full, Some(meta.revision))
             .await
             .unwrap();
-        // The largest one, too.
+        // A secret of the maximum size, too.
         let large = Bytes::from(vec![7; 256 * 1024]);
         let last = longest(0);
         for _ in 0..2 {
@@ -546,7 +553,7 @@ mod tests {
             store.present_meta().await.unwrap().value.format,
             SEALED_FORMAT
         );
-        // As it was stored before there were numbers.
+        // As it was stored before there were write numbers.
         put_old(&*backend, &keys(), "a", b"one").await;
         let refused = store.secret("a").await.unwrap_err();
         assert!(refused.message().contains("s/a was changed"), "{refused}");

@@ -1,4 +1,4 @@
-//! What the owner of a cluster writes: one step is one transaction.
+//! Writes of the owner of a cluster: one step is one transaction.
 
 use bytes::Bytes;
 use drover_core::{Error, Reason, Result};
@@ -11,40 +11,40 @@ use crate::{
     value::{Head, NewEvent, Tombstone, marked, new_txn_id},
 };
 
-/// Most node records that one step puts or deletes; a bigger request is several requests.
+/// Maximum number of node records that one step writes or deletes; a larger request is split into several.
 pub const MAX_STEP_NODES: usize = 90;
 
-/// One durable step of a cluster. One of a cluster is in flight at a time.
+/// One durable step of a cluster. A cluster has one step in flight at a time.
 #[derive(Clone, Debug, Default)]
 pub struct Step {
-    /// Cluster.
+    /// Uid of the cluster.
     pub uid: Uuid,
-    /// Revision of the head that `head` was made from; 0 when there was none.
+    /// Revision of the head that `head` is based on, 0 if there was none.
     pub expect_head: Revision,
-    /// Revision of the desired state that the plan was made from. `None`: the step does not depend on it.
+    /// Revision of the desired state that the plan is based on. `None` if the step does not depend on it.
     pub expect_desired: Option<Revision>,
-    /// The new head, made from the one at `expect_head`.
+    /// The new head, based on the one at `expect_head`.
     pub head: Head,
     /// Node records to write, by slot.
     pub put_nodes: Vec<(u64, Bytes)>,
-    /// Slots whose records go.
+    /// Slots whose records are deleted.
     pub delete_nodes: Vec<u64>,
-    /// Provision requests to keep, by id, byte for byte as they are sent.
+    /// Provision requests to store, by id, byte for byte as they are sent.
     pub put_requests: Vec<(String, Bytes)>,
-    /// Ids of provision requests that are closed.
+    /// Ids of closed provision requests.
     pub delete_requests: Vec<String>,
     /// Records of infrastructure and addons to write: kind, name, record.
     pub put_resources: Vec<(String, String, Bytes)>,
-    /// Kinds and names of those that go.
+    /// Kinds and names of those to delete.
     pub delete_resources: Vec<(String, String)>,
-    /// What happened, in order; the store numbers it.
+    /// Events in order; the store numbers them.
     pub events: Vec<NewEvent>,
 }
 
-/// A step that is durable.
+/// Result of a durable step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepDone {
-    /// Revision of all that it wrote; `expect_head` of the next step.
+    /// Revision of everything that it wrote, and `expect_head` of the next step.
     pub revision: Revision,
     /// Number of the newest event.
     pub last_seq: u64,
@@ -52,33 +52,33 @@ pub struct StepDone {
     pub head: Head,
 }
 
-/// The end of a cluster. No node, request or resource record of it may be left.
+/// The end of a cluster. None of its node, request or resource records may be left.
 #[derive(Clone, Debug, Default)]
 pub struct Finish {
-    /// Cluster.
+    /// Uid of the cluster.
     pub uid: Uuid,
-    /// Its name.
+    /// Name of the cluster.
     pub name: String,
-    /// Revision of its head; 0 when it has none.
+    /// Revision of its head, 0 if it has none.
     pub expect_head: Revision,
-    /// Revision of its desired state: an apply in between wins.
+    /// Revision of its desired state, so that an apply in the meantime wins.
     pub expect_desired: Revision,
     /// The head at `expect_head`.
     pub head: Head,
-    /// The last that happened.
+    /// Its last events, in order.
     pub events: Vec<NewEvent>,
-    /// When it was finished, in ms since 1970.
+    /// When its deletion was finished, in ms since 1970.
     pub delete_time_ms: i64,
-    /// The platforms that it ever used, encoded by the orchestrator.
+    /// All platforms that it ever used, encoded by the orchestrator.
     pub platforms: Bytes,
 }
 
 impl Store {
     /// Makes a step durable.
     ///
-    /// `FENCED` when the shard was lost. `CONFLICT` when the head or desired state was changed since; metadata `changed`
-    /// says which (`head` or `desired`). `UNAVAILABLE` after a lost answer that could not be resolved: load the cluster
-    /// again. In all other cases nothing was written.
+    /// `FENCED` if the shard was lost. `CONFLICT` if the head or desired state was changed in the meantime; the
+    /// metadata `changed` says which (`head` or `desired`). `UNAVAILABLE` after a lost response that could not be
+    /// resolved: load the cluster again. In all other cases nothing was written.
     pub async fn step(&self, owned: &Owned, step: Step, lane: Lane) -> Result<StepDone> {
         let fence = owned.fence(step.uid)?;
         let marker = Marker {
@@ -94,8 +94,8 @@ impl Store {
         })
     }
 
-    /// Trims events older than a time and those above the most that are kept; `None` when there is nothing to trim. For
-    /// clusters that are quiet: every step trims by number.
+    /// Trims the events that are older than a time or beyond the maximum number; `None` if there is nothing to trim.
+    /// For quiet clusters, because every step trims by number.
     pub async fn trim_events(
         &self,
         owned: &Owned,
@@ -124,9 +124,9 @@ impl Store {
         }))
     }
 
-    /// Ends a cluster: its name is free again, a tombstone and its events stay.
+    /// Ends a cluster: its name becomes free, its tombstone and events stay.
     ///
-    /// Errors as of [`Store::step`]; `FAILED_PRECONDITION` when records of it are left.
+    /// Errors as for [`Store::step`]; `FAILED_PRECONDITION` if records of it are left.
     pub async fn finish_cluster(&self, owned: &Owned, finish: Finish) -> Result<StepDone> {
         let Finish {
             uid,
@@ -169,7 +169,7 @@ impl Store {
         })
     }
 
-    /// The owner's writes all change the head, so what is read here still holds when the head is as expected.
+    /// All writes of the owner change the head, so this read is still valid if the head is as expected.
     async fn refuse_leftovers(&self, uid: Uuid) -> Result<()> {
         let range = Range {
             limit: Some(3),

@@ -1,4 +1,4 @@
-//! The portable copy of a store, and the one for people.
+//! The portable export of a store, and the human-readable dump.
 
 use bytes::Bytes;
 use drover_core::{Error, Reason, Result};
@@ -16,23 +16,23 @@ use crate::{
     },
 };
 
-/// Shows, for people, what only the orchestrator can read: the value of a node, request or resource, the spec of a
-/// desired state or platform, the state of a head. `None`: only its length is shown.
+/// Renders for people the values that only the orchestrator can read: the value of a node, request or resource, the
+/// spec of a desired state or platform, the state of a head. If it returns `None`, only the length is shown.
 pub type Decoder<'a> = &'a (dyn Fn(&Name, &[u8]) -> Option<Value> + Send + Sync);
 
-/// What an export or import took along.
+/// Summary of an export, import or dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// Keys.
+    /// Number of keys.
     pub entries: u64,
     /// Revision of the store at which they were read.
     pub revision: Revision,
 }
 
-/// First bytes of an export, with the number of its form.
+/// First bytes of an export, with the version of its format.
 const MAGIC: &[u8; 16] = b"drover export 1\n";
 
-/// Nothing that a transaction may hold makes a longer frame.
+/// Maximum length of a frame; nothing that a transaction may contain results in a longer one.
 const MAX_FRAME: usize = 512 * 1024;
 
 /// A frame of an export: the length of the message in 4 bytes, big endian, then the message.
@@ -58,7 +58,7 @@ struct End {
     revision: u64,
 }
 
-/// FNV-1a over all that came before the last frame: against damage, not against malice.
+/// FNV-1a over everything before the last frame: detects damage, not manipulation.
 struct Checksum(u64);
 
 impl Checksum {
@@ -78,7 +78,7 @@ fn portable(key: &Key) -> bool {
     !key.is_leased()
 }
 
-/// Writes every key at one revision.
+/// Writes all keys at one revision.
 pub(super) async fn export(
     backend: &dyn Backend,
     out: &mut (dyn AsyncWrite + Unpin + Send),
@@ -134,8 +134,8 @@ fn frame(buffer: &mut Vec<u8>, frame: &Frame) {
     buffer.extend_from_slice(&bytes);
 }
 
-/// Writes an export into an empty backend. What identifies the store comes last, so a half-made one is never opened. The
-/// store is held, as after [`super::restore`].
+/// Writes an export into an empty backend. The metadata that identifies the store comes last, so that a partial import
+/// is never opened. The store is held, as after [`super::restore`].
 pub async fn import(
     backend: &dyn Backend,
     from: &mut (dyn AsyncRead + Unpin + Send),
@@ -224,7 +224,7 @@ fn damaged() -> Error {
     Error::invalid("", "the export is damaged; make it again")
 }
 
-/// Nobody else writes, so the same values may be written twice.
+/// There is no other writer, so the same values may be written twice.
 async fn write(backend: &dyn Backend, txn: Txn) -> Result<()> {
     match backend.commit(txn.clone(), Lane::Bulk).await {
         Err(CommitError::Unknown) => backend.commit(txn, Lane::Bulk).await?,
@@ -234,12 +234,12 @@ async fn write(backend: &dyn Backend, txn: Txn) -> Result<()> {
 }
 
 impl Store {
-    /// Writes the portable copy of the store, all at one revision. [`crate::import`] reads it into any backend.
+    /// Writes the portable export of the store, all at one revision. [`crate::import`] reads it into any backend.
     pub async fn export(&self, out: &mut (dyn AsyncWrite + Unpin + Send)) -> Result<Summary> {
         export(&*self.backend, out).await
     }
 
-    /// Writes what is stored for people to read: a line of JSON for each key. Secrets are never shown.
+    /// Writes a human-readable dump: one line of JSON per key. Secrets are never shown.
     pub async fn dump(
         &self,
         out: &mut (dyn AsyncWrite + Unpin + Send),

@@ -1,4 +1,5 @@
-//! A process that writes is killed at random moments: what it was told is there, and nothing is there in part.
+//! A process that writes is killed at random moments: everything that was acknowledged is there, and nothing is there
+//! in part.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -91,7 +92,7 @@ async fn a_killed_writer_leaves_all_of_a_step_or_nothing() {
         std::thread::sleep(Duration::from_micros(rng.u64(..5000)));
         child.kill().unwrap();
         child.wait().unwrap();
-        // A last line may be cut off.
+        // The last line may be cut off.
         let rest: Vec<String> = lines.collect();
         for line in rest.into_iter().filter(|line| line.split(' ').count() == 3) {
             note(line);

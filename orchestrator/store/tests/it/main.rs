@@ -1,4 +1,4 @@
-//! Stores of the record, and what becomes of them when their process dies.
+//! The store's backends, and the effect of a crash on them.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! The suite over the memory backend.
+//! The conformance suite over the memory backend.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ async fn shards_of_a_dead_replica_are_free_after_its_lease() {
         dead.take_shard(1).await.unwrap(),
         alive.take_shard(2).await.unwrap(),
     );
-    // Without a word, as a process dies.
+    // Without notice, as when a process dies.
     drop(dead);
     assert_eq!(
         alive.take_shard(1).await.unwrap_err().reason(),

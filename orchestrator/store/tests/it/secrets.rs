@@ -1,4 +1,4 @@
-//! Encryption of secrets and user data: with a key, with another one, cut off in between, and with the wrong one.
+//! Encryption of secrets and user data: with a key, with another one, interrupted in between, and with the wrong one.
 
 #![allow(
     clippy::unwrap_used,
@@ -32,7 +32,7 @@ fn ring(lines: &[&String]) -> Keyring {
     Keyring::parse(&text, "/etc/drover/keys").unwrap()
 }
 
-/// Everything that is stored, values and keys, as it is on the disk.
+/// All stored keys and values, as they are on the disk.
 async fn raw(backend: &Arc<dyn Backend>) -> String {
     let scan = backend.scan(Range::all(), 100).await.unwrap();
     let entries = scan.collect().await.unwrap().into_iter();
@@ -70,7 +70,7 @@ async fn with_a_key_nothing_secret_is_readable_at_rest() {
     let backend: Arc<dyn Backend> = Arc::new(MemoryBackend::new());
     let key = line();
     let store = Store::open(backend.clone()).await.unwrap();
-    // From before there was a key.
+    // Stored before there was a key.
     let uid = make(&store, &[DATA]).await;
     assert!(raw(&backend).await.contains("hush"));
     assert_eq!(store.unlock(ring(&[&key])).await.unwrap(), 1);
@@ -96,7 +96,7 @@ async fn with_a_key_nothing_secret_is_readable_at_rest() {
     assert_eq!(&*read(&store, uid, DATA).await, DATA.as_bytes());
     assert_eq!(&*read(&store, uid, "second hush").await, b"second hush");
 
-    // The next start finds all of it encrypted, and refuses to go on without the key.
+    // The next start finds all of it encrypted, and refuses to continue without the key.
     drop(store);
     let store = Store::open(backend).await.unwrap();
     let refused = store.require_keys().unwrap_err();
@@ -140,7 +140,7 @@ async fn the_wrong_key_is_refused_with_the_file_and_changes_nothing() {
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(unchanged(&raw(&backend).await), unchanged(&before));
-    // The way out: the old key beside the new one.
+    // The way out: the old key together with the new one.
     drop(store);
     let store = Store::open(backend.clone()).await.unwrap();
     assert_eq!(store.unlock(ring(&[&wrong, &right])).await.unwrap(), 2);
@@ -177,7 +177,7 @@ async fn a_value_that_somebody_moved_or_changed_is_refused() {
     assert!(!refused.message().contains("guessed"));
 }
 
-/// The row of a secret as it is in the file.
+/// The row of a secret in the database file.
 fn row(file: &std::path::Path, name: &str) -> Option<(i64, Vec<u8>)> {
     let key = Key::from(Name::Secret(name.to_owned()));
     let file = Connection::open(file).unwrap();
@@ -224,14 +224,14 @@ async fn an_old_row_of_a_secret_that_somebody_put_back_is_refused_and_the_others
     }
     let other = store.secret("other").await.unwrap().unwrap();
     assert_eq!(&*other.value, b"leaked");
-    // Written again, it is one again.
+    // Written again, it is readable again.
     store.put_secret("db", SECRET.into(), None).await.unwrap();
     let again = store.secret("db").await.unwrap().unwrap();
     assert_eq!(&*again.value, SECRET.as_bytes());
 }
 
-/// A rotation is cut off before and after each of its commits; the next start ends it, with nothing lost and nothing
-/// readable.
+/// A rotation is interrupted before and after each of its commits; the next start completes it, with nothing lost and
+/// nothing readable.
 #[tokio::test]
 async fn a_rotation_that_is_cut_off_goes_on_at_the_next_start() {
     let mut commits = 0;
@@ -264,7 +264,7 @@ async fn a_rotation_that_is_cut_off_goes_on_at_the_next_start() {
             drop(store);
             faulty.restart();
             assert!(!raw(&inner).await.contains("hush"));
-            // Only one of the two keys: it may not start, or has to be able to read everything.
+            // With only one of the two keys, the store either refuses to start or can read everything.
             let store = Store::open(backend.clone()).await.unwrap();
             store.require_keys().unwrap_err();
             if store.unlock(ring(&[&old])).await.is_ok() {

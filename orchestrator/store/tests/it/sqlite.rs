@@ -1,4 +1,4 @@
-//! The suite over SQLite.
+//! The conformance suite over SQLite.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! What SQLite does with its files: who may open them, and what happens when they or their disk are not as they should be.
+//! Files of the SQLite backend: who may open them, and what happens if they or their disk are not in order.
 
 #![allow(
     clippy::unwrap_used,
@@ -55,7 +55,7 @@ fn contents(directory: &Path) -> [Option<Vec<u8>>; 2] {
     [DATABASE.to_owned(), format!("{DATABASE}-wal")].map(|name| fs::read(directory.join(name)).ok())
 }
 
-/// Takes the files as a crash would leave them.
+/// Copies the files as a crash would leave them.
 fn crashed_copy(from: &Path) -> tempfile::TempDir {
     let to = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -124,7 +124,7 @@ async fn a_handle_opened_earlier_is_fenced_where_the_lock_does_not_hold() {
     let directory = tempfile::tempdir().unwrap();
     let old = SqliteBackend::open(directory.path()).unwrap();
     put(&old, "a", 1).await.unwrap();
-    // As on a file system that does not keep locks.
+    // As on a file system that does not support locks.
     fs::remove_file(directory.path().join("drover.lock")).unwrap();
     let new = SqliteBackend::open(directory.path()).unwrap();
     assert_eq!(put(&old, "b", 1).await, Err(CommitError::Fenced));
@@ -401,7 +401,7 @@ async fn a_backup_made_under_load_is_restored_and_held() {
     restored.confirm_restore().await.unwrap();
     assert!(!restored.restored_hold());
     drop((newer, restored));
-    // What works for the store in the background ends a moment later.
+    // The background work of the store ends a moment later.
     let reopened = tokio::time::timeout(std::time::Duration::from_secs(30), async {
         loop {
             if let Ok(store) = Store::open_directory(&two).await {

@@ -1,4 +1,4 @@
-//! Bodies of answers that end as they should, or not.
+//! Response bodies that end properly, or not.
 
 use std::{collections::VecDeque, io};
 
@@ -11,19 +11,19 @@ use kube::client::Body;
 use serde_json::Value;
 use tokio::sync::broadcast;
 
-/// An answer to the client.
+/// A response to the client.
 pub type Answer = Response<UnsyncBoxBody<Bytes, io::Error>>;
 
-/// What happens to a watch that runs.
+/// An event in the life of a running watch.
 #[derive(Clone, Debug)]
 pub enum Happens {
     /// The connection breaks in the middle of an event.
     Cut,
-    /// It ends as the API server ends it after its timeout.
+    /// It ends as after the API server's timeout.
     End,
-    /// Nothing more comes, and it does not end.
+    /// It stays open, and nothing more comes.
     Silence,
-    /// This ERROR event, then the end.
+    /// It sends this ERROR event, then ends.
     Error(Value),
 }
 
@@ -45,7 +45,7 @@ fn broken() -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionReset, "broken on purpose")
 }
 
-/// The head of an answer and half of its body; then the connection breaks.
+/// The head of a response and half of its body, then a broken connection.
 pub fn cut(head: http::response::Parts, body: &Bytes) -> Answer {
     let half = body.slice(..body.len() / 2);
     let frames = stream::iter([Ok(Frame::data(half)), Err(broken())]);
@@ -55,7 +55,7 @@ pub fn cut(head: http::response::Parts, body: &Bytes) -> Answer {
     answer
 }
 
-/// The body as it comes.
+/// The body, streamed through.
 pub fn passed(body: Body) -> UnsyncBoxBody<Bytes, io::Error> {
     body.map_err(io::Error::other).boxed_unsync()
 }
@@ -68,7 +68,7 @@ pub fn error_event(status: &Value, framed: bool) -> Bytes {
     }
     let text = |name: &str| status[name].as_str().unwrap_or_default().as_bytes();
     let code = status["code"].as_u64().unwrap_or_default();
-    // `meta/v1` Status in `runtime.Unknown`, that in a WatchEvent, with its length before it.
+    // A `meta/v1` Status in a `runtime.Unknown`, in a WatchEvent, with its length as a prefix.
     let mut object = Vec::new();
     put(&mut object, 3, text("message"));
     put(&mut object, 4, text("reason"));
@@ -108,7 +108,7 @@ struct Watch {
     framed: bool,
 }
 
-/// The events of a watch, `framed` in protobuf or lines of JSON, until something happens to it.
+/// The events of a watch, `framed` in protobuf or as lines of JSON, until a [`Happens`] ends it.
 pub fn watched(
     upstream: Body,
     commands: broadcast::Receiver<(String, Happens)>,
@@ -138,7 +138,7 @@ async fn next(mut watch: Watch) -> Option<(io::Result<Frame<Bytes>>, Watch)> {
             command = watch.commands.recv() => match command {
                 Ok((resource, happens)) if resource == watch.resource => watch.happens(happens),
                 Ok(_) => {}
-                // The proxy is gone, or was told more than fits: no test does that.
+                // The proxy is gone, or too many commands were sent, which no test does.
                 Err(_) => watch.upstream = None,
             },
             frame = upstream.frame(), if !watch.silent => match frame {

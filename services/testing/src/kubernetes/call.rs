@@ -1,4 +1,4 @@
-//! Calls to an API server, and what can befall one.
+//! Calls to an API server, and the faults that can hit them.
 
 use std::fmt;
 
@@ -6,28 +6,28 @@ use http::{Method, Request, StatusCode};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-/// One call, as the API server would authorise it.
+/// A call, as the API server would authorise it.
 #[derive(Clone)]
 pub struct Call {
     /// get, list, watch, create, update, patch, delete, deletecollection; connect for exec.
     pub verb: &'static str,
-    /// `pods`, `statefulsets.apps`, `pods/log`. Empty: no resource (discovery, health).
+    /// `pods`, `statefulsets.apps`, `pods/log`. Empty if there is no resource (discovery, health).
     pub resource: String,
-    /// Empty: all namespaces, or none.
+    /// Empty for all namespaces, or none.
     pub namespace: String,
-    /// Empty: a collection. For a create, the name in the body.
+    /// For a create, the name in the body. Empty for a collection.
     pub name: String,
-    /// Whether nothing is to be kept.
+    /// Whether it is a dry run, so that nothing is stored.
     pub dry_run: bool,
     pub path: String,
     pub query: String,
-    /// When it came.
+    /// When it arrived.
     pub at: Instant,
-    /// The status that the client was given. `None`: none (yet).
+    /// Status that was returned to the client. `None` if there is none (yet).
     pub status: Option<u16>,
-    /// The fault it met.
+    /// The fault that hit it.
     pub fault: Option<&'static str>,
-    /// Whether the metadata of the objects was all that was asked for.
+    /// Whether only the metadata of the objects was requested.
     pub metadata_only: bool,
 }
 
@@ -47,7 +47,7 @@ impl fmt::Debug for Call {
 }
 
 impl Call {
-    /// Reads a request. Its body is needed for the name of what is created.
+    /// Parses a request. The body is needed for the name of a created object.
     pub fn read<T>(request: &Request<T>, body: &[u8]) -> Self {
         let path = request.uri().path().to_owned();
         let query = request.uri().query().unwrap_or_default().to_owned();
@@ -96,7 +96,6 @@ impl Call {
         }
     }
 
-    /// Whether it changes something.
     pub fn changes(&self) -> bool {
         let changing = ["create", "update", "patch", "delete", "deletecollection"];
         !self.dry_run
@@ -105,7 +104,7 @@ impl Call {
     }
 }
 
-/// What a path means.
+/// Meaning of a path.
 #[derive(Default)]
 struct Place {
     resource: String,
@@ -147,7 +146,7 @@ impl Place {
     }
 }
 
-/// Which call a fault befalls.
+/// Selects the calls that a fault hits.
 #[derive(Clone, Debug, Default)]
 pub struct On {
     verb: Option<&'static str>,
@@ -160,7 +159,7 @@ pub struct On {
 }
 
 impl On {
-    /// The next call of this verb to this resource that is no dry run. An empty resource: of any.
+    /// The next call with this verb to this resource that is not a dry run. An empty resource matches any.
     pub fn call(verb: &'static str, resource: &str) -> Self {
         Self {
             verb: Some(verb),
@@ -170,7 +169,7 @@ impl On {
         }
     }
 
-    /// The next call of whatever kind, dry runs and watches excepted.
+    /// The next call of any kind, except for dry runs and watches.
     pub fn any() -> Self {
         Self {
             times: 1,
@@ -187,7 +186,7 @@ impl On {
         }
     }
 
-    /// Only calls about this name.
+    /// Only calls for this name.
     pub fn named(mut self, name: &str) -> Self {
         self.name = Some(name.to_owned());
         self
@@ -199,19 +198,19 @@ impl On {
         self
     }
 
-    /// The n-th such call instead of the next, from 1.
+    /// The n-th matching call instead of the next one, starting at 1.
     pub fn nth(mut self, n: usize) -> Self {
         self.skip = n - 1;
         self
     }
 
-    /// So many such calls instead of one.
+    /// This number of matching calls instead of one.
     pub fn times(mut self, times: usize) -> Self {
         self.times = times;
         self
     }
 
-    /// All such calls from now on.
+    /// All matching calls from now on.
     pub fn always(self) -> Self {
         self.times(usize::MAX)
     }
@@ -231,35 +230,36 @@ impl On {
     }
 }
 
-/// What befalls a call.
+/// A fault that hits a call.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// The API server is not asked; this is the answer.
+    /// The call does not reach the API server; this is the response.
     Refuse(StatusCode, Value),
-    /// The API server does it, and this is the answer.
+    /// The API server executes the call, and this is the response.
     RefuseAfter(StatusCode, Value),
-    /// The API server is not asked and asks to come back later.
+    /// The call does not reach the API server; the response is to retry later.
     Throttle {
         /// Value of `Retry-After`.
         seconds: u64,
     },
-    /// The connection is closed, and nothing done.
+    /// The connection is closed, and nothing is executed.
     Disconnect,
-    /// It is done, and the connection closed without an answer.
+    /// The call is executed, and the connection is closed without a response.
     LoseAnswer,
-    /// It is done, and the connection is closed in the middle of the answer's body.
+    /// The call is executed, and the connection is closed in the middle of the response body.
     CutAnswer,
-    /// Nothing is done, and there is never an answer.
+    /// Nothing is executed, and there is never a response.
     Stall,
-    /// It is done, and there is never an answer.
+    /// The call is executed, and there is never a response.
     StallAfter,
-    /// From this call on nothing of the client reaches the API server: it died before it asked.
+    /// Crash before the call: from here on nothing of the client reaches the API server.
     DieBefore,
-    /// It is done, and from then on nothing of the client reaches the API server and nothing comes back: it died.
+    /// Crash after the call: it is executed, but from then on nothing of the client reaches the API server, and no
+    /// response comes back.
     DieAfter,
-    /// A watch that is accepted and begins with an ERROR event.
+    /// A watch that is accepted and starts with an ERROR event.
     WatchError(StatusCode, Value),
-    /// A watch that is accepted and never says anything.
+    /// A watch that is accepted and never sends anything.
     WatchSilent,
 }
 
@@ -281,7 +281,7 @@ impl Fault {
         }
     }
 
-    /// An error of the API server itself: nothing is done.
+    /// An internal error of the API server: nothing is executed.
     pub fn internal() -> Self {
         let (code, body) = refusal(
             500,
@@ -291,7 +291,7 @@ impl Fault {
         Self::Refuse(code, body)
     }
 
-    /// The same, though it was done.
+    /// The same, although the call was executed.
     pub fn internal_after() -> Self {
         let (code, body) = refusal(
             500,
@@ -301,13 +301,13 @@ impl Fault {
         Self::RefuseAfter(code, body)
     }
 
-    /// A watch's resource version is too old, said with an HTTP status.
+    /// The resource version of a watch is too old, reported with an HTTP status.
     pub fn expired() -> Self {
         let (code, body) = refusal(410, "Expired", "too old resource version: 1 (2)");
         Self::Refuse(code, body)
     }
 
-    /// The same, said with an event.
+    /// The same, reported with an event.
     pub fn expired_event() -> Self {
         let (code, body) = refusal(410, "Expired", "too old resource version: 1 (2)");
         Self::WatchError(code, body)
@@ -319,7 +319,7 @@ impl Fault {
     }
 }
 
-/// The body of a refusal as the API server writes it.
+/// The body of a refusal, as written by the API server.
 pub fn refusal(code: u16, reason: &str, message: &str) -> (StatusCode, Value) {
     let body = json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",

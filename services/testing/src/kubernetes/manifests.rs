@@ -1,4 +1,4 @@
-//! The manifests of `deploy/kubernetes`, as kustomize would send them.
+//! The manifests of `deploy/kubernetes`, as kustomize would render them.
 
 use std::path::{Path, PathBuf};
 
@@ -6,26 +6,25 @@ use serde_json::{Value, json};
 
 use super::Raw;
 
-/// The name of everything there.
+/// Name of all objects in the manifests.
 pub const NAME: &str = "drover-platform-k8s";
 
-/// Where they are.
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes")
 }
 
-/// The documents of a file.
+/// Parses the documents of a file.
 pub fn documents(file: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(folder().join(file)).unwrap();
     serde_saphyr::from_multiple::<Value>(&text).unwrap()
 }
 
-/// Namespaces of a test in the place of those of the manifests.
+/// Namespaces of a test, in place of those of the manifests.
 #[derive(Clone, Copy, Debug)]
 pub struct Places<'a> {
-    /// `drover-system`.
+    /// In place of `drover-system`.
     pub system: &'a str,
-    /// `drover-nodes`.
+    /// In place of `drover-nodes`.
     pub nodes: &'a str,
 }
 
@@ -39,7 +38,7 @@ impl Places<'_> {
     }
 }
 
-/// The kustomization of a folder, and those of the folders that it names before it.
+/// The kustomizations of the folders that a folder refers to, followed by its own.
 pub fn kustomizations(folder: &str) -> Vec<(String, Value)> {
     let own = documents(&format!("{folder}/kustomization.yaml")).remove(0);
     let mut all = Vec::new();
@@ -52,7 +51,7 @@ pub fn kustomizations(folder: &str) -> Vec<(String, Value)> {
     all
 }
 
-/// The files with objects that a folder stands for.
+/// The files with the objects of a folder.
 pub fn files(folder: &str) -> Vec<String> {
     let mut files = Vec::new();
     for (folder, own) in kustomizations(folder) {
@@ -62,7 +61,7 @@ pub fn files(folder: &str) -> Vec<String> {
     files
 }
 
-/// Everything that a folder stands for, in namespaces of a test. Names of ConfigMaps have no hash.
+/// All objects of a folder, in the namespaces of a test. Names of ConfigMaps have no hash.
 pub fn built(folder: &str, places: Places<'_>) -> Vec<Value> {
     let mut objects = Vec::new();
     for file in files(folder) {
@@ -121,7 +120,7 @@ fn joined(folder: &str, path: &str) -> String {
     parts.join("/")
 }
 
-/// What kustomize makes of the documents of a file, in namespaces of a test.
+/// The documents of a file as rendered by kustomize, in the namespaces of a test.
 pub fn placed(file: &str, places: Places<'_>) -> Vec<Value> {
     let folder = file.rsplit_once('/').map_or("", |(folder, _)| folder);
     let own = documents(&format!("{folder}/kustomization.yaml")).remove(0);
@@ -158,7 +157,7 @@ pub fn placed(file: &str, places: Places<'_>) -> Vec<Value> {
     documents
 }
 
-/// Where an object is at the API server.
+/// Path of an object at the API server.
 pub fn path(object: &Value) -> String {
     let version = object["apiVersion"].as_str().unwrap();
     let root = if version.contains('/') { "apis" } else { "api" };
@@ -174,7 +173,6 @@ pub fn path(object: &Value) -> String {
     }
 }
 
-/// Applies objects.
 pub async fn apply(raw: &Raw, objects: Vec<Value>) {
     for object in objects {
         raw.apply(&path(&object), &object).await.unwrap();

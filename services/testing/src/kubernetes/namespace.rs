@@ -1,4 +1,4 @@
-//! A namespace of its own for each test, and everything that is in it.
+//! A separate namespace for each test, and its contents.
 
 use std::{fmt, sync::Arc};
 
@@ -11,18 +11,16 @@ use serde_json::{Value, json};
 use super::{PATIENCE, Raw, Refused, until};
 use crate::wait::Wait;
 
-/// A namespace, with the administrator's access to it.
+/// A namespace, accessed as the administrator.
 pub struct Namespace {
-    /// Its name.
     pub name: String,
-    /// The API server.
     pub raw: Raw,
 }
 
-/// Something that exists in a namespace.
+/// An object in a namespace.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Thing {
-    /// `pods`, `statefulsets.apps`.
+    /// Plural and group: `pods`, `statefulsets.apps`.
     pub resource: String,
     pub name: String,
     pub uid: String,
@@ -41,7 +39,7 @@ impl fmt::Debug for Thing {
     }
 }
 
-/// The path of a resource like `pods` or `statefulsets.apps` in a namespace; `plural.version.group` for other versions
+/// Path of a resource such as `pods` or `statefulsets.apps` in a namespace; `plural.version.group` for versions other
 /// than v1.
 pub fn path(namespace: &str, resource: &str) -> String {
     let Some((plural, group)) = resource.split_once('.') else {
@@ -77,17 +75,17 @@ impl Namespace {
         list["items"].as_array().cloned().unwrap_or_default()
     }
 
-    /// JSON merge patch.
+    /// Applies a JSON merge patch.
     pub async fn merge(&self, resource: &str, name: &str, patch: &Value) -> Result<Value, Refused> {
         self.raw.merge(&self.one(resource, name), patch).await
     }
 
-    /// Deletes at once; what is not there is no error.
+    /// Deletes without a grace period; it is not an error if the object does not exist.
     pub async fn delete(&self, resource: &str, name: &str) {
         self.raw.delete(&self.one(resource, name)).await.unwrap();
     }
 
-    /// A pod that nobody of ours made.
+    /// Creates a pod that does not belong to us.
     pub async fn pod(&self, name: &str, metadata: Value) -> Value {
         let mut pod = json!({
             "apiVersion": "v1",
@@ -102,13 +100,13 @@ impl Namespace {
         self.create("pods", &pod).await.unwrap()
     }
 
-    /// What exists, of every kind that can be listed, except what every namespace has.
+    /// Existing objects of all kinds that can be listed, except those that every namespace has.
     pub async fn everything(&self) -> Vec<Thing> {
         let resources = namespaced(&self.raw).await;
         self.things(&resources).await
     }
 
-    /// What exists of these kinds.
+    /// Existing objects of these kinds.
     async fn things(&self, resources: &[Listable]) -> Vec<Thing> {
         let lists = join_all(resources.iter().map(|resource| async move {
             let list = self.raw.get(&self.path(&resource.versioned)).await;
@@ -119,7 +117,7 @@ impl Namespace {
         for (resource, list) in lists {
             let list = match list {
                 Ok(list) => list,
-                // A kind that went since discovery.
+                // The kind was removed after discovery.
                 Err(refused) if refused.code == 404 || refused.code == 405 => continue,
                 Err(refused) => panic!("{resource}: {refused:?}"),
             };
@@ -140,11 +138,11 @@ impl Namespace {
         things
     }
 
-    /// Waits until nothing is left, of any kind.
+    /// Waits until nothing of any kind is left.
     pub async fn until_empty(&self, what: &str) {
         let mut wait = Wait::new(what, PATIENCE);
         loop {
-            // All kinds are two dozen lists: only those are looked at again and again that have something.
+            // Listing all kinds takes two dozen calls, so only those with objects are polled.
             let all = namespaced(&self.raw).await;
             let mut left = self.things(&all).await;
             if left.is_empty() {
@@ -159,7 +157,7 @@ impl Namespace {
         }
     }
 
-    /// Begins to delete the namespace.
+    /// Starts to delete the namespace.
     pub async fn remove(&self) {
         let path = format!("/api/v1/namespaces/{}", self.name);
         self.raw.delete(&path).await.unwrap();
@@ -176,7 +174,7 @@ impl Namespace {
     }
 }
 
-/// What controllers put into every namespace, and the notes about what happened.
+/// Objects that controllers create in every namespace, and events.
 fn everywhere(thing: &Thing) -> bool {
     matches!(
         (thing.resource.as_str(), thing.name.as_str()),
@@ -188,9 +186,9 @@ fn everywhere(thing: &Thing) -> bool {
 /// A namespaced resource that can be listed.
 #[derive(Clone)]
 struct Listable {
-    /// `statefulsets.apps`.
+    /// Plural and group: `statefulsets.apps`.
     name: String,
-    /// `statefulsets.v1.apps`.
+    /// Plural, version and group: `statefulsets.v1.apps`.
     versioned: String,
 }
 

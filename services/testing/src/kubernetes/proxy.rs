@@ -1,4 +1,4 @@
-//! A proxy in front of an API server: plain HTTP towards the client under test, with a log of its calls and faults on
+//! A proxy in front of an API server: plain HTTP for the client under test, with a log of its calls and faults on
 //! demand.
 
 use std::{io, path::Path, sync::Arc};
@@ -23,7 +23,7 @@ use super::{
     refusal, until,
 };
 
-/// Whose credentials reach the API server.
+/// Credentials that reach the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speaks {
     /// The administrator's.
@@ -32,7 +32,7 @@ pub enum Speaks {
     AsClient,
 }
 
-/// The proxy. It ends when it is dropped, with all its connections.
+/// Dropping the proxy closes it with all its connections.
 pub struct FaultProxy {
     shared: Arc<Shared>,
     address: std::net::SocketAddr,
@@ -54,7 +54,7 @@ struct State {
     watches: Vec<String>,
 }
 
-/// Ends the connection without an answer.
+/// Closes the connection without a response.
 #[derive(Debug, thiserror::Error)]
 #[error("severed on purpose")]
 struct Severed;
@@ -71,7 +71,7 @@ impl FaultProxy {
         Self::over(rig.kubeconfig(), Speaks::AsAdministrator).await
     }
 
-    /// In front of the API server of a kubeconfig.
+    /// Starts a proxy in front of the API server of a kubeconfig.
     pub async fn over(kubeconfig: &Path, speaks: Speaks) -> Self {
         let mut config = config(kubeconfig).await;
         if speaks == Speaks::AsClient {
@@ -101,45 +101,45 @@ impl FaultProxy {
         format!("http://{}", self.address)
     }
 
-    /// A kubeconfig that leads here.
+    /// A kubeconfig for the proxy.
     pub fn kubeconfig(&self) -> std::path::PathBuf {
         self.folder.path().join("kubeconfig")
     }
 
-    /// Writes the kubeconfig anew, with a line of credentials (`token: abc`, `tokenFile: /path`).
+    /// Rewrites the kubeconfig, with a line of credentials (`token: abc`, `tokenFile: /path`).
     pub fn write_kubeconfig(&self, user: &str) {
         let text = format!(
             "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: \"{}\"}}}}]\nusers: [{{name: u, user: {{{user}}}}}]\n\
              contexts: [{{name: x, context: {{cluster: c, user: u}}}}]\ncurrent-context: x\n",
             self.url()
         );
-        // As people and tools do it: whole or not at all.
+        // Atomically, as people and tools do it.
         let draft = self.folder.path().join("draft");
         std::fs::write(&draft, text).unwrap();
         std::fs::rename(draft, self.kubeconfig()).unwrap();
     }
 
-    /// Lets something befall a call. The first rule that fits counts; one rule counts its calls by itself.
+    /// Adds a fault. The first rule that matches a call applies; each rule counts its calls separately.
     pub fn fail(&self, on: On, fault: Fault) {
         self.shared.state.lock().rules.push((on, fault));
     }
 
-    /// Faults that were not met yet.
+    /// Faults that have not hit a call yet.
     pub fn faults_left(&self) -> usize {
         self.shared.state.lock().rules.len()
     }
 
-    /// No more faults.
+    /// Removes all faults.
     pub fn heal(&self) {
         self.shared.state.lock().rules.clear();
     }
 
-    /// All calls so far, in the order in which they came.
+    /// All calls so far, in the order of their arrival.
     pub fn calls(&self) -> Vec<Call> {
         self.shared.state.lock().calls.clone()
     }
 
-    /// Forgets the calls so far.
+    /// Clears the log of calls.
     pub fn forget(&self) {
         self.shared.state.lock().calls.clear();
     }
@@ -149,30 +149,29 @@ impl FaultProxy {
         self.shared.state.lock().calls.iter().filter(fits).count()
     }
 
-    /// Whether a client died here ([`Fault::DieBefore`], [`Fault::DieAfter`]).
+    /// Whether a client has crashed here ([`Fault::DieBefore`], [`Fault::DieAfter`]).
     pub fn is_dead(&self) -> bool {
         *self.shared.dead.borrow()
     }
 
-    /// Nothing reaches the API server any more.
+    /// Lets nothing reach the API server any more.
     pub fn die(&self) {
         self.shared.dead.send_replace(true);
     }
 
-    /// The watches that run.
     pub fn watches(&self) -> Watches<'_> {
         Watches { proxy: self }
     }
 }
 
-/// The watches that run through a proxy.
+/// The running watches of a proxy.
 pub struct Watches<'a> {
     proxy: &'a FaultProxy,
 }
 
 impl Watches<'_> {
     fn happens(&self, resource: &str, happens: Happens) {
-        // Without a watch there is nobody to tell; `until_running` says so.
+        // Without a watch nothing receives it; `until_running` reports that.
         let _ = self
             .proxy
             .shared
@@ -189,7 +188,6 @@ impl Watches<'_> {
             .count()
     }
 
-    /// Waits until a resource is watched.
     pub async fn until_running(&self, resource: &str) {
         until(&format!("{resource} are watched"), || async {
             (self.running(resource) > 0).then_some(())
@@ -207,12 +205,12 @@ impl Watches<'_> {
         self.happens(resource, Happens::End);
     }
 
-    /// They say nothing any more and do not end.
+    /// They stay open, and send nothing any more.
     pub fn silence(&self, resource: &str) {
         self.happens(resource, Happens::Silence);
     }
 
-    /// They say 410 with an ERROR event.
+    /// They send an ERROR event with code 410.
     pub fn expire(&self, resource: &str) {
         let (_, status) = refusal(
             410,
@@ -246,7 +244,7 @@ async fn connection(stream: TcpStream, shared: Arc<Shared>) {
         )
         .with_upgrades();
     tokio::select! {
-        // How a connection ends is the client's affair.
+        // How a connection ends is up to the client.
         _ = serve => {}
         _ = dead.wait_for(|dead| *dead) => {}
     }
@@ -273,7 +271,7 @@ async fn answer(shared: Arc<Shared>, mut request: Request<Incoming>) -> Result<A
 }
 
 impl Shared {
-    /// Notes a call and what befalls it.
+    /// Logs a call, and returns the fault that hits it.
     fn begin(&self, mut call: Call) -> (usize, Option<Fault>) {
         let mut state = self.state.lock();
         let mut fault = None;
@@ -310,7 +308,7 @@ impl Shared {
         self.upstream.send(request).await.map_err(|_| Severed)
     }
 
-    /// Lets the API server do it and reads the whole answer.
+    /// Lets the API server execute the call, and reads the whole response.
     async fn done(
         &self,
         request: Request<Bytes>,
@@ -390,7 +388,7 @@ impl Shared {
         let media = head.headers.get(header::CONTENT_TYPE);
         let framed = media.is_some_and(|media| media.as_bytes().starts_with(b"application/vnd"));
         let events = body::watched(body, commands, call.resource.clone(), silent, framed);
-        // Its end, for whatever reason, is the end of the body.
+        // The guard lives as long as the body, whatever ends that.
         let events = events.map_frame(move |frame| {
             let _ = &running;
             frame
@@ -398,7 +396,7 @@ impl Shared {
         Ok(Response::from_parts(head, events.boxed_unsync()))
     }
 
-    /// Passes an upgraded connection on, both ways.
+    /// Forwards an upgraded connection, in both directions.
     async fn tunnel(
         &self,
         request: Request<Bytes>,
@@ -414,7 +412,7 @@ impl Shared {
         *head.status_mut() = answer.status();
         *head.headers_mut() = answer.headers().clone();
         let mut dead = self.dead.subscribe();
-        // It ends with either side, or with the proxy.
+        // Ends with either side, or with the proxy.
         tokio::spawn(async move {
             let both = async {
                 let server = hyper::upgrade::on(answer).await.map_err(io::Error::other)?;
@@ -431,7 +429,7 @@ impl Shared {
     }
 }
 
-/// Counts a watch while it runs.
+/// Counts a watch as long as it runs.
 struct Running {
     shared: Arc<Shared>,
     resource: String,

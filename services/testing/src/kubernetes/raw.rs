@@ -1,4 +1,4 @@
-//! JSON to and from an API server, with nothing of ours in between.
+//! JSON to and from an API server, without any of our code in between.
 
 use std::{collections::BTreeMap, fmt, path::Path, sync::Arc, time::Duration};
 
@@ -15,25 +15,26 @@ use tokio::time::timeout;
 
 use crate::wait::PATIENCE;
 
-/// How long an API server may take for a whole answer: what is asked for ends.
+/// Timeout of a whole response. Only requests that end are made.
 const ANSWER: Duration = PATIENCE;
 
-/// An API server. It belongs to the runtime in which it was opened.
+/// An API server. The client belongs to the runtime in which it was opened.
 #[derive(Clone)]
 pub struct Raw {
     client: Client,
     pub(super) discovered: Discovered,
 }
 
-/// Groups of resources by the path that they were read at, each with the tag by which the server says that they are the same.
+/// Resource groups by the path that they were read from, each with the etag by which the server reports that they are
+/// unchanged.
 pub(super) type Discovered = Arc<Mutex<BTreeMap<&'static str, (String, Arc<Value>)>>>;
 
-/// What an API server said instead of doing it.
+/// A refusal of the API server.
 #[derive(Clone, PartialEq)]
 pub struct Refused {
-    /// HTTP status. 0: there was no answer.
+    /// HTTP status. 0 if there was no response.
     pub code: u16,
-    /// The answer, or why there is none.
+    /// The response, or why there is none.
     pub message: String,
 }
 
@@ -43,9 +44,9 @@ impl fmt::Debug for Refused {
     }
 }
 
-/// The settings of a kubeconfig, without what would hide a fault.
+/// The settings of a kubeconfig, without retries, which would hide faults.
 pub async fn config(kubeconfig: &Path) -> Config {
-    // Two crates of the workspace bring rustls a provider; which one is not left to chance.
+    // Two crates of the workspace bring a provider for rustls, so one is selected explicitly.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
@@ -67,7 +68,7 @@ impl Raw {
         }
     }
 
-    /// The same server with the credentials of a token.
+    /// The same server with a token as credentials.
     pub async fn with_token(kubeconfig: &Path, token: &str) -> Self {
         let mut config = config(kubeconfig).await;
         config.auth_info = Default::default();
@@ -75,7 +76,7 @@ impl Raw {
         Self::by(config)
     }
 
-    /// The client below.
+    /// The underlying client.
     pub fn client(&self) -> Client {
         self.client.clone()
     }
@@ -131,7 +132,7 @@ impl Raw {
             .await
     }
 
-    /// JSON merge patch.
+    /// Applies a JSON merge patch.
     pub async fn merge(&self, path: &str, patch: &Value) -> Result<Value, Refused> {
         self.call(
             Method::PATCH,
@@ -141,14 +142,14 @@ impl Raw {
         .await
     }
 
-    /// Server-side apply by force under a field manager of the tests.
+    /// Forced server-side apply with the field manager of the tests.
     pub async fn apply(&self, path: &str, object: &Value) -> Result<Value, Refused> {
         let path = format!("{path}?fieldManager=drover-tests&force=true");
         let media = "application/apply-patch+yaml";
         self.call(Method::PATCH, &path, Some((media, object))).await
     }
 
-    /// Deletes at once; what is not there is no error.
+    /// Deletes without a grace period; it is not an error if the object does not exist.
     pub async fn delete(&self, path: &str) -> Result<(), Refused> {
         let options = json!({"gracePeriodSeconds": 0});
         let outcome = self

@@ -1,4 +1,4 @@
-//! A Kubernetes of `tests/kubernetes/up` that tests share: those of one process, and under nextest those of one run.
+//! A Kubernetes of `tests/kubernetes/up`, shared by the tests of one process, or under nextest by those of one run.
 
 use std::{
     fs::{self, File},
@@ -15,24 +15,25 @@ use serde_json::json;
 use super::{Namespace, Raw, until};
 use crate::wait::PATIENCE;
 
-/// The scripts of the rig.
+/// Folder of the scripts.
 const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/kubernetes");
 
-/// Seconds until another rig has to have given up the real node. Less than a test may take, so that it says why it failed.
+/// Seconds until another rig must have released the real node. Less than the timeout of a test, so that the test
+/// reports why it failed.
 const NODE_WAIT: &str = "240";
-/// How long a script may take that makes an image or starts a component again.
+/// Timeout of a script that builds an image or restarts a component.
 const SCRIPT: Duration = PATIENCE;
 
-/// What the rig has.
+/// Features of a rig.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// How many nodes of kwok, over three zones.
+    /// Number of kwok nodes, over three zones.
     pub kwok: usize,
-    /// A real kubelet with containerd; needs root.
+    /// Whether to run a real kubelet with containerd, which requires root.
     pub kubelet: bool,
-    /// Whether pods get their ServiceAccount's token, as in production.
+    /// Whether pods get the token of their ServiceAccount, as in production.
     pub service_accounts: bool,
-    /// Whether tests stop its components, which disturbs everybody else on it.
+    /// Whether tests stop its components, which disturbs all other tests on it.
     pub restarts: bool,
 }
 
@@ -44,7 +45,7 @@ impl Options {
         }
     }
 
-    /// A real node. There is one on a machine, so all tests on it take the same rig.
+    /// A rig with a real node. A machine has only one, so all tests that need it share one rig.
     pub fn kubelet() -> Self {
         Self {
             kubelet: true,
@@ -53,7 +54,7 @@ impl Options {
         }
     }
 
-    /// A name for what has these options, short enough for a socket in its folder.
+    /// Name for these options, short enough for a socket in its folder.
     fn tag(&self) -> String {
         let of = |flag: bool, letter: &'static str| if flag { letter } else { "" };
         let flags = [
@@ -65,7 +66,6 @@ impl Options {
     }
 }
 
-/// A running Kubernetes.
 #[derive(Debug)]
 pub struct Rig {
     kubeconfig: PathBuf,
@@ -74,23 +74,23 @@ pub struct Rig {
     _guard: Option<Guard>,
 }
 
-/// A shell that removes the rig as soon as those are gone whom it is for, however they end.
+/// A shell that removes the rig as soon as its users are gone, however they end.
 #[derive(Debug)]
 struct Guard {
     _shell: Child,
     _pipe: ChildStdin,
 }
 
-/// For whom a rig is, and how long.
+/// Lifetime of a rig.
 #[derive(Clone, Copy)]
 enum Until {
-    /// This process ends.
+    /// Until this process ends.
     Process,
-    /// That one ends, the runner of tests.
+    /// Until the process with this id, the test runner, ends.
     Runner(u32),
 }
 
-/// Whether `tests/run` found that this machine cannot have a real node, and said so.
+/// Whether `tests/run` found that this machine cannot have a real node, and has reported that.
 pub fn without_kubelet() -> bool {
     let without = std::env::var_os("DROVER_WITHOUT_KUBELET").is_some_and(|it| it == "1");
     if without {
@@ -99,16 +99,17 @@ pub fn without_kubelet() -> bool {
     without
 }
 
-/// Those that this process has or takes part in, one for each of the options that were asked for.
+/// Rigs that this process has started or shares, one for each set of requested options.
 static RIGS: Mutex<Vec<(Options, Result<&'static Rig, String>)>> = Mutex::new(Vec::new());
 static NAMESPACES: AtomicU32 = AtomicU32::new(0);
 
 impl Rig {
-    /// The rig of `DROVER_TEST_KUBECONFIG`; else the one that all processes of this run of nextest share, which goes with
-    /// the run; else a new one that goes with this process.
+    /// The rig of `DROVER_TEST_KUBECONFIG`; otherwise the one shared by all processes of this nextest run, which is
+    /// removed after the run; otherwise a new one that is removed after this process.
     ///
     /// # Panics
-    /// If it cannot be started, with the command that says why.
+    ///
+    /// If it cannot be started, with the command that shows why.
     pub fn shared(options: Options) -> &'static Self {
         let mut rigs = RIGS.lock();
         let known = rigs.iter().find(|(of, _)| *of == options);
@@ -158,7 +159,7 @@ impl Rig {
         Self::start(state, options, Until::Process)
     }
 
-    /// Whoever comes first starts it, the others wait for that. If it fails, it fails for all of them.
+    /// The first process starts it, and the others wait for that. If it fails, it fails for all of them.
     fn of_run(run: &str, options: Options) -> Result<Self, String> {
         let run = run.get(..8).unwrap_or(run);
         let folder = std::env::temp_dir().join(format!("drover-k8s-{run}"));
@@ -181,7 +182,7 @@ impl Rig {
             return Self::existing(state.join("kubeconfig"), options);
         }
         if state.exists() {
-            // Whoever began was killed at it.
+            // The process that started it was killed while doing so.
             let down = Command::new(format!("{SCRIPTS}/down"))
                 .arg("--state")
                 .arg(&state)
@@ -202,7 +203,7 @@ impl Rig {
         let guard = Guard::over(&state, end)?;
         let mut up = Command::new(format!("{SCRIPTS}/up"));
         up.arg("--state").arg(&state);
-        // Its programs are in Go; for as long as tests run, memory is there and processor time is not.
+        // Its programs are written in Go; while tests run, memory is plentiful and CPU time is not.
         up.env("GOGC", "400");
         up.args(["--kwok", &options.kwok.to_string()]);
         if options.kubelet {
@@ -217,7 +218,7 @@ impl Rig {
             .output()
             .map_err(|error| format!("{SCRIPTS}/up: {error}. {advice}"))?;
         if !output.status.success() {
-            // Only if `up` refused before it put anything there.
+            // Succeeds only if `up` refused before it created anything there.
             let _ = fs::remove_dir(&state);
             let said = String::from_utf8_lossy(&output.stderr);
             return Err(format!("{up:?} failed:\n{said}\n{advice}"));
@@ -230,7 +231,7 @@ impl Rig {
         })
     }
 
-    /// The administrator's kubeconfig.
+    /// Kubeconfig of the administrator.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
@@ -240,10 +241,10 @@ impl Rig {
         Raw::open(&self.kubeconfig).await
     }
 
-    /// A new namespace in which pods may be made.
+    /// Creates a namespace in which pods can be created.
     pub async fn namespace(&self) -> Namespace {
         let number = NAMESPACES.fetch_add(1, Ordering::Relaxed);
-        // Ids of processes come again, and the rig is shared by many.
+        // Process ids are reused, and many processes share the rig.
         let random = fastrand::u32(..);
         let name = format!("t-{}-{number}-{random:08x}", std::process::id());
         let namespace = self.namespace_named(&name).await;
@@ -256,7 +257,7 @@ impl Rig {
         namespace
     }
 
-    /// A new namespace of this name.
+    /// Creates a namespace with this name.
     pub async fn namespace_named(&self, name: &str) -> Namespace {
         let raw = self.raw().await;
         let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
@@ -267,7 +268,7 @@ impl Rig {
         }
     }
 
-    /// Waits until nobody else who asks for this has it; others who use the rig do not ask.
+    /// Waits for exclusive use among those who request it; other users of the rig do not.
     pub async fn alone(&self) -> File {
         let path = self.kubeconfig.with_file_name("alone");
         let locked = tokio::task::spawn_blocking(move || {
@@ -277,26 +278,26 @@ impl Rig {
         locked.await.unwrap().unwrap()
     }
 
-    /// Ends a component and starts it again with the same data: `apiserver`, `etcd`, `controller-manager`, `scheduler`,
-    /// `kwok`. Waits until it is ready.
+    /// Restarts a component with the same data: `apiserver`, `etcd`, `controller-manager`, `scheduler`, `kwok`. Waits
+    /// until it is ready.
     pub async fn restart(&self, component: &str) {
         self.script("restart", component).await;
     }
 
-    /// Ends a component.
+    /// Stops a component.
     pub async fn stop(&self, component: &str) {
         self.script("stop", component).await;
     }
 
-    /// Starts a component that was ended. Waits until it is ready.
+    /// Starts a stopped component. Waits until it is ready.
     pub async fn begin(&self, component: &str) {
         self.script("start", component).await;
     }
 
-    /// Makes an image and gives it to the real node: software of this machine (`redis`, `busybox`) as `NAME:test`, or
-    /// a name and files.
+    /// Builds an image and imports it on the real node: software of this machine (`redis`, `busybox`) as `NAME:test`,
+    /// or a name and files.
     pub async fn image(&self, arguments: &[&str]) {
-        // Tests that share a node share what it has: making and importing one takes seconds.
+        // Building and importing an image takes seconds, so tests that share a node share its images.
         let made = self.state.as_deref().map(|state| {
             let name: String = arguments.join(" ").chars().map(plain).collect();
             state.join("images-made").join(name)
@@ -333,7 +334,7 @@ impl Rig {
     }
 }
 
-/// What may stand in the name of a file.
+/// Replaces characters that are not allowed in file names.
 fn plain(letter: char) -> char {
     if letter.is_ascii_alphanumeric() {
         letter
@@ -345,12 +346,12 @@ fn plain(letter: char) -> char {
 impl Guard {
     fn over(state: &Path, end: Until) -> Result<Self, String> {
         use std::os::unix::process::CommandExt as _;
-        // A pipe of ours ends with this process; tail ends with the one that it is told.
+        // The pipe ends with this process; tail ends with the process that it is given.
         let wait = match end {
             Until::Process => "read -r _".to_owned(),
             Until::Runner(pid) => format!("tail --pid={pid} -f /dev/null"),
         };
-        // The folder of the run goes with its last rig.
+        // The folder of the run is removed with its last rig.
         let script = format!("{wait}; \"$0\" --state \"$1\"; rm -f \"$1\".*; rmdir \"${{1%/*}}\"");
         let mut shell = Command::new("bash")
             .args(["-c", &script])
@@ -359,7 +360,7 @@ impl Guard {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // A group of its own, so that an interrupt from the terminal does not end it.
+            // In a process group of its own, so that an interrupt from the terminal does not end it.
             .process_group(0)
             .spawn()
             .map_err(|error| format!("bash cannot be started: {error}"))?;

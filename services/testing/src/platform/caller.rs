@@ -1,4 +1,4 @@
-//! A caller of one platform: it asks as an orchestrator does, and waits for what it asked for.
+//! A client of one platform that makes requests as an orchestrator does, and waits for their effects.
 
 pub use crate::wait::until;
 
@@ -19,22 +19,22 @@ use uuid::Uuid;
 
 use super::requests;
 
-/// One owner of one cluster on a platform in this process.
+/// The owner of one cluster on a platform in this process.
 pub struct Caller {
-    /// The platform as it said it is.
+    /// The platform's self-description.
     pub platform: Platform,
     /// Id of the cluster. Default: `c-` and eight random digits.
     pub cluster: String,
-    /// Owner of all that is made.
+    /// Owner of everything that is created.
     pub owner: Uuid,
-    /// Labels of the cluster. Default: none.
+    /// Labels of the cluster. Default none.
     pub labels: Vec<(&'static str, &'static str)>,
     routes: Routes,
     ordinals: AtomicU32,
 }
 
 impl Caller {
-    /// A caller of a platform, which it shakes hands with.
+    /// Creates a caller, with a handshake with the platform.
     pub async fn new(routes: Routes) -> Self {
         Self {
             platform: handshake(&routes).await,
@@ -46,13 +46,13 @@ impl Caller {
         }
     }
 
-    /// Calls another platform from now on: the one that follows one that died.
+    /// Calls another platform from now on, such as the successor of one that died.
     pub async fn call(&mut self, routes: Routes) {
         self.platform = handshake(&routes).await;
         self.routes = routes;
     }
 
-    /// A way to the platform.
+    /// Opens a channel to the platform.
     pub fn channel(&self) -> Channel {
         drover_client::in_process(self.routes.clone())
     }
@@ -62,7 +62,7 @@ impl Caller {
         PlatformServiceClient::new(self.channel())
     }
 
-    /// A valid request for so many new nodes of a group.
+    /// A valid request for `count` new nodes of a group.
     pub fn request_of(&self, group: &str, count: u32, properties: Struct) -> ProvisionRequest {
         let first = self.ordinals.fetch_add(count, Ordering::Relaxed);
         let mut request = requests::provision(
@@ -79,7 +79,7 @@ impl Caller {
         request
     }
 
-    /// A valid request for so many new nodes of the group `db`, without properties.
+    /// A valid request for `count` new nodes of the group `db`, without properties.
     pub fn request(&self, count: u32) -> ProvisionRequest {
         self.request_of("db", count, Struct::default())
     }
@@ -87,30 +87,31 @@ impl Caller {
     /// Sends a request.
     ///
     /// # Errors
+    ///
     /// Those of the platform.
     pub async fn provision(&self, request: &ProvisionRequest) -> Result<ProvisionResponse> {
         told(self.client().provision(request.clone()).await)
     }
 
-    /// Makes nodes, in the order of their indexes.
+    /// Creates nodes, and returns them in the order of their indexes.
     pub async fn make(&self, count: u32) -> Vec<Node> {
         self.made_by(&self.request(count)).await
     }
 
-    /// The nodes of a request that makes all of them, in the order of their indexes.
+    /// The nodes of a request that must create all of them, in the order of their indexes.
     pub async fn made_by(&self, request: &ProvisionRequest) -> Vec<Node> {
         let answer = self.provision(request).await.unwrap();
         whole(answer, request.slots.len())
     }
 
-    /// What is wrong with a request that is only checked.
+    /// The error of an invalid request that is only validated.
     pub async fn complaint(&self, request: &ProvisionRequest) -> Error {
         let mut request = request.clone();
         request.validate_only = true;
         self.provision(&request).await.unwrap_err()
     }
 
-    /// The request that removes a node.
+    /// The request to remove a node.
     pub fn removal(&self, node: &Node) -> DeprovisionRequest {
         requests::removal(&self.platform.uid, fence(), node)
     }
@@ -118,33 +119,36 @@ impl Caller {
     /// Sends a removal.
     ///
     /// # Errors
+    ///
     /// Those of the platform.
     pub async fn deprovision(&self, request: &DeprovisionRequest) -> Result<DeprovisionResponse> {
         told(self.client().deprovision(request.clone()).await)
     }
 
-    /// The request that changes role and labels of a node.
+    /// The request to change role and labels of a node.
     pub fn change(&self, node: &Node, change: NodeChange) -> UpdateNodeRequest {
         requests::update(&self.platform.uid, fence(), node, Update::Change(change))
     }
 
-    /// Sends a change of a node, and answers the node.
+    /// Sends a change of a node, and returns the node.
     ///
     /// # Errors
+    ///
     /// Those of the platform.
     pub async fn update(&self, request: &UpdateNodeRequest) -> Result<Node> {
         updated(self.client(), request).await
     }
 
-    /// Nodes of a cluster (empty: all), all pages.
+    /// All pages of the nodes of a cluster, or of all clusters if it is empty.
     ///
     /// # Errors
+    ///
     /// Those of the platform.
     pub async fn discover(&self, cluster: &str) -> Result<Vec<Node>> {
         list(self.client(), cluster).await.map(|(nodes, _)| nodes)
     }
 
-    /// The node, once it is in this phase.
+    /// Waits until a node is in this phase, and returns it.
     pub async fn until_phase(&self, node_id: &str, phase: NodePhase) -> Node {
         until(&format!("the node is {phase:?}"), || async {
             let nodes = self.discover(&self.cluster).await.unwrap_or_default();
@@ -155,7 +159,7 @@ impl Caller {
         .await
     }
 
-    /// Waits until a node is not listed any more.
+    /// Waits until a node is no longer listed.
     pub async fn until_gone(&self, node_id: &str) {
         until("the node is gone", || async {
             let nodes = self.discover(&self.cluster).await.ok()?;
@@ -165,12 +169,12 @@ impl Caller {
         .await;
     }
 
-    /// Removes every node that is listed, again and again, until nothing is left by the word of its cloud.
+    /// Repeatedly removes all listed nodes, until the cloud itself reports that nothing is left.
     pub async fn remove_all(&self, what: &str, nothing_left: impl Fn() -> bool) {
         until(what, || async {
             let nodes = self.discover("").await.ok()?;
             for node in nodes.iter().filter(|node| node.slot.is_some()) {
-                // A fault of the test may meet this, too; the next round tries again.
+                // This may be hit by a fault of the test; the next round retries.
                 let _ = self.deprovision(&self.removal(node)).await;
             }
             nothing_left().then_some(())
@@ -185,19 +189,21 @@ async fn handshake(routes: &Routes) -> Platform {
     answer.into_inner().platform.unwrap()
 }
 
-/// An answer as callers see it.
+/// The outcome of a call as callers see it.
 ///
 /// # Errors
-/// What the status says.
+///
+/// The error that the status represents.
 pub fn told<T>(answer: std::result::Result<tonic::Response<T>, tonic::Status>) -> Result<T> {
     answer
         .map(tonic::Response::into_inner)
         .map_err(|status| from_status(&status))
 }
 
-/// Nodes of a cluster (empty: all) and warnings, all pages.
+/// All pages of the nodes of a cluster, or of all clusters if it is empty, with the warnings.
 ///
 /// # Errors
+///
 /// Those of the platform.
 pub async fn list(
     mut client: PlatformServiceClient<Channel>,
@@ -221,9 +227,10 @@ pub async fn list(
     }
 }
 
-/// Sends a change of a node, and answers the node.
+/// Sends a change of a node, and returns the node.
 ///
 /// # Errors
+///
 /// Those of the platform.
 pub async fn updated(
     mut client: PlatformServiceClient<Channel>,
@@ -232,7 +239,7 @@ pub async fn updated(
     told(client.update_node(request.clone()).await).map(|answer| answer.node.unwrap())
 }
 
-/// The nodes of an answer that has so many and no failure, in the order of their indexes.
+/// The nodes of a response that must have this number and no failures, in the order of their indexes.
 pub fn whole(answer: ProvisionResponse, count: usize) -> Vec<Node> {
     assert_eq!((answer.failures, answer.unknown), (vec![], vec![]));
     let mut nodes = answer.nodes;
@@ -241,7 +248,7 @@ pub fn whole(answer: ProvisionResponse, count: usize) -> Vec<Node> {
     nodes
 }
 
-/// Why a request failed, which made nothing.
+/// The error of a request that must have failed and created nothing.
 pub fn refusal(outcome: Result<ProvisionResponse>) -> Error {
     match outcome {
         Err(error) => error,
@@ -258,7 +265,7 @@ pub fn index(node: &Node) -> u32 {
     index.expect("an own node has an index")
 }
 
-/// User data as a caller gives it.
+/// User data as set by a caller.
 pub fn user_data(text: &str) -> Bootstrap {
     Bootstrap {
         user_data: Some(UserData::Text(text.to_owned())),
@@ -266,7 +273,7 @@ pub fn user_data(text: &str) -> Bootstrap {
     }
 }
 
-/// The fence of every caller here.
+/// The fence of all callers here.
 pub fn fence() -> Fence {
     Fence {
         store_id: "5f0c2b9a-0000-4000-8000-00000000000a".to_owned(),

@@ -129,7 +129,7 @@ pub(super) async fn wrong_pages_are_refused(subject: &Subject) {
         .await
         .expect("a page")
         .next_page_token;
-    // A token that was never given out looks like one that has expired.
+    // A token that was never issued looks like an expired one.
     let changed = if token.starts_with('0') { '1' } else { '0' };
     token.replace_range(..1, &changed.to_string());
     let error = fixture
@@ -163,7 +163,7 @@ pub(super) async fn every_read_is_newer_than_the_last(subject: &Subject) {
         last = Some(time);
         tokio::time::sleep(std::time::Duration::from_millis(2)).await;
     }
-    // What a call made before is seen by a read that begins afterwards.
+    // A read that starts after a call sees the effects of the call.
     let delay = fixture
         .platform
         .limits

@@ -1,4 +1,4 @@
-//! One cluster of its own for each check, and short ways to call.
+//! A separate cluster for each check, and shortcuts for calls.
 
 use std::{
     collections::BTreeSet,
@@ -21,10 +21,10 @@ use uuid::Uuid;
 
 use super::{Subject, caller::index, requests};
 
-/// How often a condition is looked at.
+/// Poll interval of conditions.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// A cluster of its own on the platform.
+/// A separate cluster on the platform.
 pub(super) struct Fixture<'a> {
     pub(super) subject: &'a Subject,
     pub(super) platform: Platform,
@@ -59,7 +59,7 @@ pub(super) fn error<T>(outcome: std::result::Result<T, tonic::Status>) -> Result
     outcome.map_err(|status| from_status(&status))
 }
 
-/// Waits until a condition holds, and fails with its name when it does not in time.
+/// Waits until a condition returns a value, and fails with its name on a timeout.
 pub(super) async fn until<T, F>(
     subject: &Subject,
     what: &str,
@@ -82,7 +82,7 @@ where
     }
 }
 
-/// Asserts that an outcome is an error of this reason.
+/// Asserts that an outcome is an error with this reason.
 pub(super) fn refused<T: std::fmt::Debug>(outcome: Result<T>, reason: Reason, what: &str) -> Error {
     match outcome {
         Err(error) => {
@@ -169,7 +169,7 @@ impl<'a> Fixture<'a> {
         error(client(self.subject).provision(message).await).map(tonic::Response::into_inner)
     }
 
-    /// Makes nodes and answers them in the order of their indexes.
+    /// Creates nodes, and returns them in the order of their indexes.
     pub(super) async fn make(&self, count: usize) -> (ProvisionRequest, Vec<Node>) {
         let request = self.request(count);
         let answer = self
@@ -188,7 +188,7 @@ impl<'a> Fixture<'a> {
         error(client(self.subject).discover(request).await).map(tonic::Response::into_inner)
     }
 
-    /// Every node of a cluster (empty: of all), by pages.
+    /// All nodes of a cluster, or of all clusters if it is empty, in pages.
     pub(super) async fn list(&self, cluster: &str, page_size: i32) -> Vec<Node> {
         let mut nodes = Vec::new();
         let mut page_token = String::new();
@@ -262,7 +262,7 @@ impl<'a> Fixture<'a> {
         error(client(self.subject).fence(request).await).map(drop)
     }
 
-    /// Removes everything that the check made, and waits until it is gone.
+    /// Removes everything that the check created, and waits until it is gone.
     pub(super) async fn clean(&self) {
         until(self.subject, "everything is removed", || async {
             let left: Vec<_> = self.nodes().await.into_iter().filter(exists).collect();
@@ -303,7 +303,7 @@ pub(super) fn exists(node: &Node) -> bool {
     node.phase() != NodePhase::Terminated
 }
 
-/// Asserts that every index is in exactly one list.
+/// Asserts that every index is in exactly one of the lists.
 pub(super) fn partition(request: &ProvisionRequest, answer: &ProvisionResponse) {
     let mut indexes: Vec<u32> = answer.nodes.iter().map(index).collect();
     indexes.extend(

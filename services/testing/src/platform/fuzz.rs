@@ -21,7 +21,7 @@ use super::{
     fixture::{Fixture, client, error, handshake, partition},
 };
 
-/// A seed, printed so that a failure can be had again with `DROVER_SEED`.
+/// Prints its seed, so that `DROVER_SEED` can reproduce a failure.
 fn random() -> fastrand::Rng {
     fastrand::Rng::with_seed(crate::seed::seed())
 }
@@ -63,7 +63,7 @@ fn object(random: &mut fastrand::Rng, depth: u8) -> Struct {
     }
 }
 
-/// Makes some fields of a valid request random.
+/// Randomizes some fields of a valid request.
 fn spoil(request: &mut ProvisionRequest, random: &mut fastrand::Rng) {
     for _ in 0..random.u8(1..4) {
         let slot = random.usize(0..request.slots.len().max(1));
@@ -144,7 +144,7 @@ fn fence(random: &mut fastrand::Rng) -> Fence {
     }
 }
 
-/// Asserts that an error is one that a wrong request may get: a defect on the server's side is none.
+/// Asserts that an error is allowed for an invalid request, which a bug on the server's side is not.
 fn documented(error: &Error, what: &str) {
     let allowed = matches!(
         error.reason(),
@@ -235,7 +235,7 @@ pub(super) async fn random_requests_get_documented_answers(subject: &Subject) {
     clean_all(&fixture).await;
 }
 
-/// Removes what random but valid requests made, in whatever cluster.
+/// Removes everything that random but valid requests created, in any cluster.
 async fn clean_all(fixture: &Fixture<'_>) {
     for node in fixture.list("", 0).await {
         let Some(slot) = node
@@ -281,7 +281,7 @@ pub(super) async fn random_bytes_get_an_answer(subject: &Subject) {
         let outcome =
             outcome.unwrap_or_else(|_| panic!("{call} with {bytes:02x?} is not answered"));
         if let Err(status) = outcome {
-            // INTERNAL is what gRPC libraries answer to bytes that are no message.
+            // gRPC libraries return INTERNAL for bytes that are not a message.
             assert_ne!(
                 status.code(),
                 Code::Unknown,
@@ -303,7 +303,7 @@ async fn raw(channel: Channel, call: &str, bytes: Vec<u8>) -> Result<(), Status>
     grpc.unary(Request::new(bytes), path, Raw).await.map(drop)
 }
 
-/// Bytes as they are.
+/// Passes bytes through unchanged.
 #[derive(Clone, Copy, Default)]
 struct Raw;
 

@@ -11,7 +11,7 @@ use super::{
     fixture::{Fixture, access, client, error, handshake, refused},
 };
 
-/// The outcome of every call with this uid and instance id, by name.
+/// The outcomes of all calls with this uid and instance id, by name.
 async fn all_calls(
     fixture: &Fixture<'_>,
     uid: &str,
@@ -94,7 +94,7 @@ async fn all_calls(
     ]
 }
 
-/// Whether a call that the platform lacks said so.
+/// Whether a call reports that the platform does not support it.
 fn is_lacking(outcome: &Result<()>) -> bool {
     matches!(outcome, Err(error) if matches!(error.reason(), Reason::Unimplemented | Reason::CapabilityMissing))
 }

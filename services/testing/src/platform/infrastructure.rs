@@ -15,7 +15,7 @@ use super::{
     fixture::{Fixture, error, refused, until},
 };
 
-/// Longest pause between two calls here, whatever the platform asks for.
+/// Maximum pause between two calls, whatever the platform requests.
 const MAX_PAUSE: Duration = Duration::from_millis(200);
 
 impl Fixture<'_> {
@@ -43,7 +43,7 @@ impl Fixture<'_> {
         error(client.ensure_infrastructure(request.clone()).await).map(tonic::Response::into_inner)
     }
 
-    /// Ensures until everything is ready.
+    /// Repeats Ensure until everything is ready.
     async fn ensure_whole(&self) -> InfrastructureState {
         let request = self.wanted();
         until(self.subject, "the infrastructure is ready", || async {
@@ -85,7 +85,7 @@ impl Fixture<'_> {
         error(client.release_infrastructure(request.clone()).await).map(tonic::Response::into_inner)
     }
 
-    /// Releases until nothing is left.
+    /// Repeats Release until nothing is left.
     async fn release_whole(&self) {
         let request = self.removal_of_all();
         until(self.subject, "the infrastructure is gone", || async {
@@ -128,7 +128,7 @@ impl Fixture<'_> {
     }
 }
 
-/// `None` where there is nothing to check.
+/// `None` if there is nothing to check.
 async fn fixture(subject: &Subject) -> Option<Fixture<'_>> {
     let fixture = Fixture::new(subject).await;
     (fixture.can(Capability::Infrastructure) && subject.infrastructure.is_some()).then_some(fixture)

@@ -418,7 +418,7 @@ pub(super) async fn after_the_deadline_nothing_more_is_made(subject: &Subject) {
         let outcome = fixture
             .provision_within(&request, Duration::from_micros(micros))
             .await;
-        // Whatever is still made belongs to creates that were started before; a repeat settles it.
+        // Nodes that are still being created belong to creates that started earlier; a repetition settles them.
         let again = fixture
             .provision(&request)
             .await
@@ -451,7 +451,7 @@ pub(super) async fn a_cancelled_call_leaves_one_set_at_most(subject: &Subject) {
     for polls in 0..8 {
         let request = fixture.request(2);
         {
-            // Goes on for a few polls, then is dropped.
+            // Polled a few times, then dropped.
             let mut call = Box::pin(fixture.provision(&request));
             for _ in 0..polls {
                 if futures::poll!(&mut call).is_ready() {

@@ -1,4 +1,4 @@
-//! Requests as an orchestrator builds them: all of them valid, and to be changed by who sends them.
+//! Requests as an orchestrator builds them: all of them are valid, and callers change them as needed.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use drover_proto::platform::v1::{
 };
 use uuid::Uuid;
 
-/// What makes new nodes with these ordinals in a group of an owner's cluster, with sequence 1.
+/// Creates new nodes with these ordinals in a group of an owner's cluster, with sequence number 1.
 pub fn provision(
     platform_uid: &str,
     fence: Fence,
@@ -50,7 +50,7 @@ pub fn provision(
     }
 }
 
-/// What removes a node.
+/// Removes a node.
 pub fn removal(platform_uid: &str, fence: Fence, node: &Node) -> DeprovisionRequest {
     let slot = node.slot.clone().unwrap_or_default();
     DeprovisionRequest {
@@ -67,7 +67,7 @@ pub fn removal(platform_uid: &str, fence: Fence, node: &Node) -> DeprovisionRequ
     }
 }
 
-/// What changes a node, which is as it is shown.
+/// Changes a node, which must be as it was last shown.
 pub fn update(platform_uid: &str, fence: Fence, node: &Node, update: Update) -> UpdateNodeRequest {
     UpdateNodeRequest {
         expected_platform_uid: platform_uid.to_owned(),
@@ -80,7 +80,7 @@ pub fn update(platform_uid: &str, fence: Fence, node: &Node, update: Update) -> 
     }
 }
 
-/// What gives a node to an owner, as ordinal 7 of a group of their cluster, under a request of its own.
+/// Assigns a node to an owner, as ordinal 7 of a group of its cluster, under a request of its own.
 pub fn adoption(
     platform_uid: &str,
     fence: Fence,

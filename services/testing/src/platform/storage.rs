@@ -12,8 +12,8 @@ use super::{
     requests,
 };
 
-/// A fixture on a platform that keeps storage, and a request for one node that has some. None: the platform keeps none,
-/// or its default template has none to declare.
+/// A fixture on a platform that retains storage, with a request for one node that has some. `None` if the platform does
+/// not retain storage, or its default template declares none.
 async fn begin(subject: &Subject) -> Option<(Fixture<'_>, ProvisionRequest)> {
     let fixture = Fixture::new(subject).await;
     if !fixture.can(Capability::RetainStorage) || !fixture.can(Capability::Storage) {
@@ -49,7 +49,7 @@ async fn made(fixture: &Fixture<'_>, request: &ProvisionRequest) -> Node {
     answer.nodes.into_iter().next().expect("one node")
 }
 
-/// The same place under another request, as a node that follows asks for it.
+/// The same place under another request, as for the successor of a node.
 fn next(fixture: &Fixture<'_>, request: &ProvisionRequest) -> ProvisionRequest {
     let mut other = fixture.request(1);
     let ordinal = request.slots[0].ordinal;
@@ -68,7 +68,7 @@ fn next(fixture: &Fixture<'_>, request: &ProvisionRequest) -> ProvisionRequest {
     other
 }
 
-/// Removes a node and waits until it is gone. Answers what was kept.
+/// Removes a node and waits until it is gone. Returns the ids of the retained storage.
 async fn remove(fixture: &Fixture<'_>, node: &Node, retain: bool) -> Vec<String> {
     let removal = DeprovisionRequest {
         retain_storage: retain,
@@ -135,7 +135,7 @@ pub(super) async fn kept_storage_is_listed_and_attached_again(subject: &Subject)
         assert_eq!(Some(one.ordinal), request.slots[0].ordinal);
         assert_eq!(one.store_id, fixture.store_id.to_string());
     }
-    // The node that follows has it, and so it is not free any more.
+    // The successor uses it, so it is not free any more.
     let follower = next(&fixture, &request);
     let node = made(&fixture, &follower).await;
     assert_eq!(kept(&fixture).await, vec![], "the node that follows has it");
@@ -197,7 +197,7 @@ pub(super) async fn kept_storage_is_deleted_only_as_it_is_meant(subject: &Subjec
         retained.len(),
         "it was left alone"
     );
-    // A node that has it keeps it.
+    // A node keeps the storage that it uses.
     let follower = next(&fixture, &request);
     let node = made(&fixture, &follower).await;
     let outcome = client.delete_storage(right, subject.patience).await;
@@ -233,7 +233,7 @@ pub(super) async fn storage_goes_with_an_adopted_node_to_the_one_that_follows(su
         return;
     }
     let mut heir = Fixture::new(subject).await;
-    // Not every node can move to another cluster.
+    // Not every node can be moved to another cluster.
     heir.cluster.clone_from(&former.cluster);
     let node = made(&former, &request).await;
     let adoption = requests::adoption(
@@ -264,7 +264,7 @@ pub(super) async fn storage_goes_with_an_adopted_node_to_the_one_that_follows(su
         );
         assert_eq!(one.store_id, heir.store_id.to_string());
     }
-    // Not only the next one, but every one after it.
+    // Not only the next node, but every one after it.
     for _ in 0..2 {
         let node = made(&heir, &next(&heir, &place)).await;
         assert_eq!(kept(&heir).await, vec![], "the node that follows has it");

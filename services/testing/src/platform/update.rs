@@ -250,7 +250,7 @@ pub(super) async fn a_foreign_node_is_adopted_and_removed(subject: &Subject) {
     let node = until(subject, "the foreign node is listed", listed).await;
     let owner = node.slot.as_ref().map(|slot| slot.owner.as_str());
     assert_eq!(owner.unwrap_or_default(), "", "it has no owner");
-    // As whoever takes over a cluster does it.
+    // As in the takeover of a cluster.
     if !cluster_id.is_empty() {
         heir.cluster.clone_from(&cluster_id);
     }

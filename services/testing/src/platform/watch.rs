@@ -11,13 +11,13 @@ use super::{
     fixture::{Fixture, client, ids},
 };
 
-/// Most nodes in a message.
+/// Maximum number of nodes in a message.
 const MAX_NODES: usize = 256;
 
 struct Watch<'a> {
     subject: &'a Subject,
     stream: Streaming<WatchNodesResponse>,
-    /// What the watch has shown so far.
+    /// The nodes that the watch has reported so far.
     nodes: BTreeMap<(String, String), Node>,
     marks: Vec<WatchMark>,
 }
@@ -217,7 +217,7 @@ pub(super) async fn heartbeats_come_and_are_fresh(subject: &Subject) {
     if !can_watch(&fixture) {
         return;
     }
-    // Shorter than allowed: kept within 1 s and 60 s.
+    // Shorter than allowed: clamped to between 1 s and 60 s.
     let mut watch = Watch::open(&fixture, &fixture.cluster, Duration::from_millis(1)).await;
     watch.snapshot().await;
     let begin = tokio::time::Instant::now();

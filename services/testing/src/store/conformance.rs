@@ -1,5 +1,5 @@
-//! What every backend, and the store over it, must do. [`store_conformance!`](crate::store_conformance) makes a test of
-//! each check.
+//! The conformance suite of backends, and of the store over them. [`store_conformance!`](crate::store_conformance)
+//! generates a test for each check.
 
 #![allow(
     clippy::unwrap_used,
@@ -31,15 +31,15 @@ use drover_store::{
 };
 use uuid::Uuid;
 
-/// An empty backend under test, with what it needs to live on.
+/// An empty backend under test, with the resources that it needs.
 pub struct Subject {
-    /// The backend.
+    /// The backend under test.
     pub backend: Arc<dyn Backend>,
     _keep: Box<dyn Any + Send>,
 }
 
 impl Subject {
-    /// A subject that keeps something (a temporary directory) as long as it is used.
+    /// Creates a subject that keeps a resource, such as a temporary directory, as long as it is used.
     pub fn new(backend: impl Backend, keep: impl Any + Send) -> Self {
         Self {
             backend: Arc::new(backend),
@@ -54,7 +54,7 @@ impl fmt::Debug for Subject {
     }
 }
 
-/// Makes a test of each check of the suite. The argument is a function that makes an empty [`Subject`].
+/// Generates a test for each check of the suite. The argument is a function that creates an empty [`Subject`].
 #[macro_export]
 macro_rules! store_conformance {
     ($make:expr) => {
@@ -118,7 +118,7 @@ macro_rules! store_conformance {
     };
 }
 
-/// Longest wait for something that must happen.
+/// Timeout for conditions that must become true.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
@@ -127,7 +127,7 @@ pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T 
         .unwrap_or_else(|_| panic!("timed out waiting for: {what}"))
 }
 
-/// What a user wants of a cluster: not much.
+/// A minimal desired state.
 pub fn wanted(name: &str) -> Desired {
     Desired {
         name: name.into(),
@@ -163,7 +163,7 @@ pub fn one_node(uid: Uuid, head: &Versioned<Head>) -> Step {
     }
 }
 
-/// Before the first step.
+/// The head before the first step.
 pub fn no_head() -> Versioned<Head> {
     Versioned {
         value: Head::default(),
@@ -171,7 +171,7 @@ pub fn no_head() -> Versioned<Head> {
     }
 }
 
-/// The head that the next step begins with.
+/// The head that the next step is based on.
 pub fn head_of(done: StepDone) -> Versioned<Head> {
     Versioned {
         value: done.head,
@@ -179,21 +179,21 @@ pub fn head_of(done: StepDone) -> Versioned<Head> {
     }
 }
 
-/// A key of tests; nothing that matters is encrypted with it.
+/// A key for tests only.
 const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
 pub(crate) async fn open(backend: &Arc<dyn Backend>) -> Store {
     try_open(backend).await.unwrap()
 }
 
-/// Opened, and with its key.
+/// Opens the store, and unlocks it with its key.
 pub(crate) async fn try_open(backend: &Arc<dyn Backend>) -> drover_core::Result<Store> {
     let store = Store::open(Arc::clone(backend)).await?;
     store.unlock(Keyring::parse(KEY, "key").unwrap()).await?;
     Ok(store)
 }
 
-/// The head of a cluster as it is stored.
+/// The stored head of a cluster.
 pub async fn present_head(store: &Store, uid: Uuid) -> Versioned<Head> {
     store
         .load_cluster(uid)
@@ -203,7 +203,7 @@ pub async fn present_head(store: &Store, uid: Uuid) -> Versioned<Head> {
         .unwrap_or_else(no_head)
 }
 
-/// Adds nodes one by one, each in a step of its own.
+/// Adds nodes, each in a step of its own.
 pub async fn add_nodes(store: &Store, owned: &Owned, uid: Uuid, count: usize) -> Versioned<Head> {
     let mut head = present_head(store, uid).await;
     for _ in 0..count {
@@ -217,7 +217,8 @@ pub async fn add_nodes(store: &Store, owned: &Owned, uid: Uuid, count: usize) ->
     head
 }
 
-/// Nodes, events and head of a cluster that was written by [`one_node`] alone must agree. Answers the number of nodes.
+/// Checks that nodes, events and head of a cluster agree if it was written only by [`one_node`]. Returns the number of
+/// nodes.
 pub async fn check_consistent(store: &Store, uid: Uuid) -> u64 {
     let row = store
         .load_cluster(uid)
@@ -276,7 +277,7 @@ pub(crate) async fn everything(backend: &dyn Backend) -> Vec<(String, Bytes)> {
         .collect()
 }
 
-/// Makes an empty subject.
+/// Creates an empty subject.
 pub type Make<'a> = &'a dyn Fn() -> Subject;
 
 pub(crate) async fn reason<T: std::fmt::Debug>(
@@ -301,7 +302,7 @@ pub(crate) fn now_ms() -> i64 {
     i64::try_from(since.as_millis()).unwrap()
 }
 
-/// The end of a cluster without any node.
+/// The end of a cluster without nodes.
 pub(crate) fn finish(uid: Uuid, name: &str, desired: u64, head: Versioned<Head>) -> Finish {
     Finish {
         uid,

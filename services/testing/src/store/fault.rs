@@ -12,24 +12,24 @@ use drover_store::{
 use parking_lot::Mutex;
 use tokio::{sync::watch, time::Instant};
 
-/// What goes wrong with a commit.
+/// A fault of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Answered as unavailable; nothing is written.
+    /// Reported as unavailable; nothing is written.
     Refused,
-    /// Answered as full; nothing is written.
+    /// Reported as full; nothing is written.
     Full,
-    /// The answer is lost; nothing is written.
+    /// The response is lost; nothing is written.
     LostRequest,
-    /// The answer is lost; it is written.
+    /// The response is lost; the transaction is written.
     LostAnswer,
-    /// The process dies before it is written: from here on nothing works until [`FaultBackend::restart`].
+    /// The process crashes before the write: nothing works until [`FaultBackend::restart`].
     CrashBefore,
-    /// The process dies after it was written.
+    /// The process crashes after the write: nothing works until [`FaultBackend::restart`].
     CrashAfter,
 }
 
-/// Faults that hit at random.
+/// Faults that are injected at random.
 const RANDOM: [Fault; 4] = [
     Fault::Refused,
     Fault::Full,
@@ -37,7 +37,7 @@ const RANDOM: [Fault; 4] = [
     Fault::LostAnswer,
 ];
 
-/// Any backend, with faults.
+/// Adds faults to any backend.
 #[derive(Debug)]
 pub struct FaultBackend {
     inner: Arc<dyn Backend>,
@@ -64,7 +64,7 @@ impl Plan {
 }
 
 impl FaultBackend {
-    /// A backend without faults yet.
+    /// Creates a backend without faults.
     #[must_use]
     pub fn new(inner: Arc<dyn Backend>) -> Self {
         Self {
@@ -74,19 +74,19 @@ impl FaultBackend {
         }
     }
 
-    /// Makes the `nth` commit from now on fail; 1 is the next.
+    /// Injects a fault into the `nth` commit from now on; 1 is the next.
     pub fn inject(&self, nth: u64, fault: Fault) {
         let mut plan = self.plan.lock();
         let at = plan.commits + nth;
         plan.faults.insert(at, fault);
     }
 
-    /// Makes a share of all commits fail, with every fault but the crashes.
+    /// Makes a share of all commits fail, with all faults except crashes.
     pub fn inject_randomly(&self, seed: u64, share: f64) {
         self.plan.lock().random = Some((fastrand::Rng::with_seed(seed), share));
     }
 
-    /// Takes all faults away, a crash too.
+    /// Removes all faults, including a crash.
     pub fn restart(&self) {
         let mut plan = self.plan.lock();
         let commits = plan.commits;
@@ -97,7 +97,7 @@ impl FaultBackend {
         self.crashed.send_replace(false);
     }
 
-    /// Commits so far, failed ones too.
+    /// Number of commits so far, including failed ones.
     #[must_use]
     pub fn commits(&self) -> u64 {
         self.plan.lock().commits
@@ -111,7 +111,7 @@ impl FaultBackend {
 
     /// Waits for an injected crash.
     pub async fn wait_crash(&self) {
-        // The sender is ours, so it cannot go first.
+        // The sender is ours, so it cannot be dropped first.
         let _ = self.crashed.subscribe().wait_for(|crashed| *crashed).await;
     }
 

@@ -22,7 +22,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// A backend in memory that several replicas may share, so leases have to be renewed.
+/// An in-memory backend that several replicas may share, so that leases have to be renewed.
 #[derive(Debug)]
 pub struct MemoryBackend {
     shared: Arc<Shared>,
@@ -63,7 +63,7 @@ impl Drop for Held {
 }
 
 impl MemoryBackend {
-    /// An empty one.
+    /// Creates an empty backend.
     #[must_use]
     pub fn new() -> Self {
         let shared = Shared {
@@ -237,7 +237,7 @@ impl Backend for MemoryBackend {
             (state.revision, entries)
         };
         let (pages, receiver) = mpsc::channel(AHEAD);
-        // Ends with the last page or when the caller drops the scan.
+        // Ends with the last page, or when the caller drops the scan.
         tokio::spawn(async move {
             for page in entries.chunks(page.max(1)) {
                 if pages.send(Ok(page.to_vec())).await.is_err() {

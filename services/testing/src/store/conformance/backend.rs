@@ -1,4 +1,4 @@
-//! Checks of a backend by itself.
+//! Checks of a backend on its own.
 
 use std::{sync::Arc, time::Duration};
 
@@ -78,7 +78,7 @@ pub async fn two_writers_expect_one_revision_and_one_wins(make: Make<'_>) {
     assert_eq!(stored.revision, revision);
 }
 
-/// A conflict, or a key that should be absent, leaves nothing of its transaction.
+/// If a transaction conflicts, or a key that it expects to be absent exists, none of it is written.
 pub async fn a_refused_transaction_writes_nothing(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     put(&*backend, "a", "1").await;
@@ -99,7 +99,7 @@ pub async fn a_refused_transaction_writes_nothing(make: Make<'_>) {
     assert_eq!(super::everything(&*backend).await, before);
 }
 
-/// The fence of an owner before is refused, also in a batch whose other transactions succeed.
+/// The fence of a previous owner is refused, even in a batch whose other transactions succeed.
 pub async fn a_lost_fence_is_refused_among_transactions_that_succeed(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let first = backend.lease(PATIENCE * 10).await.unwrap();
@@ -161,7 +161,7 @@ pub async fn a_lost_fence_is_refused_among_transactions_that_succeed(make: Make<
     );
 }
 
-/// Too many or too large: refused whole.
+/// A transaction with too many operations or bytes is refused as a whole.
 pub async fn limits_are_answered_and_nothing_is_written(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let many = |count: usize| {
@@ -215,7 +215,7 @@ pub async fn limits_are_answered_and_nothing_is_written(make: Make<'_>) {
     );
 }
 
-/// A long scan does not see what is written while it goes on.
+/// A long scan does not see concurrent writes.
 pub async fn a_scan_reads_all_pages_at_one_revision(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     for i in 0..200 {
@@ -245,7 +245,7 @@ pub async fn a_scan_reads_all_pages_at_one_revision(make: Make<'_>) {
     );
 }
 
-/// Borders of a range, its limit, and ranges that hold nothing.
+/// Bounds of a range, its limit, and empty ranges.
 pub async fn a_scan_keeps_range_and_limit(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     for name in ["a", "b", "ba", "c"] {
@@ -300,7 +300,7 @@ pub async fn a_scan_keeps_range_and_limit(make: Make<'_>) {
     );
 }
 
-/// From any revision on, many writers or few.
+/// From any revision on, with many writers or few.
 pub async fn a_watch_gives_each_revision_whole_once_and_in_order(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let start = put(&*backend, "start", "v").await;
@@ -329,7 +329,7 @@ pub async fn a_watch_gives_each_revision_whole_once_and_in_order(make: Make<'_>)
     }
 }
 
-/// Then the watcher scans and watches from there.
+/// The watcher then scans, and watches from there.
 pub async fn a_watch_from_before_a_compaction_ends(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let first = put(&*backend, "a", "1").await;
@@ -338,7 +338,7 @@ pub async fn a_watch_from_before_a_compaction_ends(make: Make<'_>) {
     let third = put(&*backend, "a", "3").await;
     let fourth = put(&*backend, "a", "4").await;
     backend.compact(third).await.unwrap();
-    // What it had taken along before may still come, in order; then it ends, and nothing is skipped.
+    // Changes that were already fetched may still come, in order; then the watch ends, and nothing is skipped.
     let mut seen = first;
     loop {
         match within("the end of the watch", behind.next()).await {
@@ -376,7 +376,7 @@ pub async fn a_watch_from_before_a_compaction_ends(make: Make<'_>) {
     );
 }
 
-/// Log keys are in no batch; a range of them goes at once and nothing beside it.
+/// Log keys are in no batch; a range of them is removed at once, and nothing beside it.
 pub async fn the_log_is_not_watched_and_goes_by_range(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let (uid, other) = (Uuid::now_v7(), Uuid::now_v7());
@@ -436,7 +436,7 @@ pub async fn the_log_is_not_watched_and_goes_by_range(make: Make<'_>) {
     ));
 }
 
-/// By time and by hand, with a change for those who watch.
+/// On expiry and on revocation, with a change that watches see.
 pub async fn keys_vanish_with_their_lease(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let start = put(&*backend, "a", "1").await;
@@ -482,7 +482,7 @@ pub async fn keys_vanish_with_their_lease(make: Make<'_>) {
     ));
 }
 
-/// Renewed for several times its length, then left alone.
+/// Renewed for several times its duration, then left to expire.
 pub async fn a_renewed_lease_holds_and_an_ended_one_cannot_be_renewed(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let ttl = Duration::from_secs(1);
@@ -513,7 +513,7 @@ pub async fn a_renewed_lease_holds_and_an_ended_one_cannot_be_renewed(make: Make
     );
 }
 
-/// Once it has its place in the lane it is written.
+/// Once it has its place in the lane, it is written.
 pub async fn dropping_a_commit_does_not_cancel_it(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let dropped: Arc<dyn Backend> = Arc::clone(&backend);

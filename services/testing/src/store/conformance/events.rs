@@ -1,4 +1,4 @@
-//! Checks of the log of a cluster.
+//! Checks of the event log of a cluster.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::{
     finish, head_of, no_head, one_node, open, present_head, reason, wanted, within,
 };
 
-/// Sixteen writers of one cluster, while its shard changes hands.
+/// Sixteen writers of one cluster, while its shard changes its owner.
 pub async fn events_are_dense_under_many_writers_and_hand_over(make: Make<'_>) {
     const WRITERS: usize = 16;
     const EACH: usize = 10;
@@ -57,7 +57,7 @@ pub async fn events_are_dense_under_many_writers_and_hand_over(make: Make<'_>) {
         })
         .await;
         let (holder, owned) = std::mem::take(&mut *present.lock());
-        // The writers still have copies of it, which are of no use from here on.
+        // The writers still have copies of it, which are invalid from here on.
         stores[holder].release_shard(owned.unwrap()).await.unwrap();
         let next = 1 - holder;
         let owned = stores[next].take_shard(shard_of(uid)).await.unwrap();
@@ -70,7 +70,7 @@ pub async fn events_are_dense_under_many_writers_and_hand_over(make: Make<'_>) {
     );
 }
 
-/// Chunks are no borders for a reader; numbers that were never given out are refused.
+/// Readers do not notice the bounds of chunks; numbers that were never assigned are refused.
 pub async fn events_resume_from_any_number(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let store = open(&backend).await;
@@ -82,7 +82,7 @@ pub async fn events_resume_from_any_number(make: Make<'_>) {
         "no step yet"
     );
     let mut head = no_head();
-    // Steps with no event, one, many, more than a chunk holds, and large ones.
+    // Steps with no events, one, many, more than a chunk takes, and large ones.
     for (count, len) in [
         (1, 5),
         (0, 0),
@@ -124,7 +124,7 @@ pub async fn events_resume_from_any_number(make: Make<'_>) {
     );
 }
 
-/// The newest thousand stay; older ones are refused with the oldest number.
+/// The newest thousand events stay; older ones are refused, with the number of the oldest.
 pub async fn a_log_is_trimmed_by_number_and_by_age(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let store = open(&backend).await;
@@ -200,7 +200,7 @@ pub async fn a_log_is_trimmed_by_number_and_by_age(make: Make<'_>) {
     assert_eq!(store.events(uid, last, 5).await.unwrap().events.len(), 1);
 }
 
-/// Those who wait from the start, from the middle and slowly all see the same, until the cluster is gone.
+/// Watches from the start, from the middle and slow ones all see the same events, until the cluster is gone.
 pub async fn a_watch_of_events_sees_all_to_the_end(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let store = Arc::new(open(&backend).await);

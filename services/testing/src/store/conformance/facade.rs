@@ -15,7 +15,7 @@ use super::{
     load_all, no_head, now_ms, one_node, open, present_head, reason, wanted, within,
 };
 
-/// Made ten times at once, one is made; another name is free.
+/// Of ten concurrent creations one succeeds; another name is free.
 pub async fn a_name_belongs_to_one_cluster(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let store = open(&backend).await;
@@ -33,7 +33,7 @@ pub async fn a_name_belongs_to_one_cluster(make: Make<'_>) {
     assert_eq!(load_all(&store).await.len(), 2);
 }
 
-/// The error says which revision there is; the owner's steps make no user's revision stale.
+/// The error contains the present revision; steps of the owner do not make revisions of users stale.
 pub async fn a_change_of_an_old_revision_is_refused(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let store = open(&backend).await;
@@ -67,7 +67,7 @@ pub async fn a_change_of_an_old_revision_is_refused(make: Make<'_>) {
     );
 }
 
-/// A plan made from an older desired state or head writes nothing.
+/// A plan that is based on an older desired state or head writes nothing.
 pub async fn a_change_of_the_desired_state_stops_a_step_planned_before(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let store = open(&backend).await;
@@ -110,7 +110,7 @@ pub async fn a_change_of_the_desired_state_stops_a_step_planned_before(make: Mak
     assert_eq!(check_consistent(&store, uid).await, 2);
 }
 
-/// Every kind of record, over many clusters, also through another handle.
+/// All kinds of records, over many clusters, also through another handle.
 pub async fn what_was_stored_is_loaded(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let store = open(&backend).await;
@@ -186,7 +186,7 @@ pub async fn what_was_stored_is_loaded(make: Make<'_>) {
     assert_eq!(load_all(&again).await.len(), 41);
 }
 
-/// A load, then every change after it: the same as a load at the end.
+/// A load followed by all later changes equals a load at the end.
 pub async fn a_cache_that_follows_changes_equals_a_fresh_load(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let store = open(&backend).await;
@@ -249,7 +249,7 @@ pub async fn a_cache_that_follows_changes_equals_a_fresh_load(make: Make<'_>) {
     assert_eq!(nodes, fresh);
 }
 
-/// A shard is taken once; given up, it can be taken at a higher epoch.
+/// A shard is taken once; after its release it can be taken at a higher epoch.
 pub async fn shards_have_one_owner_whose_epoch_grows(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let (one, two) = (open(&backend).await, open(&backend).await);
@@ -280,7 +280,7 @@ pub async fn shards_have_one_owner_whose_epoch_grows(make: Make<'_>) {
     assert_eq!(reason(two.take_shard(SHARDS)).await, Reason::Internal);
 }
 
-/// The old proof writes nothing any more, and no proof writes another shard's cluster.
+/// The old proof writes nothing any more, and no proof writes a cluster of another shard.
 pub async fn an_owner_that_handed_over_is_refused(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let (one, two) = (open(&backend).await, open(&backend).await);
@@ -318,7 +318,7 @@ pub async fn an_owner_that_handed_over_is_refused(make: Make<'_>) {
     assert_eq!(check_consistent(&two, uid).await, 3);
 }
 
-/// By nodes and by bytes.
+/// By the number of nodes and by size.
 pub async fn a_step_that_is_too_large_writes_nothing(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let store = open(&backend).await;
@@ -346,7 +346,7 @@ pub async fn a_step_that_is_too_large_writes_nothing(make: Make<'_>) {
         .unwrap();
 }
 
-/// A node that is left keeps the cluster from being forgotten.
+/// A node that is left keeps the cluster from being finished.
 pub async fn a_cluster_with_records_left_is_not_finished(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let store = open(&backend).await;
@@ -358,7 +358,7 @@ pub async fn a_cluster_with_records_left_is_not_finished(make: Make<'_>) {
     assert_eq!(check_consistent(&store, uid).await, 1);
 }
 
-/// Who changes a cluster that is about to end keeps it.
+/// A change of a cluster that is about to end keeps it.
 pub async fn an_apply_before_the_end_wins(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let store = open(&backend).await;
@@ -374,7 +374,7 @@ pub async fn an_apply_before_the_end_wins(make: Make<'_>) {
     assert_eq!(store.tombstones().await.unwrap(), []);
 }
 
-/// The name can be used again at once, by another uid with a log of its own.
+/// The name can be reused immediately, by another uid with a log of its own.
 pub async fn a_finished_cluster_leaves_name_free_and_a_tombstone(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let store = open(&backend).await;
@@ -467,7 +467,7 @@ pub async fn a_tombstone_goes_with_its_events_after_its_time(make: Make<'_>) {
     assert_eq!(log, 2, "its events went with it");
 }
 
-/// Its own write is seen; a revision that was never given out is refused.
+/// A replica sees its own write; a revision that was never assigned is refused.
 pub async fn a_read_waits_for_its_revision(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let (one, two) = (open(&backend).await, open(&backend).await);
@@ -485,7 +485,7 @@ pub async fn a_read_waits_for_its_revision(make: Make<'_>) {
     assert_eq!(error.metadata()["revision"], newest.to_string());
 }
 
-/// New, changed, stale and removed.
+/// Records that are new, changed, stale and removed.
 pub async fn platforms_and_secrets_are_written_by_revision(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let store = Store::open(Arc::clone(&backend)).await.unwrap();

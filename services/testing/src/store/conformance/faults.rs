@@ -12,7 +12,7 @@ use super::{
 };
 use crate::store::{Fault, FaultBackend};
 
-/// Every kind of write once, in a row.
+/// Every kind of write once, in sequence.
 async fn script(store: &Store) -> drover_core::Result<()> {
     let (uid, desired) = store.create_cluster(wanted("shop")).await?;
     let owned = store.take_shard(drover_store::shard_of(uid)).await?;
@@ -53,7 +53,7 @@ async fn script(store: &Store) -> drover_core::Result<()> {
     Ok(())
 }
 
-/// Commits of the script. A shard that both clusters share saves one.
+/// Number of commits of the script. If both clusters share a shard, one less.
 async fn commits_of_script(make: Make<'_>) -> u64 {
     let Subject { backend, _keep } = make();
     let faulty = Arc::new(FaultBackend::new(backend));
@@ -79,7 +79,7 @@ async fn check_finished(store: &Store) {
     assert_eq!(store.secrets().await.unwrap().len(), 1);
 }
 
-/// Each commit's answer is lost once, written or not: the outcome is as if none was.
+/// The response of each commit is lost once, whether it was written or not: the outcome is as if none was lost.
 pub async fn a_lost_answer_is_resolved_not_repeated(make: Make<'_>) {
     let commits = commits_of_script(make).await;
     assert!(commits >= 11, "{commits}");
@@ -97,7 +97,7 @@ pub async fn a_lost_answer_is_resolved_not_repeated(make: Make<'_>) {
     }
 }
 
-/// Before and after each commit, the making of the store and its first key included.
+/// Before and after each commit, including the creation of the store and its first key.
 pub async fn a_crash_leaves_all_of_a_step_or_nothing(make: Make<'_>) {
     let commits = commits_of_script(make).await + 4;
     for fault in [Fault::CrashBefore, Fault::CrashAfter] {
@@ -109,7 +109,7 @@ pub async fn a_crash_leaves_all_of_a_step_or_nothing(make: Make<'_>) {
                 let store = try_open(&(Arc::clone(&faulty) as Arc<dyn Backend>)).await?;
                 script(&store).await
             };
-            // The process is gone in the middle of whatever it did; a crash after the last commit cuts off nothing.
+            // The process is gone in the middle of its work; a crash after the last commit interrupts nothing.
             tokio::select! {
                 biased;
                 () = faulty.wait_crash() => {}
@@ -131,7 +131,7 @@ pub async fn a_crash_leaves_all_of_a_step_or_nothing(make: Make<'_>) {
     }
 }
 
-/// Nothing is half written, and writes work again once there is space.
+/// Nothing is partially written, and writes succeed again once there is space.
 pub async fn a_full_store_refuses_writes_and_serves_reads(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let faulty = Arc::new(FaultBackend::new(backend));
@@ -164,7 +164,8 @@ pub async fn a_full_store_refuses_writes_and_serves_reads(make: Make<'_>) {
     assert_eq!(full.reason(), Reason::StorageFull);
 }
 
-/// Sixteen writers, each of a cluster, over a store of which a quarter of the commits fails in one way or another.
+/// Sixteen writers, each with its own cluster, over a store in which a quarter of the commits fails in one way or
+/// another.
 pub async fn random_faults_leave_no_gap_and_no_repeat(make: Make<'_>) {
     let seed = crate::seed::seed();
     let Subject { backend, _keep } = make();

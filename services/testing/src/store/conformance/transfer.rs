@@ -1,4 +1,4 @@
-//! Checks of the portable copy and of the one for people.
+//! Checks of the portable export and of the human-readable dump.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::store::MemoryBackend;
 
-/// All but the claims of processes and the mark of the import itself; the copy waits for a person.
+/// Everything except claims of processes and the mark of the import; the copy is held until a person confirms it.
 pub async fn an_export_imported_elsewhere_is_the_same(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let store = open(&backend).await;
@@ -68,7 +68,7 @@ pub async fn an_export_imported_elsewhere_is_the_same(make: Make<'_>) {
     }
 }
 
-/// Cut off anywhere, changed anywhere, or something else: nothing opens as a store afterwards.
+/// Truncated or changed anywhere, or not an export at all: nothing can be opened as a store afterwards.
 pub async fn a_damaged_export_is_refused(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let store = open(&backend).await;
@@ -104,7 +104,7 @@ pub async fn a_damaged_export_is_refused(make: Make<'_>) {
     }
 }
 
-/// JSON a line, with lengths instead of what may be secret.
+/// One line of JSON per key, with lengths in place of values that may be secret.
 pub async fn a_dump_shows_no_secret(make: Make<'_>) {
     let Subject { backend, _keep } = make();
     let store = open(&backend).await;
