@@ -1,5 +1,6 @@
 //! One cluster in memory: what is wanted, what is recorded, what is observed, behind one lock.
 
+mod absence;
 mod calls;
 mod observation;
 
@@ -24,6 +25,7 @@ use parking_lot::Mutex;
 use prost::Message;
 use uuid::Uuid;
 
+pub(crate) use absence::{CompleteRead, Removed};
 pub(crate) use calls::{CallEnd, RoleChangeFailure};
 pub(crate) use observation::{Effect, Observation, Observed, Source};
 

@@ -8,7 +8,7 @@ use drover_proto::platform::v1 as wire;
 use uuid::Uuid;
 
 use crate::{
-    cluster::{Cluster, ClusterState, Effect, Observation, Observed, Source},
+    cluster::{Cluster, ClusterState, Effect, Observation, Observed, Removed, Source},
     heard::Heard,
     queue::Urgency,
     shared::{Registered, Shared},
@@ -218,7 +218,6 @@ pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::
     let uid = registered.platform.uid();
     let mut vanished = 0;
     for removed in nodes {
-        let confirmed = removed.evidence == i32::from(wire::RemovalEvidence::Confirmed);
         shared.tombstones.gone(platform, &removed.node_id);
         registered
             .platform
@@ -230,31 +229,22 @@ pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::
             continue;
         };
         let mut inner = cluster.inner.lock();
-        let key = (platform.clone(), removed.node_id.as_str().into());
-        inner.state.orphans.remove(&key);
-        if inner.state.foreign.remove(&key).is_some() {
-            shared.changed(&cluster, &mut inner);
-            shared.queue.push(cluster.uid, Urgency::Bulk);
-        }
-        let node = inner.state.nodes.iter_mut().find(|node| {
-            let id = node.node_id.as_deref().unwrap_or(&node.seen.node_id);
-            node.platform == *platform && node.platform_uid == uid && *id == *removed.node_id
-        });
-        // Its id may be another node's by now.
-        let node = node.filter(|node| is_of(node, removed.slot.as_ref()));
-        let Some(node) = node else { continue };
-        if confirmed {
-            node.seen.gone = true;
-        } else {
-            node.seen.unlisted = true;
-            // It was listed until now: the delay of the backend's list counts from here.
-            node.seen.last = shared.now();
-            node.seen.vanished = node.removal.is_none();
-            vanished += usize::from(node.seen.vanished);
-        }
+        let now = shared.now();
+        let source = Source {
+            platform,
+            uid: &uid,
+        };
+        let urgency = match inner.removed(source, removed, now) {
+            Removed::Nothing => continue,
+            Removed::Foreign => Urgency::Bulk,
+            Removed::Recorded { vanished: lost } => {
+                vanished += usize::from(lost);
+                Urgency::Urgent
+            }
+        };
         shared.changed(&cluster, &mut inner);
         drop(inner);
-        shared.queue.push(cluster.uid, Urgency::Urgent);
+        shared.queue.push(cluster.uid, urgency);
     }
     if vanished > 0 && registered.platform.vanished(vanished, shared.now()) {
         tracing::error!(%platform, "too many nodes vanished at once; nothing there is touched until that is confirmed");
@@ -262,27 +252,16 @@ pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::
     }
 }
 
-/// Whether the slot that a platform says a node had is that of a record. Who does not say is believed.
-fn is_of(node: &drover_core::Node, slot: Option<&wire::SlotKey>) -> bool {
-    slot.is_none_or(|slot| {
-        Uuid::parse_str(&slot.request_id) == Ok(node.request) && slot.index == Some(node.index)
-    })
-}
-
-/// A watch begins: the grace of orphans begins anew, since nobody watched meanwhile. They stay known until its snapshot
-/// is complete, as what they hold back must not be free in between.
+/// A watch begins.
 pub(crate) fn begin(shared: &Shared, registered: &Registered) {
     let now = shared.now();
     for cluster in shared.all() {
-        for ((platform, _), orphan) in &mut cluster.inner.lock().state.orphans {
-            if *platform == registered.platform.name {
-                orphan.since = now;
-            }
-        }
+        let mut state = cluster.inner.lock();
+        state.watch_begun(&registered.platform.name, now);
     }
 }
 
-/// A snapshot that began at `began` is complete: what it lacks is no longer listed, which proves nothing.
+/// A snapshot that began at `began` is complete.
 pub(crate) fn snapshot(
     shared: &Shared,
     registered: &Arc<Registered>,
@@ -292,41 +271,16 @@ pub(crate) fn snapshot(
     let platform = &registered.platform.name;
     let uid = registered.platform.identity().0;
     let delay = registered.platform.view(began).limits.visibility_delay;
+    let source = Source {
+        platform,
+        uid: &uid,
+    };
     let mut vanished = 0;
     for cluster in shared.all() {
         let mut inner = cluster.inner.lock();
-        let mut uses = inner
-            .spec
-            .groups
-            .iter()
-            .any(|g| g.choices.iter().any(|c| c.platform == *platform));
-        for node in &mut inner.state.nodes {
-            if node.platform != *platform || *node.platform_uid != *uid {
-                continue;
-            }
-            uses = true;
-            if node.seen.last < began
-                && !node.is_adopting()
-                && (node.seen.last > 0 || node.node_id.is_some())
-                && !node.seen.unlisted
-            {
-                node.seen.unlisted = true;
-                if node.seen.last > 0 {
-                    node.seen.last = began;
-                }
-                // What is new may be listed late; it has not vanished.
-                let listed =
-                    node.seen.last > 0 || (node.settled > 0 && node.settled + delay < began);
-                node.seen.vanished = listed && node.removal.is_none();
-                vanished += usize::from(node.seen.vanished);
-            }
-        }
-        let before = inner.state.foreign.len() + inner.state.orphans.len();
-        let shown = |name: &Sym, last: Millis| name != platform || last >= began;
-        (inner.state.foreign).retain(|(name, _), one| shown(name, one.last));
-        (inner.state.orphans).retain(|(name, _), one| shown(name, one.last));
-        uses |= before > 0;
-        if uses {
+        let end = inner.snapshot_ended(source, began, delay);
+        vanished += end.vanished;
+        if end.concerned {
             shared.changed(&cluster, &mut inner);
             drop(inner);
             shared.queue.push(cluster.uid, Urgency::Bulk);

@@ -8,7 +8,7 @@ use drover_proto::platform::v1 as wire;
 
 use super::envelope::{Envelope, Kind};
 use crate::{
-    cluster::{CallEnd, Cluster, ClusterState, Observation, Source},
+    cluster::{CallEnd, Cluster, ClusterState, CompleteRead, Observation, Source},
     heard::Heard,
     intake, probes,
     queue::Urgency,
@@ -177,18 +177,19 @@ fn take_in(
     read: &Read,
     now: Millis,
 ) {
-    let mut shown = HashSet::new();
+    let source = Source {
+        platform,
+        uid: &read.uid,
+    };
+    let mut own = HashSet::new();
     for (at, node) in read.nodes.iter().enumerate() {
         if let Some((owner, request, index)) = drover_convert::node::slot(node)
             && owner == cluster.uid
         {
-            shown.insert((request, index));
+            own.insert((request, index));
         }
         let seen = Observation {
-            source: Source {
-                platform,
-                uid: &read.uid,
-            },
+            source,
             node,
             as_of: read.as_of,
             now,
@@ -196,41 +197,14 @@ fn take_in(
         };
         intake::apply_observation(shared, cluster, inner, seen);
     }
-    let others: HashSet<&str> = read
-        .nodes
-        .iter()
-        .map(|node| node.node_id.as_str())
-        .collect();
-    let uid = cluster.uid;
-    for node in inner
-        .state
-        .nodes
-        .iter_mut()
-        .filter(|n| n.platform == *platform && *n.platform_uid == *read.uid)
-    {
-        if shown.contains(&(node.request, node.index)) {
-            continue;
-        }
-        if node.is_adopting() && others.contains(node.node_id.as_deref().unwrap_or_default()) {
-            // It is there, and still somebody else's.
-            continue;
-        }
-        let id = node.node_id.as_deref();
-        // A warning that could be about this very node explains why it is missing.
-        let explained = read.warnings.iter().any(|warning| {
-            let cluster_fits = warning
-                .cluster_id
-                .as_deref()
-                .is_none_or(|c| c == &*cluster.name);
-            let node_fits = warning
-                .id
-                .as_deref()
-                .is_none_or(|w| id.is_none_or(|id| id == w));
-            cluster_fits && node_fits
-        });
-        if !explained {
-            node.seen.missing_from = read.as_of;
-            node.seen.silent = !read.alive.contains(&node.id(uid));
-        }
-    }
+    let ids = read.nodes.iter().map(|node| node.node_id.as_str());
+    let complete = CompleteRead {
+        source,
+        as_of: read.as_of,
+        own,
+        ids: ids.collect(),
+        warnings: &read.warnings,
+        alive: &read.alive,
+    };
+    inner.read_completely(&complete, &cluster.name);
 }
