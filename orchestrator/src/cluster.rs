@@ -3,6 +3,7 @@
 mod absence;
 mod calls;
 mod observation;
+mod probed;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -28,6 +29,7 @@ use uuid::Uuid;
 pub(crate) use absence::{CompleteRead, Removed};
 pub(crate) use calls::{CallEnd, RoleChangeFailure};
 pub(crate) use observation::{Effect, Observation, Observed, Source};
+pub(crate) use probed::ProbeOutcome;
 
 use crate::{
     codec::{self, Interner},

@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use crate::{
     clock,
-    cluster::{Cluster, ClusterState},
+    cluster::{Cluster, ClusterState, ProbeOutcome},
     queue::Urgency,
     secrets,
     shared::Shared,
@@ -368,58 +368,29 @@ async fn probe(shared: &Arc<Shared>, uid: Uuid, slot: u64, tries: u32) {
     let visible = shared
         .platform(&target.platform)
         .is_some_and(|registered| registered.platform.is_visible(shared.now()));
+    let health = &target.health;
+    let outcome = match outcome {
+        Ok(()) => ProbeOutcome::Healthy,
+        Err(Failed::Node(why)) if visible => ProbeOutcome::Unhealthy(why),
+        Err(Failed::Node(why) | Failed::Way(why)) => ProbeOutcome::Unknown(why),
+    };
     let mut inner = cluster.inner.lock();
-    let Some(node) = inner.state.node_mut(slot) else {
+    let Some(probed) = inner.probed(slot, outcome, health) else {
         shared.probes.drop(uid, slot);
         return;
     };
-    let troubled = drover_planner::is_troubled(node);
-    let probe = &mut node.probe;
-    let (good, bad) = (u32::from(probe.good), u32::from(probe.bad));
-    let health = &target.health;
-    let crossed = match outcome {
-        Ok(()) => {
-            probe.good = probe.good.saturating_add(1);
-            probe.bad = 0;
-            probe.answered = true;
-            probe.message = Box::default();
-            good < health.success_threshold && good + 1 >= health.success_threshold
-        }
-        Err(Failed::Way(why)) => {
-            (probe.good, probe.bad) = (0, 0);
-            probe.message = why.into();
-            false
-        }
-        Err(Failed::Node(why)) if !visible => {
-            (probe.good, probe.bad) = (0, 0);
-            probe.message = why.into();
-            false
-        }
-        Err(Failed::Node(why)) => {
-            probe.bad = probe.bad.saturating_add(1);
-            probe.good = 0;
-            // A node that starts is asked on and on; more than enough is enough.
-            let bad_now = (bad + 1).min(health.failure_threshold);
-            let count = format!("{why}, {bad_now} of {}", health.failure_threshold);
-            probe.message = count.into();
-            bad < health.failure_threshold && bad + 1 >= health.failure_threshold
-        }
-    };
-    let answered = probe.answered;
-    let settled = probe.good > 0;
-    let change = i64::from(drover_planner::is_troubled(node)) - i64::from(troubled);
-    if change != 0
-        && let Some(registered) = shared.platform(&node.platform)
+    if probed.troubled != 0
+        && let Some(registered) = shared.platform(&probed.platform)
     {
         // Before its cluster may act on it.
-        registered.platform.count(0, change, shared.now());
+        registered.platform.count(0, probed.troubled, shared.now());
     }
     drop(inner);
-    if crossed {
+    if probed.crossed {
         shared.queue.push(uid, Urgency::Urgent);
     }
     let interval = clock::millis(health.interval);
-    let eager = !answered && tries < EAGER_TRIES;
+    let eager = !probed.answered && tries < EAGER_TRIES;
     let wait = if eager {
         let (first, most) = match health.probe {
             Probe::Exec { .. } => (EAGER_COMMAND, EAGER_COMMAND_MOST),
@@ -430,7 +401,7 @@ async fn probe(shared: &Arc<Shared>, uid: Uuid, slot: u64, tries: u32) {
         interval
     };
     // Spread, so that nodes that began together are not probed together for ever.
-    let wait = if settled {
+    let wait = if probed.healthy {
         wait - fastrand::u64(0..=wait / 10)
     } else {
         wait
@@ -439,7 +410,7 @@ async fn probe(shared: &Arc<Shared>, uid: Uuid, slot: u64, tries: u32) {
         uid,
         slot,
         shared.now() + wait,
-        if settled { 0 } else { tries + 1 },
+        if probed.healthy { 0 } else { tries + 1 },
     );
 }
 
