@@ -1,10 +1,10 @@
-//! What this process knows of a cluster beyond its record, when the record is read anew: what platforms show, and which
-//! calls are under way. Forgotten, a call would be taken for one that has ended.
+//! Carries over the in-memory state of a cluster when its record is reloaded: what platforms show, and which calls are
+//! in flight. Without it, a call in flight would be mistaken for one that has ended.
 
 use drover_core::node::{Node, Request};
 use drover_planner::State;
 
-/// Carries over what is not in the store.
+/// Carries over everything that is not in the store.
 pub(crate) fn over(old: State, new: &mut State) {
     new.orphans = old.orphans;
     new.foreign = old.foreign;
@@ -30,7 +30,7 @@ pub(crate) fn over(old: State, new: &mut State) {
 fn carry_request(old: &Request, new: &mut Request) {
     new.sent = old.sent;
     new.call = old.call;
-    // An answer that the record shows by now, or that is not of the last attempt, must not be taken in again.
+    // A response that is already recorded, or that is not of the last attempt, must not be taken in again.
     if (old.attempts, old.made_nothing) == (new.attempts, new.made_nothing) {
         new.answer.clone_from(&old.answer);
         new.rendered.clone_from(&old.rendered);
@@ -44,7 +44,7 @@ fn carry_node(mut old: Node, new: &mut Node) {
     }
     new.probe = std::mem::take(&mut old.probe);
     new.role_change = old.role_change.take().filter(|_| new.role == old.role);
-    // A step of its removal or adoption begins with no call.
+    // Each stage of a removal or adoption begins without a call.
     if new.removal == old.removal && new.is_adopting() == old.is_adopting() {
         new.call = old.call;
         new.hook = old.hook.take();

@@ -1,4 +1,4 @@
-//! Which clusters a reader may want to look at again: a ring of names, no content, so that a slow reader costs nothing.
+//! Change notification for watches: a ring of cluster uids without content, so that a slow reader costs nothing.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -6,10 +6,9 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use uuid::Uuid;
 
-/// Changes that are remembered. A watch that is further behind is ended, and begins anew.
+/// Number of changes that are remembered. A watch that falls further behind is ended and must start over.
 const REMEMBERED: usize = 65_536;
 
-/// The ring.
 #[derive(Debug)]
 pub(crate) struct Changes {
     ring: Mutex<Ring>,
@@ -35,7 +34,7 @@ impl Default for Changes {
 }
 
 impl Changes {
-    /// A cluster or its nodes changed.
+    /// Notes a change of a cluster or of its nodes.
     pub(crate) fn cluster(&self, uid: Uuid) {
         if self.newest.receiver_count() == 0 {
             return;
@@ -52,7 +51,7 @@ impl Changes {
         self.newest.send_replace(newest);
     }
 
-    /// Follows from now on.
+    /// Follows the changes from now on.
     pub(crate) fn follow(self: &Arc<Self>) -> Follower {
         let changed = self.newest.subscribe();
         let ring = self.ring.lock();
@@ -64,7 +63,7 @@ impl Changes {
     }
 }
 
-/// A reader's position in the ring.
+/// The position of a reader in the ring.
 #[derive(Debug)]
 pub(crate) struct Follower {
     changes: Arc<Changes>,
@@ -73,7 +72,8 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// Clusters that changed since the last call, each once, at least one. None: too many changed since.
+    /// Waits for changes and returns the clusters that changed since the last call, without duplicates. `None` if more
+    /// changed than the ring remembers.
     pub(crate) async fn next(&mut self) -> Option<Vec<Uuid>> {
         loop {
             {

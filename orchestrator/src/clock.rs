@@ -1,4 +1,4 @@
-//! One time axis: wall clock at the start, monotonic from then on.
+//! A single time axis: the wall clock at startup, monotonic from then on.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -9,8 +9,8 @@ use drover_core::Millis;
 use drover_planner::State;
 use tokio::time::Instant;
 
-/// The clock of this process. Durable times survive a restart, and nothing runs backwards: while it is up it follows no
-/// other clock, and it begins with nothing before what the store has.
+/// The clock of this process. Recorded times stay comparable across restarts, and time never runs backwards: after
+/// startup it is independent of the wall clock, and it starts no earlier than the latest time in the store.
 #[derive(Debug)]
 pub(crate) struct Clock {
     wall: AtomicU64,
@@ -25,8 +25,8 @@ impl Clock {
         }
     }
 
-    /// Begins with nothing before this time, which an earlier process has recorded. Answers by how much the clock of this
-    /// machine is behind it. Only before anything is done.
+    /// Advances the clock to at least this time, which an earlier process has recorded. Returns by how much the
+    /// machine's clock is behind. Must be called before anything else happens.
     pub(crate) fn not_before(&self, latest: Millis) -> Millis {
         let behind = latest.saturating_sub(self.now());
         self.wall.fetch_add(behind, Ordering::Relaxed);
@@ -42,27 +42,27 @@ impl Clock {
         self.wall() + millis(self.start.elapsed())
     }
 
-    /// When this process began.
+    /// Start time of this process.
     pub(crate) fn start(&self) -> Millis {
         self.wall()
     }
 
-    /// The instant of a time.
+    /// Converts a time to an `Instant`.
     pub(crate) fn instant(&self, at: Millis) -> Instant {
         self.start + Duration::from_millis(at.saturating_sub(self.wall()))
     }
 
-    /// How much longer it is until a time.
+    /// The remaining duration until a time.
     pub(crate) fn until(&self, at: Millis) -> Duration {
         Duration::from_millis(at.saturating_sub(self.now()))
     }
 }
 
-/// A deadline lies ahead of the time at which it is recorded, by less than this.
+/// Deadlines are less than this ahead of the time at which they are recorded.
 const AHEAD: Millis = 3_600_000;
 
-/// The latest time that something was recorded at. Deadlines say so, too: without them one that was set by a clock far ahead
-/// would be waited for until then.
+/// The latest time at which something was recorded. Derived from deadlines as well: otherwise one that was set by a
+/// clock far ahead would block until that clock's time.
 pub(crate) fn latest(state: &State) -> Millis {
     let before = |deadline: Millis| deadline.saturating_sub(AHEAD);
     let nodes = state.nodes.iter().flat_map(|node| {
@@ -89,7 +89,7 @@ pub(crate) fn latest(state: &State) -> Millis {
         .unwrap_or_default()
 }
 
-/// What the clock on the wall shows, in milliseconds since the Unix epoch.
+/// The wall clock, in milliseconds since the Unix epoch.
 #[cfg(not(feature = "crash-points"))]
 pub(crate) fn wall() -> Millis {
     SystemTime::now()
@@ -97,7 +97,8 @@ pub(crate) fn wall() -> Millis {
         .map_or(0, millis)
 }
 
-/// The same under a clock that a test may pause: all starts of a test live in the same time, and it never jumps.
+/// Wall clock that advances with the runtime's clock, which a test may pause: all restarts within a test share one time
+/// axis without jumps.
 #[cfg(feature = "crash-points")]
 pub(crate) fn wall() -> Millis {
     static FIRST: std::sync::OnceLock<(Millis, Instant)> = std::sync::OnceLock::new();

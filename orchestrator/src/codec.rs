@@ -1,4 +1,4 @@
-//! The record of a cluster as it is stored: our own messages, independent of what travels.
+//! The stored record of a cluster: our own messages, independent of the wire format.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -21,13 +21,13 @@ mod rows;
 use rows::*;
 pub(crate) use rows::{Used, UsedList};
 
-/// Strings that many records share, each kept once.
+/// Interner: strings that many records share are kept once.
 #[derive(Debug, Default)]
 pub(crate) struct Interner(Mutex<HashMap<Box<str>, Sym>>);
 
-/// Above this many strings nothing new is shared: names come from outside and must not fill the memory.
+/// Above this many strings, new ones are not interned: names come from outside and must not fill the memory.
 const MAX_INTERNED: usize = 100_000;
-/// Most bytes of a head: it is written with every step, beside requests and nodes.
+/// Maximum size of a head in bytes: it is written with every step, together with requests and nodes.
 const MAX_HEAD: usize = 128 * 1024;
 
 impl Interner {
@@ -48,7 +48,8 @@ impl Interner {
 }
 
 impl Interner {
-    /// The same, where it is likely to be this one: nodes that are stored together have most strings in common.
+    /// Like `get`, but first compares with a likely candidate: nodes that are stored together have most strings in
+    /// common.
     fn like(&self, text: &str, likely: Option<&Sym>) -> Sym {
         match likely {
             Some(likely) if **likely == *text => likely.clone(),
@@ -68,7 +69,7 @@ const STATES: [NodeState; 8] = [
     NodeState::Failed,
 ];
 
-/// Active is 0 and not stored.
+/// Active is 0, the default, and not stored.
 const ROLES: [Role; 3] = [Role::Promoting, Role::Demoting, Role::Standby];
 
 const REMOVALS: [RemovalReason; 7] = [
@@ -110,7 +111,7 @@ const BACK_OFFS: [BackOffKind; 4] = [
 ];
 
 fn number<T: PartialEq>(list: &[T], item: &T) -> u32 {
-    // Numbers begin at 1: 0 is a field that is not there.
+    // Numbers begin at 1, because 0 is an absent field.
     list.iter()
         .position(|one| one == item)
         .map_or(0, |at| at as u32 + 1)
@@ -230,7 +231,7 @@ pub(crate) fn decode_node(
                 index: former.index,
             })
         }),
-        // A node that is not listed is only given up if its agent is silent, whoever asks.
+        // A node that is not listed is only given up if its agent is silent, so its address has to survive a restart.
         seen: Seen {
             agent_address: row.agent_address.into(),
             ..Seen::default()
@@ -373,8 +374,8 @@ pub(crate) fn encode_head(state: &State) -> Bytes {
     head.encode_to_vec().into()
 }
 
-/// Cuts the words of many failures, so that what has to be known fits into every step. If there are too many all the same,
-/// some back-offs are not kept, those that end soonest: they are tried early.
+/// Truncates the messages of failures if there are many, so that the essential state fits into every step. If that is
+/// not enough, the backoffs that end soonest are dropped, which only means that their retries happen early.
 fn fit(head: &mut HeadState) {
     if head.encoded_len() <= MAX_HEAD {
         return;

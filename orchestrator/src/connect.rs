@@ -1,4 +1,4 @@
-//! Ways to platforms.
+//! Channels to platforms.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -33,7 +33,7 @@ pub struct PlatformTlsSettings {
 }
 
 impl PlatformTlsSettings {
-    /// The same with the certificate of the server where none is named.
+    /// Uses the server's certificate if none is configured.
     #[must_use]
     pub fn or(mut self, server: &drover_server::settings::TlsSettings) -> Self {
         if self.cert.is_none() && self.key.is_none() {
@@ -62,7 +62,7 @@ impl PlatformTlsSettings {
     }
 }
 
-/// Connects to platforms with these files. Errors: `Invalid` if one of them cannot be used, with which and why.
+/// Creates the connector for platforms. Returns `Invalid` if a file cannot be used, naming the file and the cause.
 pub(crate) fn connector(settings: PlatformTlsSettings) -> Result<Connector> {
     if settings.cert.is_some() != settings.key.is_some() {
         return Err(Error::invalid(
@@ -85,15 +85,15 @@ pub(crate) fn connector(settings: PlatformTlsSettings) -> Result<Connector> {
     }))
 }
 
-/// Key of a secret that holds a bearer token.
+/// Key of a bearer token in its secret.
 const TOKEN: &str = "token";
 
-/// Field of a registration that names the secret with its token.
+/// Field of a registration with the secret of the token.
 const TOKEN_FIELD: &str = "platform.spec.token_secret";
-/// Field of a registration that names the secret with the client certificate.
+/// Field of a registration with the secret of the client certificate.
 const CERTIFICATE_FIELD: &str = "platform.spec.tls.client_certificate_secret";
 
-/// What a registration names of secrets, each with the field that does.
+/// The secrets that a registration refers to, with their fields.
 pub(crate) fn named(spec: &pb::PlatformSpec) -> Vec<(&'static str, SecretRef)> {
     let of = |name: &str, key: &str| SecretRef {
         name: name.to_owned(),
@@ -116,13 +116,13 @@ fn certificate_secret(spec: &pb::PlatformSpec) -> Option<&str> {
     (!name.is_empty()).then_some(name)
 }
 
-/// What a registration names of secrets.
+/// The secrets that a registration refers to.
 pub(crate) fn secrets(spec: &pb::PlatformSpec) -> Vec<SecretRef> {
     named(spec).into_iter().map(|(_, of)| of).collect()
 }
 
-/// A way to a platform, with the certificate and the token that its registration names. Errors: the endpoint is none; a
-/// secret is not there, or does not hold what it should (`Precondition`, with the field).
+/// Creates a channel to a platform, with the certificate and the token of its registration. Fails if the endpoint is
+/// invalid, or if a secret is missing or unusable (`Precondition`, with the field).
 pub(crate) async fn to_platform(shared: &Shared, spec: &pb::PlatformSpec) -> Result<Channel> {
     let identity = match certificate_secret(spec) {
         Some(name) => Some(identity(&shared.store, name).await.map_err(|error| {
@@ -150,11 +150,10 @@ pub(crate) async fn to_platform(shared: &Shared, spec: &pb::PlatformSpec) -> Res
     Ok(channel.with_bearer(Bearer::Token(token.to_owned())))
 }
 
-/// The client certificate in a secret, and its key. Errors: there is no such secret, it lacks one of them, or holds
-/// something else (`Precondition`).
+/// The client certificate and key in a secret. Fails if the secret is missing, incomplete or unusable (`Precondition`).
 pub(crate) async fn identity(store: &Store, name: &str) -> Result<Identity> {
     let missing = |what: &str| Error::new(Reason::SecretNotFound, what.to_owned());
-    // Read at once: one of an old pair and one of a new pair do not belong together.
+    // Read in one go, because an old certificate and a new key do not match.
     let secret = crate::secrets::content(store, name).await?;
     let (content, _) = secret.ok_or_else(|| missing(&format!("there is no secret {name:?}")))?;
     let [cert, key] = [TLS_CERT, TLS_KEY].map(|key| {
@@ -173,7 +172,7 @@ pub(crate) async fn identity(store: &Store, name: &str) -> Result<Identity> {
     Ok(identity)
 }
 
-/// What is wrong with the TLS settings of a registration.
+/// Validates the TLS settings of a registration.
 pub(crate) fn check(spec: &pb::PlatformSpec) -> Result<()> {
     let Some(tls) = &spec.tls else {
         return Ok(());

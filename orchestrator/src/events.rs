@@ -1,4 +1,4 @@
-//! What happened, from the operations of a plan.
+//! Derives events from the operations of a plan.
 
 use drover_core::{
     Millis, NodeState,
@@ -10,27 +10,27 @@ use drover_store::NewEvent;
 
 use crate::{api::status::Steps, infrastructure};
 
-/// Most node names in one message; the rest is counted.
+/// Maximum number of node names in a message; the others are counted.
 const NAMED: usize = 10;
 
 struct Maker<'a> {
     state: &'a State,
     now: Millis,
-    /// Name of the step that the present operation is.
+    /// Name of the step of the current operation.
     step: Option<String>,
     events: Vec<NewEvent>,
 }
 
-/// Who asked for what.
+/// Authors of changes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Authors<'a> {
-    /// The present generation.
+    /// Author of the current generation.
     pub(crate) generation: &'a str,
-    /// That it is paused, or not any more.
+    /// Author of the last pause or resume.
     pub(crate) pause: &'a str,
 }
 
-/// Says in an event who asked for what it tells, if that is known.
+/// Appends the author of the reported change to an event, if known.
 pub(crate) fn sign(event: &mut NewEvent, author: &str) {
     if author.is_empty() {
         return;
@@ -40,7 +40,7 @@ pub(crate) fn sign(event: &mut NewEvent, author: &str) {
     event.author = author.to_owned();
 }
 
-/// The events of operations on a record as it was before them.
+/// The events of operations, given the record before they are applied.
 pub(crate) fn of(
     ops: &[Op],
     state: &State,
@@ -54,7 +54,7 @@ pub(crate) fn of(
         step: None,
         events: Vec::new(),
     };
-    // What the user did comes before what follows from it.
+    // The user's change is reported before its consequences.
     let user = |op: &&Op| matches!(op, Op::Observed { .. });
     let (first, rest): (Vec<&Op>, Vec<&Op>) = ops.iter().partition(user);
     for op in first.into_iter().chain(rest) {
@@ -64,7 +64,7 @@ pub(crate) fn of(
     maker.events
 }
 
-/// Whether an operation is an action of the plan, as plans are answered.
+/// Whether an operation is shown as an action of the plan.
 pub(crate) fn is_step(op: &Op) -> bool {
     match op {
         Op::Request { .. }
@@ -95,7 +95,7 @@ pub(crate) fn is_step(op: &Op) -> bool {
     }
 }
 
-/// What becomes of the storage of a node, for people. Empty: it has none.
+/// Describes what happens to the storage of a node. Empty if it has no storage.
 fn data(state: &State, slot: u64, retain: bool) -> &'static str {
     match state.node(slot) {
         Some(node) if node.storage && retain => " · data kept",
@@ -105,7 +105,7 @@ fn data(state: &State, slot: u64, retain: bool) -> &'static str {
 }
 
 impl Maker<'_> {
-    /// Signs the events that were made since.
+    /// Signs the events that were added since `since`.
     fn sign(&mut self, since: usize, author: &str) {
         for event in self.events.iter_mut().skip(since) {
             sign(event, author);
@@ -239,7 +239,7 @@ impl Maker<'_> {
                 );
                 let (severity, word) = match &node.removal {
                     Some(_) => (Warning, "OrphanSeen"),
-                    // Told when it is ours.
+                    // Reported once the node is ours.
                     None if node.is_adopting() => return,
                     None => (Info, "NodeAdopted"),
                 };
@@ -302,7 +302,7 @@ impl Maker<'_> {
             | Op::Vacated { .. }
             | Op::Adopted { .. }
             | Op::Rebind { .. }
-            // Told node by node.
+            // Reported for each node.
             | Op::Abandon { .. }
             | Op::Sweep { .. }
             | Op::BackOff { .. } => {}
@@ -313,7 +313,7 @@ impl Maker<'_> {
         use EventSeverity::{Info, Warning};
         let before = self.state.node(slot).map(|node| node.role);
         if (before, role) == (Some(Role::Active), Role::Standby) {
-            // It is gone, and another one acts by now: nothing happened to it.
+            // The node is gone and another one is active by now; nothing happened to this one.
             return;
         }
         let (severity, reason, message) = match role {
@@ -324,7 +324,7 @@ impl Maker<'_> {
                 "NodeDemoting",
                 "refuses to become active; another standby is tried",
             ),
-            // Who was to be active for a while is what it was.
+            // The promotion was abandoned, so the node is standby as before.
             Role::Standby => (Info, "NodeDemoted", "is standby again"),
         };
         if before != Some(role) {
@@ -339,7 +339,7 @@ impl Maker<'_> {
             .node(slot)
             .is_some_and(|node| node.state == state)
         {
-            // The same state in other words is no event.
+            // A changed message alone is not an event.
             return;
         }
         let words = if message.is_empty() {
@@ -376,7 +376,7 @@ impl Maker<'_> {
         }
     }
 
-    /// An update begins when there is something to renew, or something else is wanted, and ends when nothing is left.
+    /// A rollout starts when there are nodes to replace or its target changes, and ends when none are left.
     fn rollout(&mut self, group: &str, to: Option<&Rollout>) {
         let before = self.state.rollouts.get(group);
         let (reason, message) = match (before, to) {
@@ -427,9 +427,10 @@ impl Maker<'_> {
             {
                 (Info, "ClusterDegraded")
             }
-            // The generation says it already, as it does when something else is wanted than what was ready.
+            // The event of the generation says so already; the same holds if the desired state differs from what was
+            // ready.
             (ConditionKind::Ready | ConditionKind::Deleting, _) => return,
-            // Told resource by resource.
+            // Reported for each resource.
             (ConditionKind::InfrastructureReady | ConditionKind::WaitingForInfrastructure, _) => {
                 return;
             }

@@ -1,4 +1,4 @@
-//! Parts of a cluster for tests.
+//! Test fixtures for parts of a cluster.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -32,7 +32,7 @@ pub(crate) fn cluster_state() -> ClusterState {
     cluster.inner.into_inner()
 }
 
-/// An open request of this id.
+/// An open request with this id.
 pub(crate) fn request(id: Uuid) -> Request {
     Request {
         id,
@@ -53,7 +53,7 @@ pub(crate) fn request(id: Uuid) -> Request {
     }
 }
 
-/// A node in this state, of the request with the uid 3, with nothing special.
+/// A node in this state, of the request with uid 3, with defaults otherwise.
 pub(crate) fn node(slot: u64, state: NodeState) -> Node {
     Node {
         slot,

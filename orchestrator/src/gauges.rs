@@ -1,4 +1,5 @@
-//! Metrics of the domain. Counts follow what changes; a scrape looks at nothing but clusters that changed since the last.
+//! Domain metrics. Counts are maintained incrementally; a scrape only looks at clusters that changed since the last
+//! one.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -18,7 +19,7 @@ use crate::{
     shared::Shared,
 };
 
-/// Phases of clusters and their labels.
+/// Cluster phases and their label values.
 const PHASES: [(ClusterPhase, &str); 5] = [
     (ClusterPhase::Progressing, "progressing"),
     (ClusterPhase::Ready, "ready"),
@@ -27,10 +28,10 @@ const PHASES: [(ClusterPhase, &str); 5] = [
     (ClusterPhase::Deleting, "deleting"),
 ];
 
-/// What is counted.
+/// State of the metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Gauges {
-    /// Clusters that have to be counted again.
+    /// Clusters that must be counted again.
     changed: Mutex<HashSet<Uuid>>,
     counted: Mutex<Counted>,
 }
@@ -41,11 +42,11 @@ struct Counted {
     all: Sums,
 }
 
-/// One cluster.
+/// The contribution of one cluster.
 #[derive(Debug)]
 struct One {
     sums: Sums,
-    /// Since when it is not as wanted, as far as this process has seen.
+    /// Since when the cluster has deviated from its desired state, as far as this process has seen.
     waiting_since: Option<Millis>,
 }
 
@@ -78,7 +79,7 @@ impl Sums {
 }
 
 impl Gauges {
-    /// Something of a cluster may count differently now.
+    /// Marks a cluster to be counted again.
     pub(crate) fn changed(&self, cluster: Uuid) {
         self.changed.lock().insert(cluster);
     }
@@ -108,7 +109,7 @@ impl Gauges {
         }
     }
 
-    /// Everything as it is now.
+    /// Writes all current values.
     pub(crate) fn write(shared: &Shared, out: &mut Exposition) {
         let now = shared.now();
         let figures = &shared.gauges;
@@ -151,7 +152,7 @@ fn one(cluster: &Cluster, visible: &Visible, now: Millis) -> One {
     }
 }
 
-/// Whether somebody may want to know how long this lasts. Who paused a cluster knows why it stands still.
+/// Whether the duration of this phase matters. A paused cluster does not converge by intent.
 fn is_late(inner: &ClusterState, phase: ClusterPhase) -> bool {
     phase != ClusterPhase::Ready && inner.desired.value.paused.is_none()
 }
@@ -287,7 +288,7 @@ fn write_platforms(
     );
 }
 
-/// What is recorded where it happens, in words.
+/// Registers the descriptions of the metrics that are recorded where the events happen.
 pub(crate) fn describe() {
     drover_store::describe_metrics();
     drover_client::describe_metrics();
@@ -323,12 +324,12 @@ pub(crate) fn describe() {
     }
 }
 
-/// A platform is registered: what is counted of it is there from the start, so that the first rise is seen.
+/// Initializes the counters of a registered platform, so that their first increase is visible.
 pub(crate) fn platform(name: &str) {
     metrics::counter!("drover_back_offs_total", "platform" => name.to_owned()).increment(0);
 }
 
-/// For whoever is asked for metrics.
+/// The collector for scrapes.
 pub(crate) fn collector(shared: &Arc<Shared>) -> impl Fn(&mut Exposition) + Send + Sync + 'static {
     let shared = shared.clone();
     move |out| Gauges::write(&shared, out)

@@ -1,4 +1,5 @@
-//! Nodes as platforms show them, without what their words repeat of secrets. Whatever is taken in of a node passes here.
+//! Redacted observations: nodes as platforms show them, without the secrets that their texts may repeat. All
+//! observations of nodes pass through here.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +11,7 @@ use uuid::Uuid;
 
 use crate::{secrets, shared::Shared};
 
-/// A node whose words repeat nothing that its group was given.
+/// A node whose texts do not repeat anything that its group was given.
 #[derive(Clone, Debug)]
 pub(crate) struct Heard(wire::Node);
 
@@ -23,15 +24,15 @@ impl Deref for Heard {
 }
 
 impl Heard {
-    /// A node that nothing is to be hidden of.
+    /// A node without anything to redact.
     #[cfg(test)]
     pub(crate) fn harmless(node: wire::Node) -> Self {
         Self(node)
     }
 
-    /// Takes what nodes may not repeat out of their words.
+    /// Redacts the texts of nodes.
     pub(crate) async fn of(shared: &Shared, nodes: Vec<wire::Node>) -> Vec<Self> {
-        // What each group may not repeat is read once, however many of its nodes say something.
+        // What to redact is read once per group, however many of its nodes have texts.
         let mut talking: BTreeMap<(Uuid, String), BTreeSet<String>> = BTreeMap::new();
         for node in &nodes {
             if let Some(group) = group(node) {
@@ -41,7 +42,7 @@ impl Heard {
         }
         let mut unsaid = BTreeMap::new();
         for ((owner, group), hashes) in talking {
-            // Of a cluster that is not known nothing is known to be hidden.
+            // Nothing is known to be secret for an unknown cluster.
             if let Some(cluster) = shared.cluster(owner) {
                 let hidden = secrets::hidden_with(shared, &cluster, &group, &hashes).await;
                 unsaid.insert((owner, group), hidden);
@@ -57,7 +58,7 @@ impl Heard {
     }
 }
 
-/// The cluster and the group of a node that says something.
+/// The cluster and the group of a node that has texts.
 fn group(node: &wire::Node) -> Option<(Uuid, String)> {
     if node.message.is_empty() {
         return None;

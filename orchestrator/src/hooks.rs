@@ -1,51 +1,51 @@
-//! Points at which a test can stop the process dead. Nothing of it is in a normal build.
+//! Crash points for tests. Compiled to nothing in normal builds.
 
-/// Where a crash can be asked for.
+/// A point at which a test may crash the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Point {
     /// A plan was made; nothing of it is durable.
     BeforeCommit,
-    /// Its operations are durable; memory does not show them.
+    /// The operations are durable, but not yet visible in memory.
     AfterCommit,
-    /// A Provision call is about to be made.
+    /// Before a Provision call.
     BeforeProvision,
-    /// It was answered; nobody has taken that in.
+    /// The Provision call returned; the result is not processed yet.
     AfterProvision,
-    /// A Deprovision call is about to be made.
+    /// Before a Deprovision call.
     BeforeDeprovision,
-    /// It was answered; nobody has taken that in.
+    /// The Deprovision call returned; the result is not processed yet.
     AfterDeprovision,
-    /// An UpdateNode call is about to be made.
+    /// Before an UpdateNode call.
     BeforeRoleChange,
-    /// It was answered; nobody has taken that in.
+    /// The UpdateNode call returned; the result is not processed yet.
     AfterRoleChange,
-    /// A hook is about to be run in a node.
+    /// Before a hook is run in a node.
     BeforeHook,
-    /// It has ended, or its time is over; nobody has taken that in.
+    /// The hook ended or timed out; the result is not processed yet.
     AfterHook,
-    /// An UpdateNode call that adopts is about to be made.
+    /// Before an UpdateNode call for an adoption.
     BeforeAdopt,
-    /// It was answered; nobody has taken that in.
+    /// The adoption call returned; the result is not processed yet.
     AfterAdopt,
-    /// An EnsureInfrastructure call is about to be made.
+    /// Before an EnsureInfrastructure call.
     BeforeEnsure,
-    /// It was answered; nobody has taken that in.
+    /// The EnsureInfrastructure call returned; the result is not processed yet.
     AfterEnsure,
-    /// A ReleaseInfrastructure call is about to be made.
+    /// Before a ReleaseInfrastructure call.
     BeforeRelease,
-    /// It was answered; nobody has taken that in.
+    /// The ReleaseInfrastructure call returned; the result is not processed yet.
     AfterRelease,
-    /// A complete read is about to be made.
+    /// Before a complete read.
     BeforeConfirm,
-    /// It was answered; nobody has taken that in.
+    /// The complete read returned; the result is not processed yet.
     AfterConfirm,
-    /// A change that a user asked for is about to be made durable.
+    /// Before a user's change is made durable.
     BeforeApply,
-    /// It is durable; nobody was told.
+    /// The user's change is durable; the user has no response yet.
     AfterApply,
-    /// The record of a deleted cluster is about to go.
+    /// Before the record of a deleted cluster is removed.
     BeforeFinish,
-    /// It is gone; memory does not show it.
+    /// The record is removed, but still visible in memory.
     AfterFinish,
 }
 
@@ -56,7 +56,7 @@ mod imp {
     use super::Point;
     use crate::clock::wall;
 
-    /// Does nothing.
+    /// Crash points of a normal build, without any effect.
     #[derive(Clone, Debug, Default)]
     pub struct Hooks(());
 
@@ -85,7 +85,7 @@ mod imp {
     use super::Point;
     use crate::clock::wall;
 
-    /// Asks at each point whether the process dies there.
+    /// Calls the test at each point, which decides whether the process dies there.
     #[derive(Clone, Default)]
     pub struct Hooks {
         dies: Option<Arc<dyn Fn(Point) -> bool + Send + Sync>>,
@@ -93,7 +93,7 @@ mod imp {
     }
 
     impl Hooks {
-        /// Hooks that ask this. True: what reached the point never gets any further.
+        /// Creates hooks from this predicate. If it returns `true`, the task that reached the point never continues.
         pub fn new(dies: impl Fn(Point) -> bool + Send + Sync + 'static) -> Self {
             Self {
                 dies: Some(Arc::new(dies)),
@@ -101,7 +101,7 @@ mod imp {
             }
         }
 
-        /// The same on a machine whose clock is so many milliseconds off; it may be set while the process runs.
+        /// Simulates a machine whose clock is off by this many milliseconds, which may change while the process runs.
         #[must_use]
         pub fn with_clock_error(self, clock_error: Arc<AtomicI64>) -> Self {
             Self {

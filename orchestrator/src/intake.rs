@@ -1,4 +1,4 @@
-//! What platforms show, taken into memory: which cluster, which slot, and who is to be planned for it.
+//! Feeds what platforms show into memory: finds the cluster and the slot, and schedules the planning.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -14,13 +14,13 @@ use crate::{
     shared::{Registered, Shared},
 };
 
-/// What a platform shows that is none of ours: clusters, their nodes by the platform's id, and whose those are.
+/// Foreign nodes that a platform shows: by cluster, then by the platform's node id, the owner.
 pub(crate) type Foreign = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Takes in nodes that are there, or changed.
+/// Takes in nodes that were added or changed.
 ///
 /// # Errors
-/// It shows more that nobody recorded than can be kept.
+/// The platform shows more unrecorded nodes than can be kept.
 pub(crate) fn upserts(
     shared: &Shared,
     registered: &Registered,
@@ -34,7 +34,7 @@ pub(crate) fn upserts(
     let now = shared.now();
     let mut at = 0;
     while at < nodes.len() {
-        // Nodes of one cluster come together: one lock for all of them.
+        // Nodes of one cluster are adjacent, so that the lock is taken once for all of them.
         let owner = owner(&nodes[at]);
         let same = nodes[at..]
             .iter()
@@ -43,7 +43,7 @@ pub(crate) fn upserts(
         let own = &nodes[at..at + same];
         at += same;
         let cluster = owner.and_then(|owner| shared.cluster(owner));
-        // Who has just ended has a tombstone by now.
+        // A cluster that has just been deleted has a tombstone by now.
         let inner = cluster.as_ref().map(|cluster| cluster.inner.lock());
         let inner = inner.filter(|inner| !inner.finished);
         let (Some(cluster), Some(mut inner)) = (&cluster, inner) else {
@@ -54,7 +54,7 @@ pub(crate) fn upserts(
             continue;
         };
         for node in own {
-            // It may have been adopted.
+            // The node may have been adopted since it was last shown as foreign.
             registered
                 .platform
                 .remove_foreign(&node.cluster_id, &node.node_id);
@@ -86,8 +86,8 @@ fn owner(node: &wire::Node) -> Option<Uuid> {
     Uuid::parse_str(&node.slot.as_ref()?.owner).ok()
 }
 
-/// Takes in one node that a platform shows as one of this cluster, with what follows from it elsewhere. Returns how soon the
-/// cluster is to be planned for it.
+/// Takes in a node that a platform shows as part of this cluster, and applies the effects on probes and platforms.
+/// Returns how urgently the cluster must be planned.
 pub(crate) fn apply_observation(
     shared: &Shared,
     cluster: &Cluster,
@@ -126,7 +126,7 @@ pub(crate) fn apply_observation(
     urgency
 }
 
-/// A node of no cluster that we keep.
+/// Takes in a node that belongs to no cluster of this store.
 fn stray(
     shared: &Shared,
     registered: &Registered,
@@ -177,7 +177,7 @@ fn stray(
     }
 }
 
-/// Takes in a node of the cluster's id that is not its own. Answers whether it is new.
+/// Takes in a node that has the cluster's id but another owner. Returns whether it is new.
 pub(crate) fn foreign_node(
     shared: &Shared,
     inner: &mut ClusterState,
@@ -212,7 +212,7 @@ pub(crate) fn foreign_node(
     inner.state.foreign.insert(key, foreign).is_none()
 }
 
-/// Takes in nodes that are no longer seen.
+/// Takes in nodes that are no longer visible.
 pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::NodeRemoved]) {
     let platform = &registered.platform.name;
     let uid = registered.platform.uid();
@@ -252,7 +252,7 @@ pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::
     }
 }
 
-/// A watch begins.
+/// Called when a watch begins.
 pub(crate) fn begin(shared: &Shared, registered: &Registered) {
     let now = shared.now();
     for cluster in shared.all() {
@@ -261,7 +261,7 @@ pub(crate) fn begin(shared: &Shared, registered: &Registered) {
     }
 }
 
-/// A snapshot that began at `began` is complete.
+/// Called when a snapshot that began at `began` is complete.
 pub(crate) fn snapshot(
     shared: &Shared,
     registered: &Arc<Registered>,

@@ -1,8 +1,8 @@
-//! The orchestrator: keeps clusters as they are declared, on whatever platforms are registered.
+//! The orchestrator: a control plane that keeps clusters in their declared state, on any registered platforms.
 //!
-//! `api` takes what users want, `platform_watch` and `intake` what platforms show, `probes` what nodes answer. All of that ends
-//! in memory (`cluster`) and in the queue. `reconcile` takes a cluster from the queue, has it planned (`drover-planner`),
-//! makes the plan durable (`drover-store`) and has it carried out (`executor`).
+//! `api` takes in the desired state, `platform_watch` and `intake` what platforms show, and `probes` the health of
+//! nodes. All of this updates memory (`cluster`) and the queue. `reconcile` takes a cluster from the queue, plans it
+//! (`drover-planner`), makes the plan durable (`drover-store`) and carries it out (`executor`).
 
 mod api;
 mod carry;
@@ -60,7 +60,7 @@ use crate::{limits::Limits, probes::reach::Reach, shared::Shared};
 /// Version of this server.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// How long work under way may take to end when the orchestrator stops.
+/// Time granted to work in progress when the orchestrator stops.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
 /// Settings of the orchestrator, beside those of every server.
@@ -101,10 +101,10 @@ impl Default for Settings {
     }
 }
 
-/// A new key, as a line of the file that `secrets.key_file` names.
+/// Generates a key, in the format of a line of the file `secrets.key_file`.
 ///
 /// # Errors
-/// The system has no random numbers.
+/// The system's random number generator failed.
 pub fn new_key() -> Result<String> {
     Keyring::generate()
 }
@@ -116,19 +116,20 @@ pub struct Orchestrator {
 }
 
 impl Orchestrator {
-    /// Opens the store and begins to keep what it holds.
+    /// Opens the store and starts to reconcile its clusters.
     ///
     /// # Errors
-    /// The store is locked by another process, damaged, or of a newer version; a file of `platform_tls` or `secrets`, or a
-    /// range of `probes` or one of `limits`, cannot be used; the store is encrypted with other keys.
+    /// The store is locked by another process, damaged, or of a newer version; a file of `platform_tls` or `secrets`, a
+    /// range of `probes`, or a value of `limits` is invalid; the store is encrypted with other keys.
     pub async fn open(settings: &Settings) -> Result<Self> {
         Self::open_through(settings, |connector| connector).await
     }
 
-    /// The same, reaching some platforms in a way of the caller's; it is given the usual way.
+    /// Like [`Self::open`], with a connector that may override how some platforms are reached; it is given the default
+    /// connector.
     ///
     /// # Errors
-    /// As of [`Self::open`].
+    /// As for [`Self::open`].
     pub async fn open_through(
         settings: &Settings,
         way: impl FnOnce(Connector) -> Connector,
@@ -152,10 +153,10 @@ impl Orchestrator {
         Self::begin(store, connector, Hooks::default(), bounds).await
     }
 
-    /// Begins to keep what a store holds, reaching platforms in a way of the caller's.
+    /// Starts to reconcile the clusters of a store, with a custom connector to platforms.
     ///
     /// # Errors
-    /// The store is owned by another process, cannot be read, or is encrypted and was not given its keys.
+    /// The store is owned by another process, cannot be read, or is encrypted and was opened without its keys.
     pub async fn start(store: Store, connector: Connector, hooks: Hooks) -> Result<Self> {
         let limits = Limits::of(&LimitSettings::default())?;
         Self::begin(store, connector, hooks, (Reach::default(), limits)).await
@@ -212,31 +213,31 @@ impl Orchestrator {
         Ok(Self { shared })
     }
 
-    /// The services that it offers.
+    /// The gRPC routes of the orchestrator's services.
     #[must_use]
     pub fn routes(&self) -> tonic::service::Routes {
         api::routes(&self.shared)
     }
 
-    /// The same as a server: with health, reflection and what surrounds every call.
+    /// The same services as a server, with health, reflection and the common middleware.
     #[must_use]
     pub fn service(&self) -> drover_server::Service {
         api::service(&self.shared)
     }
 
-    /// Is cancelled when the orchestrator has to stop, because another process owns its clusters now.
+    /// Cancelled when the orchestrator must stop because another process owns its clusters now.
     #[must_use]
     pub fn stopped(&self) -> CancellationToken {
         self.shared.stop.clone()
     }
 
-    /// Clusters that wait to be planned.
+    /// Number of clusters that wait to be planned.
     #[must_use]
     pub fn queue_depth(&self) -> usize {
         self.shared.queue.depth()
     }
 
-    /// Ends work under way, waiting for it at most 10 s. What was not finished goes on after the next start.
+    /// Stops gracefully, waiting at most 10 s for work in progress. Unfinished work continues after the next start.
     pub async fn shutdown(self) {
         self.shared.stop.cancel();
         self.shared.tasks.close();
@@ -251,7 +252,7 @@ impl Orchestrator {
         self.kill().await;
     }
 
-    /// Stops everything wherever it is, as a crash would.
+    /// Stops immediately, as in a crash.
     pub async fn kill(self) {
         self.shared.stop.cancel();
         self.shared.kill.cancel();

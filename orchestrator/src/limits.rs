@@ -1,4 +1,4 @@
-//! What one caller may take of what all share.
+//! Limits on the shared resources that a single caller may use.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,9 +6,9 @@ use drover_core::{Error, Reason, Result};
 use drover_server::{Rates, Share, Shares};
 use serde::{Deserialize, Serialize};
 
-/// Seconds of plans that may be asked for at once: a directory of manifests is planned in one go.
+/// Burst of plans, in seconds of the rate: a directory of manifests is planned in one go.
 const BURST: u32 = 5;
-/// When somebody may come again who holds as much as it may: long enough for something to end.
+/// Retry delay for a caller that has reached its memory limit: long enough for one of its streams to end.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// What one caller may take: who has to say who it is by that, others by their address.
@@ -35,7 +35,7 @@ impl Default for LimitSettings {
     }
 }
 
-/// What each caller has taken.
+/// Current usage of each caller.
 #[derive(Debug)]
 pub(crate) struct Limits {
     watches: Shares,
@@ -44,7 +44,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Errors: a value is none.
+    /// Fails if a value is invalid.
     pub(crate) fn of(settings: &LimitSettings) -> Result<Self> {
         for (name, value) in [
             ("watch_bytes_per_caller", settings.watch_bytes_per_caller),
@@ -69,9 +69,9 @@ impl Limits {
         })
     }
 
-    /// A plan of a caller, as long as it is made. Errors: `Overloaded`.
+    /// Accounts for a plan as long as the share is held. Returns `Overloaded` if the limit is reached.
     pub(crate) fn plan(&self, caller: &Arc<str>) -> Result<Option<Share>> {
-        // What runs in this process is nobody's.
+        // In-process callers are not limited.
         if caller.is_empty() {
             return Ok(None);
         }
@@ -85,7 +85,7 @@ impl Limits {
         share.map(Some).ok_or_else(|| full(message()))
     }
 
-    /// What a stream of a caller holds. Errors: `Overloaded`.
+    /// Accounts for the memory of a stream. Returns `Overloaded` if the limit is reached.
     pub(crate) fn hold(&self, caller: &Arc<str>, bytes: usize) -> Result<Held> {
         if caller.is_empty() {
             return Ok(Held(None));
@@ -96,12 +96,12 @@ impl Limits {
     }
 }
 
-/// What a stream holds, until it is dropped.
+/// Memory of a stream, accounted for until dropped.
 #[derive(Debug)]
 pub(crate) struct Held(Option<(Share, Arc<str>)>);
 
 impl Held {
-    /// It holds so much now. Errors: `Overloaded`; then it has to end.
+    /// Changes the amount of memory. Returns `Overloaded` if the limit is reached, upon which the stream must end.
     pub(crate) fn resize(&mut self, bytes: usize) -> Result<()> {
         let Some((share, caller)) = &mut self.0 else {
             return Ok(());

@@ -123,7 +123,7 @@ fn main() -> ExitCode {
                 (`store --help`: backup, restore, dump)",
         port: 7400,
     };
-    // Looking after the store is no part of serving: no settings, no port.
+    // Store maintenance is separate from serving and needs neither settings nor a port.
     if std::env::args().nth(1).as_deref() == Some("store") {
         return look_after_store();
     }
@@ -134,7 +134,7 @@ fn look_after_store() -> ExitCode {
     let command = match store_command::Command::try_parse_from(std::env::args().skip(1)) {
         Ok(command) => command,
         Err(error) => {
-            // Nobody is left to tell when this fails.
+            // There is nobody left to report a failure to.
             let _ = error.print();
             return if error.use_stderr() {
                 ExitCode::from(64)
@@ -166,7 +166,7 @@ type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
 async fn serve(server: ServerSettings, mut settings: Settings, stop: Shutdown) -> Outcome {
     settings.platform_tls = settings.platform_tls.or(&server.tls);
-    // The port first: a second orchestrator is told so before it looks at the store.
+    // The port is bound first, so that a second orchestrator fails on that before it opens the store.
     let listener = drover_server::listen(&server).await?;
     let orchestrator = Orchestrator::open(&settings).await?;
     let lost = orchestrator.stopped();

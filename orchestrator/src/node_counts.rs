@@ -1,4 +1,4 @@
-//! How many nodes platforms have, and how many of them are in trouble: kept up with what steps and probes change.
+//! Numbers of nodes and of troubled nodes per platform, kept in step with store steps and probes.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use drover_planner::{Rows, State, is_troubled};
 
 use crate::{cluster::ClusterState, shared::Shared};
 
-/// Nodes and those in trouble, by platform.
+/// Numbers of nodes and of troubled nodes, by platform.
 pub(crate) type NodeCounts = BTreeMap<Sym, (i64, i64)>;
 
-/// Counts the nodes among these rows that have a record.
+/// Counts the recorded nodes among these rows.
 pub(crate) fn of(state: &State, rows: &Rows) -> NodeCounts {
     count_all(rows.nodes.iter().filter_map(|slot| state.node(*slot)))
 }
@@ -30,7 +30,7 @@ fn count_all<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> NodeCounts {
     counts
 }
 
-/// Tells platforms of nodes of which other probes have said that they do not answer.
+/// Reports to platforms the nodes whose failed probes were forgotten because their probes were replaced.
 pub(crate) fn calmed(shared: &Shared, inner: &mut ClusterState) {
     for platform in std::mem::take(&mut inner.calmed) {
         if let Some(registered) = shared.platform(&platform) {
@@ -39,7 +39,7 @@ pub(crate) fn calmed(shared: &Shared, inner: &mut ClusterState) {
     }
 }
 
-/// Tells platforms by how much their numbers have changed.
+/// Adds the difference between two counts to the platforms' numbers.
 pub(crate) fn count(shared: &Shared, before: NodeCounts, after: NodeCounts) {
     let mut change = after;
     for (platform, (total, sick)) in before {
@@ -53,5 +53,34 @@ pub(crate) fn count(shared: &Shared, before: NodeCounts, after: NodeCounts) {
         {
             registered.platform.count(total, sick, shared.now());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_core::NodeState;
+
+    use super::*;
+    use crate::fixture;
+
+    #[test]
+    fn only_nodes_with_a_record_are_counted_and_troubled_ones_besides() {
+        let mut state = State::default();
+        state.nodes.push(fixture::node(1, NodeState::Ready));
+        state.nodes.push(fixture::node(2, NodeState::Failed));
+        let elsewhere = Node {
+            platform: "q".into(),
+            ..fixture::node(3, NodeState::Ready)
+        };
+        state.nodes.push(elsewhere);
+        let troubled = i64::from(is_troubled(&state.nodes[1]));
+        let rows = Rows {
+            nodes: [1, 2, 99].into(),
+            ..Rows::default()
+        };
+        let counted = of(&state, &rows);
+        assert_eq!(counted, [("p".into(), (2, troubled))].into());
+        let all = all(&state.nodes);
+        assert_eq!(all[&Sym::from("q")], (1, 0));
     }
 }

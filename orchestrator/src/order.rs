@@ -1,5 +1,5 @@
-//! In which order groups come and go: what templates add to what a user says, and what is kept of groups that are wanted
-//! no more for as long as they have nodes.
+//! Start and stop order of groups: the suggestions of templates, merged with the user's settings, and the settings that
+//! removed groups keep as long as they have nodes.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use prost::Message;
 
 use crate::cluster::ClusterState;
 
-/// Key of the groups that are wanted no more among what else a user wants.
+/// Key of the removed groups in the extra fields of the desired state.
 const LEAVING: &str = "leaving";
 
 #[derive(Clone, PartialEq, Message)]
@@ -31,7 +31,7 @@ struct LeavingRow {
     ordered: bool,
     #[prost(string, repeated, tag = "3")]
     depends_on: Vec<String>,
-    /// Empty: no hook.
+    /// Empty if there is no hook.
     #[prost(string, repeated, tag = "4")]
     pre_stop: Vec<String>,
     #[prost(uint64, tag = "5")]
@@ -70,10 +70,10 @@ impl From<LeavingRow> for Leaving {
     }
 }
 
-/// Groups that were wanted and still have nodes.
+/// Removed groups that still have nodes.
 ///
 /// # Errors
-/// `Internal` if what is stored cannot be read.
+/// `Internal` if the stored data cannot be decoded.
 pub(crate) fn leaving(desired: &Desired) -> Result<Vec<Leaving>> {
     let Some(bytes) = desired.extra.get(LEAVING) else {
         return Ok(Vec::new());
@@ -83,7 +83,7 @@ pub(crate) fn leaving(desired: &Desired) -> Result<Vec<Leaving>> {
     Ok(list.groups.into_iter().map(Into::into).collect())
 }
 
-/// Keeps of the groups that a new spec lacks how their nodes go; of those without nodes nothing.
+/// Remembers how the nodes of groups that the new spec lacks are to be stopped; groups without nodes are dropped.
 pub(crate) fn remember(inner: &ClusterState, desired: &mut Desired, wanted: &[Group]) {
     let known = inner.wanted();
     let known = known.as_ref().map_or(&inner.spec.groups, |groups| groups);
@@ -108,7 +108,7 @@ pub(crate) fn remember(inner: &ClusterState, desired: &mut Desired, wanted: &[Gr
     }
 }
 
-/// What the group of a node runs in it before it goes.
+/// The pre-stop hook of a node's group.
 pub(crate) fn pre_stop(inner: &ClusterState, slot: u64) -> Option<Hook> {
     let node = inner.state.node(slot)?;
     if inner
@@ -123,7 +123,7 @@ pub(crate) fn pre_stop(inner: &ClusterState, slot: u64) -> Option<Hook> {
     leaving.find(|one| one.path == node.group)?.pre_stop.clone()
 }
 
-/// Time that the nodes of a group get to stop by themselves. None: it is not known any more.
+/// Grace period of a group's nodes for stopping. `None` if it is no longer known.
 pub(crate) fn grace(inner: &ClusterState, path: &str) -> Option<Duration> {
     let mut groups = inner.spec.groups.iter();
     let wanted = groups.find(|group| *group.path == *path);
@@ -133,11 +133,11 @@ pub(crate) fn grace(inner: &ClusterState, path: &str) -> Option<Duration> {
     })
 }
 
-/// What a template suggests goes behind what the user says. Answers whether that changes anything.
+/// Adds the suggestions of a template; the user's settings take precedence. Returns whether anything changed.
 pub(crate) fn fill_in(group: &mut Group, defaults: &wire::TemplateDefaults) -> bool {
     let mut changed = false;
     if group.management.is_none() {
-        // A template that says nonsense suggests nothing.
+        // The suggestions of an invalid template are ignored.
         let suggested =
             drover_convert::lifecycle::management("management_policy", defaults.management_policy);
         group.management = suggested.ok().flatten();
@@ -151,7 +151,7 @@ pub(crate) fn fill_in(group: &mut Group, defaults: &wire::TemplateDefaults) -> b
     changed
 }
 
-/// Hook by hook: a store whose user adds one of his own still becomes active by that of its template.
+/// Merged hook by hook: a store to which the user adds a hook still uses its template's hook for promotion.
 fn hooks(own: Option<Lifecycle>, suggested: &wire::Lifecycle) -> Option<Lifecycle> {
     let Ok(suggested) = drover_convert::lifecycle::lifecycle("lifecycle", suggested) else {
         return own;

@@ -1,4 +1,4 @@
-//! One registered platform: what is known of it, and how it may be called.
+//! A registered platform: its known state, and the limits for calling it.
 
 mod calls;
 mod claims;
@@ -24,14 +24,14 @@ use crate::{intake::Foreign, probes::reach::is_local};
 pub(crate) use calls::BreakerChange;
 pub(crate) use shown::PlatformHealth;
 
-/// Calls under way at once, where the platform does not say.
+/// Maximum concurrent calls if the platform does not announce a limit.
 const DEFAULT_CONCURRENCY: usize = 64;
-/// One call in so many is kept free for deaths and take-overs.
+/// One of this many calls is reserved for node failures and take-overs.
 const URGENT_SHARE: usize = 8;
 /// Window in which vanished nodes are counted together.
 const LOSS_WINDOW: Millis = 60_000;
 
-/// Where a platform is in its life.
+/// Lifecycle phase of a platform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Connecting,
@@ -40,7 +40,6 @@ pub(crate) enum Phase {
     Refused,
 }
 
-/// A registered platform.
 #[derive(Debug)]
 pub(crate) struct Platform {
     pub(crate) name: Sym,
@@ -50,62 +49,63 @@ pub(crate) struct Platform {
 #[derive(Debug)]
 struct Inner {
     registration: Registration,
-    /// Uid and etag as plans and records share them.
+    /// Uid and etag, in the shared form that plans and records use.
     uid: Sym,
     etag: Sym,
     client: Option<PlatformClient>,
     phase: Phase,
-    /// Why it is refused, if it is.
+    /// Condition reason; only meaningful in [`Phase::Refused`].
     refusal: &'static str,
     message: String,
     handshake: Option<Arc<wire::Platform>>,
-    /// The last complete observation, by our clock; 0: none.
+    /// Time of the last complete observation by our clock. 0 if there was none.
     fresh_at: Millis,
-    /// The same, or since when it is looked for: by that is judged whether it is gone for good.
+    /// Like `fresh_at`, but starts when this process begins to follow the platform, and survives doubt. Decides whether
+    /// the platform is lost for good.
     looked_for: Millis,
-    /// The same by the platform's clock, to see whether it advances.
+    /// Time of the last complete observation by the platform's clock, to detect whether it advances.
     observe_time: Option<prost_types::Timestamp>,
     visible_since: Millis,
-    /// Calls of earlier processes of ours have ended there.
+    /// Calls of our earlier processes have ended on the platform.
     fenced: bool,
-    /// The uid and the start of its server for which they have: it remembers them as long as it runs.
+    /// The uid and server instance for which fencing is known to hold: an instance remembers it as long as it runs.
     fenced_at: Option<(String, String)>,
-    /// A snapshot is complete and newer than any doubt.
+    /// A snapshot was completed after everything that could cast doubt on it.
     snapshot: bool,
-    /// How old an observation may be.
+    /// Maximum age of an observation that still counts as fresh.
     patience: Millis,
     failures: u32,
     suspended_until: Millis,
     probing: bool,
-    /// By pool and failure domain (empty: all): how often in a row, and until when.
+    /// By pool and failure domain (empty: all domains): consecutive shortages, and the end of the backoff.
     capacity: BTreeMap<(Sym, Sym), (u32, Millis)>,
     domains: Arc<Domains>,
     normal: Arc<Semaphore>,
     urgent: Arc<Semaphore>,
     next_call: Millis,
     foreign: Foreign,
-    /// Nodes that nobody recorded, counted since it was connected.
+    /// Unrecorded nodes shown since the platform was connected.
     strangers: usize,
     claims: claims::Claims,
     vanished: VecDeque<Millis>,
     mass_loss: u32,
     warnings: Vec<wire::Warning>,
-    /// Infrastructure of others that it shows.
+    /// Number of infrastructure resources of other owners.
     foreign_resources: u32,
     sick: u32,
     total: u32,
-    /// Whether too many of them are sick.
+    /// Whether too many nodes are unhealthy.
     stormy: bool,
-    /// When that ended last.
+    /// When `stormy` was last cleared.
     calm_since: Millis,
 }
 
-/// What is stored of a registration.
+/// The stored part of a registration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Registration {
     pub(crate) spec: pb::PlatformSpec,
     pub(crate) generation: u64,
-    /// Uid of the backend that records refer to. Empty: it has not answered yet.
+    /// Uid of the backend that the records refer to. Empty until the first handshake.
     pub(crate) uid: String,
     pub(crate) create_time: Millis,
 }
@@ -160,12 +160,12 @@ impl Platform {
         self.inner.lock().registration.clone()
     }
 
-    /// Whether it runs on this machine.
+    /// Whether the platform runs on this machine.
     pub(crate) fn is_local(&self) -> bool {
         is_local(&self.inner.lock().registration.spec.endpoint)
     }
 
-    /// Uid of the backend that records refer to.
+    /// Uid of the backend that the records refer to.
     pub(crate) fn uid(&self) -> Sym {
         self.inner.lock().uid.clone()
     }
@@ -191,7 +191,7 @@ impl Platform {
             .is_some_and(|handshake| has(&handshake, capability))
     }
 
-    /// Uid of the backend and this start of its server, as calls have to name them.
+    /// The uid of the backend and the instance of its server, both of which calls have to carry.
     pub(crate) fn identity(&self) -> (String, String) {
         let inner = self.inner.lock();
         let instance = inner
@@ -202,7 +202,8 @@ impl Platform {
         (inner.registration.uid.clone(), instance)
     }
 
-    /// A handshake was made. Calls may follow; what exists there is known with the first snapshot.
+    /// Called after a successful handshake. Calls may follow; what exists on the platform is known with the first
+    /// snapshot.
     pub(crate) fn connected(&self, client: PlatformClient, handshake: wire::Platform) {
         let mut inner = self.inner.lock();
         let limits = handshake.limits.unwrap_or_default();
@@ -214,13 +215,14 @@ impl Platform {
         inner.urgent = Arc::new(Semaphore::new(urgent));
         inner.client = Some(client);
         inner.fenced = inner.is_fenced_at(&handshake);
-        // What it shows is counted from here, or it could never show few enough again. What it showed before stays only as long
-        // as it is not too much: it could come again and again with other ones.
+        // Counted anew for each connection, since the count could otherwise never fall below the limit again. Foreign
+        // nodes of the previous connection are kept only while they are few: a platform could show different ones on
+        // each connection.
         inner.strangers = 0;
         if inner.foreign.values().map(BTreeMap::len).sum::<usize>() > MAX_ITEMS {
             inner.foreign.clear();
         }
-        // Its clock may be another one.
+        // The platform's clock may be a different one.
         inner.observe_time = None;
         inner.phase = Phase::Ready;
         inner.message.clear();
@@ -237,7 +239,7 @@ impl Platform {
         inner.handshake = Some(Arc::new(handshake));
     }
 
-    /// The catalogue or something else changed; the connection stays.
+    /// Called when the catalogue or other handshake data changed; the connection stays.
     pub(crate) fn refreshed(&self, handshake: wire::Platform) {
         let mut inner = self.inner.lock();
         inner.etag = handshake.etag.as_str().into();
@@ -245,7 +247,7 @@ impl Platform {
         inner.handshake = Some(Arc::new(handshake));
     }
 
-    /// Calls of earlier processes of ours have ended there.
+    /// Called once calls of our earlier processes have ended on the platform.
     pub(crate) fn fenced(&self) {
         let mut inner = self.inner.lock();
         inner.fenced = true;
@@ -253,12 +255,12 @@ impl Platform {
         inner.fenced_at = at.map(|at| (at.uid.clone(), at.instance_id.clone()));
     }
 
-    /// Whether they have, as far as this start of its server goes.
+    /// Whether calls of our earlier processes have ended, for the current instance of the platform's server.
     pub(crate) fn is_fenced(&self) -> bool {
         self.inner.lock().fenced
     }
 
-    /// It cannot be seen any more.
+    /// Called when the platform becomes unreachable or is refused. Returns whether this changed anything.
     pub(crate) fn lost(&self, error: &Error, message: &str) -> bool {
         let mut inner = self.inner.lock();
         let phase = match error.reason() {
@@ -276,7 +278,7 @@ impl Platform {
         changed
     }
 
-    /// Everything that exists there was just shown.
+    /// Called when a complete snapshot was received.
     pub(crate) fn snapshot_complete(
         &self,
         now: Millis,
@@ -287,7 +289,7 @@ impl Platform {
             inner.visible_since = now;
         }
         inner.snapshot = true;
-        // A list that shows what the one before did is as old as that.
+        // A list with the observe time of the previous one is only as fresh as that one.
         if inner.shows_later(observe_time.as_ref()) {
             inner.fresh_at = now;
             inner.looked_for = now;
@@ -297,8 +299,9 @@ impl Platform {
         inner.message.clear();
     }
 
-    /// Since when a list was made for certain, that was asked for at `began` and shows the backend as it was at
-    /// `observe_time`. None: before what was shown already, so that it says nothing of what is there now.
+    /// The earliest time at which a list can have been made that was requested at `began` and shows the backend as of
+    /// `observe_time`. `None` if it is older than what was shown before, so that it proves nothing about the current
+    /// state.
     pub(crate) fn as_of(
         &self,
         observe_time: Option<&prost_types::Timestamp>,
@@ -308,11 +311,11 @@ impl Platform {
         if inner.shows_later(observe_time) {
             return Some(began);
         }
-        // As old as what showed the same.
+        // Same observe time, so as fresh as the observation that already had it.
         (inner.observe_time.as_ref() == observe_time).then_some(inner.fresh_at.min(began))
     }
 
-    /// A sign of life. What was observed counts as fresh only if the backend was read since the one before.
+    /// Takes in a heartbeat. Observations only count as fresh if the backend was read since the previous one.
     pub(crate) fn heartbeat(&self, now: Millis, observe_time: Option<prost_types::Timestamp>) {
         let mut inner = self.inner.lock();
         if observe_time.is_some() && inner.shows_later(observe_time.as_ref()) {
@@ -325,8 +328,8 @@ impl Platform {
         }
     }
 
-    /// For how long it was looked for in vain, and for how long it has to be before it may be given up for lost: longer
-    /// than what it may take to show itself.
+    /// For how long the platform has been unseen, and the minimum after which it may be given up: longer than it may
+    /// take to show anything.
     pub(crate) fn unseen(&self, now: Millis) -> (Millis, Millis) {
         let limits = self.view(now).limits;
         let inner = self.inner.lock();
@@ -334,7 +337,7 @@ impl Platform {
         (now.saturating_sub(inner.looked_for), wait)
     }
 
-    /// A jump of the clock: nothing seen before it counts.
+    /// Called after a clock jump: earlier observations no longer count.
     pub(crate) fn doubt(&self) {
         self.inner.lock().fresh_at = 0;
     }
@@ -343,7 +346,7 @@ impl Platform {
         self.inner.lock().visible(now)
     }
 
-    /// A node of it was recorded, dropped, found sick or well.
+    /// Adjusts the numbers of recorded and of unhealthy nodes.
     pub(crate) fn count(&self, total: i64, sick: i64, now: Millis) {
         let mut inner = self.inner.lock();
         inner.total = u32::try_from((i64::from(inner.total) + total).max(0)).unwrap_or(u32::MAX);
@@ -354,7 +357,8 @@ impl Platform {
         }
     }
 
-    /// Nodes vanished without proof. Too many within a minute: nothing there is believed until somebody confirms it.
+    /// Counts nodes that vanished without proof. Returns `true` if too many did so within a minute: absence on this
+    /// platform is not believed until a user confirms the loss.
     pub(crate) fn vanished(&self, count: usize, now: Millis) -> bool {
         let mut inner = self.inner.lock();
         for _ in 0..count {
@@ -374,7 +378,7 @@ impl Platform {
         false
     }
 
-    /// A vanished node is shown again. Once few enough are missing, what is shown is believed again.
+    /// Called when a vanished node is visible again. Once few enough are missing, the platform is believed again.
     pub(crate) fn returned(&self) {
         let mut inner = self.inner.lock();
         inner.vanished.pop_back();
@@ -386,8 +390,8 @@ impl Platform {
         }
     }
 
-    /// Its registration was changed, or a secret that it names, or it was bound to another uid. What vanished there before
-    /// is no less in doubt for that.
+    /// Keeps the state of an earlier registration, after a change of the registration, of a secret that it names, or of
+    /// the bound uid. Losses that were in doubt before remain in doubt.
     pub(crate) fn take_over(&self, before: &Self) {
         let before = before.inner.lock();
         let mut inner = self.inner.lock();
@@ -396,7 +400,7 @@ impl Platform {
         inner.calm_since = before.calm_since;
     }
 
-    /// A person says that the vanished nodes are really gone.
+    /// Confirms that the vanished nodes are really gone.
     pub(crate) fn confirm_loss(&self, count: u32, now: Millis) -> Result<()> {
         let mut inner = self.inner.lock();
         if inner.mass_loss != count {
@@ -418,12 +422,12 @@ impl Platform {
         self.inner.lock().warnings = warnings;
     }
 
-    /// So many resources of others are there. Answers whether that is another number than before.
+    /// Sets the number of foreign resources. Returns whether it changed.
     pub(crate) fn set_foreign_resources(&self, count: u32) -> bool {
         std::mem::replace(&mut self.inner.lock().foreign_resources, count) != count
     }
 
-    /// A list is complete that began then, and shows these nodes of others.
+    /// Sets the foreign nodes from a complete list that was requested at `began`.
     pub(crate) fn set_foreign(&self, foreign: Foreign, began: Millis) {
         let mut inner = self.inner.lock();
         inner.strangers = foreign.values().map(BTreeMap::len).sum();
@@ -431,26 +435,27 @@ impl Platform {
         inner.claims.shown_since(began);
     }
 
-    /// It shows a node that is recorded on another platform. Answers whether that is the first one.
+    /// Records that the platform shows a node that is recorded on another platform. Returns whether it is the first
+    /// claim.
     pub(crate) fn claim(&self, cluster: &str, node_id: &str, recorded: &Sym, now: Millis) -> bool {
         let mut inner = self.inner.lock();
         inner.claims.add(cluster, node_id, recorded, now)
     }
 
-    /// It shows that no more.
+    /// Removes a claim that is no longer shown.
     pub(crate) fn drop_claim(&self, cluster: &str, node_id: &str) {
         self.inner.lock().claims.remove(cluster, node_id);
     }
 
-    /// It shows one more node that nobody recorded.
+    /// Counts a node that is not recorded anywhere.
     pub(crate) fn stranger(&self) {
         self.inner.lock().strangers += 1;
     }
 
-    /// Refuses more of them than a whole list could have shown: they are kept in memory.
+    /// Refuses more unrecorded nodes than a complete list may contain, because they are kept in memory.
     ///
     /// # Errors
-    /// `Internal`, with how many are too many.
+    /// `Internal`, with the limit.
     pub(crate) fn refuse_flood(&self) -> Result<()> {
         if self.inner.lock().strangers <= MAX_ITEMS {
             return Ok(());
@@ -459,7 +464,7 @@ impl Platform {
         Err(Error::internal(message))
     }
 
-    /// Clusters that nobody here manages: id, owner, number of nodes.
+    /// Foreign clusters: id, owner, number of nodes.
     pub(crate) fn foreign(&self) -> BTreeMap<String, BTreeMap<String, u32>> {
         let inner = self.inner.lock();
         let mut clusters: BTreeMap<String, BTreeMap<String, u32>> = BTreeMap::new();
@@ -484,7 +489,7 @@ impl Platform {
         inner.strangers += usize::from(new);
     }
 
-    /// A node is gone, or ours by now.
+    /// Removes a foreign node that is gone or was adopted.
     pub(crate) fn remove_foreign(&self, cluster: &str, node_id: &str) {
         let mut inner = self.inner.lock();
         let Some(nodes) = inner.foreign.get_mut(cluster) else {
@@ -497,13 +502,13 @@ impl Platform {
         inner.strangers = inner.strangers.saturating_sub(usize::from(known));
     }
 
-    /// When its backend was last known whole, by its own clock.
+    /// When the backend was last known completely, by its own clock.
     pub(crate) fn observe_time(&self) -> Option<prost_types::Timestamp> {
         self.inner.lock().observe_time
     }
 }
 
-/// Failure domains as planners know them. One without labels is a zone of its name.
+/// Failure domains in the planner's representation. A domain without labels is a zone of its name.
 fn domains(handshake: &wire::Platform) -> Arc<Domains> {
     let domains = handshake.failure_domains.iter().map(|domain| {
         let labels = domain.labels.iter();
@@ -519,7 +524,7 @@ fn domains(handshake: &wire::Platform) -> Arc<Domains> {
 }
 
 impl Inner {
-    /// So many may vanish within a minute and be believed to have.
+    /// Maximum number of nodes that may vanish within a minute and be believed to be gone.
     fn most_vanished(&self) -> usize {
         drover_planner::most_troubled(self.total) as usize
     }
@@ -531,7 +536,8 @@ impl Inner {
         self.fenced_at.as_ref().is_some_and(same)
     }
 
-    /// Whether the backend was read later than what was shown before. Who does not say when is believed.
+    /// Whether the backend was read later than for the previous observation. Platforms without observe times are
+    /// trusted.
     fn shows_later(&self, observe_time: Option<&prost_types::Timestamp>) -> bool {
         match (&self.observe_time, observe_time) {
             (Some(before), Some(now)) => (now.seconds, now.nanos) > (before.seconds, before.nanos),

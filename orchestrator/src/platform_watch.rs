@@ -1,4 +1,4 @@
-//! Follows one platform: handshake, fencing, watch or poll, again and again.
+//! Follows one platform in a loop: handshake, fencing, then watch or poll.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,21 +18,21 @@ use crate::{
     shared::{Registered, Shared},
 };
 
-/// Deadline of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Deadline of a Fence call: the platform answers within 10 s.
+/// Deadline of a Fence call: the platform responds within 10 s.
 const FENCE_TIMEOUT: Duration = Duration::from_secs(12);
-/// Deadline of a complete read of a platform that cannot be watched.
+/// Deadline of a complete read of a platform that does not support watches.
 const DISCOVER_TIMEOUT: Duration = Duration::from_secs(60);
-/// First wait before the next attempt; it doubles, with full jitter.
+/// Initial reconnect backoff; doubles with each attempt, with full jitter.
 const RETRY_FIRST: Millis = 100;
-/// Longest wait before the next attempt.
+/// Maximum reconnect backoff.
 const RETRY_MOST: Millis = 10_000;
-/// Most that is said about one outage: refused, then no answer, then no name.
+/// Maximum number of distinct errors logged per outage, which typically changes from connection refused to timeouts to
+/// failing name resolution.
 const MOST_SAID: usize = 4;
-/// Heartbeats that are asked for.
+/// Requested heartbeat interval.
 const HEARTBEAT: Duration = Duration::from_secs(2);
-/// Most time between two looks at what only time changes: freshness, and suspensions.
+/// Maximum interval between checks of conditions that only depend on time: freshness and suspensions.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Follows a platform until it is unregistered or the orchestrator stops.
@@ -55,7 +55,7 @@ pub(crate) async fn run(shared: Arc<Shared>, registered: Arc<Registered>) {
             said.clear();
             shared.wake_users(&platform, Urgency::Bulk);
         }
-        // What lasts is said once, not once an attempt; the next outage is another one.
+        // Each distinct error is logged once per outage, not once per attempt.
         if said.len() < MOST_SAID && !said.iter().any(|before| before == error.message()) {
             tracing::warn!(%platform, %error, "platform cannot be followed; tried again");
             said.push(error.message().to_owned());
@@ -78,7 +78,7 @@ pub(crate) async fn run(shared: Arc<Shared>, registered: Arc<Registered>) {
     }
 }
 
-/// One connection, from its handshake until it breaks.
+/// Runs one connection, from its handshake until it breaks.
 async fn connection(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<()> {
     let registration = registered.platform.registration();
     let channel = connect::to_platform(shared, &registration.spec).await?;
@@ -103,7 +103,7 @@ async fn connection(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Resul
     }
 }
 
-/// Checks that the platform is the backend that records refer to, and remembers it at the first time.
+/// Checks that the platform is the backend that the records refer to, and stores its uid on first contact.
 async fn accept(
     shared: &Arc<Shared>,
     registered: &Arc<Registered>,
@@ -134,7 +134,7 @@ async fn accept(
     crate::registry::store(shared, registered, registration).await
 }
 
-/// Ends what earlier owners of our clusters may still have under way there.
+/// Fences off earlier owners of our clusters, so that none of their calls is still in progress on the platform.
 async fn fence(shared: &Shared, client: &PlatformClient, uid: &str, instance: &str) -> Result<()> {
     let fences = shared.shards.all().iter().map(|owned| {
         let message = wire::FenceRequest {
@@ -155,7 +155,8 @@ async fn fence(shared: &Shared, client: &PlatformClient, uid: &str, instance: &s
     })
 }
 
-/// Whoever is fenced off learns by whom, and what to do. An epoch is when its owner started, unless its clock was behind.
+/// Explains to a fenced-off process who fenced it off and what to do. An epoch is the start time of its owner, unless
+/// its clock was behind.
 fn said_of_a_fence(error: Error, own: u64) -> Error {
     let later = error.metadata().get("epoch").and_then(|it| it.parse().ok());
     let (Reason::Fenced, Some(later)) = (error.reason(), later) else {
@@ -223,7 +224,7 @@ async fn take(
             let nodes = Heard::of(shared, upserts.nodes).await;
             intake::upserts(shared, registered, &nodes, &mut state.foreign)?;
             if state.complete {
-                // The platform has them by now; a watch may last for months.
+                // The platform has these clusters by now, and a watch may last for months.
                 state.foreign.clear();
             }
         }
@@ -260,7 +261,7 @@ async fn take(
     Ok(())
 }
 
-/// The catalogue or something else changed: whoever was refused may be accepted now.
+/// Called when the catalogue or other handshake data changed. Clusters that were refused before may be accepted now.
 pub(crate) async fn refresh(
     shared: &Arc<Shared>,
     registered: &Arc<Registered>,
@@ -272,7 +273,7 @@ pub(crate) async fn refresh(
     Ok(())
 }
 
-/// Tells those who use a platform when it becomes visible or ceases to be, and when a suspension ends.
+/// Schedules the users of a platform when it becomes visible or invisible, and when a suspension ends.
 fn notice_time(shared: &Arc<Shared>, registered: &Arc<Registered>, visible: &mut bool) {
     let now = shared.now();
     let was = std::mem::replace(visible, registered.platform.is_visible(now));
@@ -282,7 +283,7 @@ fn notice_time(shared: &Arc<Shared>, registered: &Arc<Registered>, visible: &mut
     }
 }
 
-/// Reads a platform that cannot be watched, again and again.
+/// Polls a platform that does not support watches.
 async fn poll(
     shared: &Arc<Shared>,
     registered: &Arc<Registered>,

@@ -1,4 +1,5 @@
-//! Probes of nodes: gRPC health, HTTP, TCP, and commands inside them. One schedule for all of them, no task or timer a node.
+//! Probes of nodes: gRPC health, HTTP, TCP, and commands inside them. A single schedule for all nodes, without a task
+//! or timer per node.
 
 mod exec;
 pub(crate) mod network;
@@ -28,22 +29,22 @@ use crate::{
     shared::Shared,
 };
 
-/// Probes a second, over all nodes. Beyond it intervals stretch.
+/// Maximum probes per second over all nodes. Beyond it, the intervals stretch.
 const BUDGET: u64 = 1_000;
-/// Probes under way at once.
+/// Maximum concurrent probes.
 const CONCURRENCY: usize = 256;
-/// First wait between probes of a node that has not answered yet; it doubles.
+/// Initial delay between probes of a node that has not responded yet; doubles with each attempt.
 const EAGER: Millis = 25;
-/// Longest wait between probes of a node that has just started: somebody waits for it.
+/// Maximum delay between probes of a node that has just started, since its readiness is being waited for.
 const EAGER_MOST: Millis = 200;
-/// The same of a command: it costs a process, and a platform more than one call.
+/// `EAGER` for commands, which cost a process on the node and more than one platform call.
 const EAGER_COMMAND: Millis = 250;
-/// Longest wait between commands of a node that has just started.
+/// `EAGER_MOST` for commands.
 const EAGER_COMMAND_MOST: Millis = 1_000;
-/// Probes of a node that has not answered yet after which it is probed at its interval.
+/// Number of eager probes before a node that has not responded is probed at its regular interval.
 const EAGER_TRIES: u32 = 50;
 
-/// The schedule.
+/// The probe schedule.
 #[derive(Debug, Default)]
 pub(crate) struct Probes {
     schedule: Mutex<Schedule>,
@@ -57,31 +58,30 @@ struct Schedule {
     tracked: HashMap<(Uuid, u64), u32>,
 }
 
-/// What to ask, and where.
+/// The probe to run, and where.
 struct Target {
     cluster: Uuid,
     group: Sym,
     health: Health,
-    /// The platform itself says that it is not ready yet: no need to ask.
+    /// The platform reports the node as not ready yet, so that no probe is needed.
     early: bool,
     address: Option<String>,
     id: String,
     platform: Sym,
-    /// How its platform knows it, for a command. None: it is not known there yet.
+    /// The node as its platform identifies it, for commands. `None` if the platform has not reported an id yet.
     inside: Option<wire::NodeTarget>,
 }
 
-/// Why a probe failed.
 #[derive(Debug, PartialEq, Eq)]
 enum Failed {
-    /// The node is not well, or does not answer.
+    /// The node is unhealthy or does not respond.
     Node(String),
-    /// It could not be asked, which says nothing of it.
+    /// The probe could not be carried out, which says nothing about the node.
     Way(String),
 }
 
 impl Failed {
-    /// The same with what was asked in front.
+    /// Prefixes the message with the probe.
     fn of(self, asked: &str) -> Self {
         match self {
             Self::Node(why) => Self::Node(format!("{asked}: {why}")),
@@ -98,7 +98,7 @@ fn plain(error: &std::io::Error) -> String {
 }
 
 impl Probes {
-    /// A node runs: it is probed from now on, if its group is.
+    /// Starts probing a running node, if its group has a probe.
     pub(crate) fn track(
         &self,
         shared: &Shared,
@@ -122,7 +122,7 @@ impl Probes {
         }
     }
 
-    /// The spec of a cluster changed: what runs is probed as it says now.
+    /// Applies a changed spec to the probes of all running nodes.
     pub(crate) fn track_all(&self, shared: &Shared, cluster: Uuid, inner: &mut ClusterState) {
         let running: Vec<(Sym, u64)> = inner
             .state
@@ -165,18 +165,20 @@ impl Probes {
     }
 }
 
-/// The health policy of a group: its own, its template's, or the defaults.
+/// The health policy of a group: its own, that of its template, or the default.
 fn health(shared: &Shared, inner: &mut ClusterState, group: usize) -> Option<Health> {
     if let Some(health) = inner.spec.groups.get(group)?.health.clone() {
         return Some(health);
     }
     let handshakes = shared.handshakes(&inner.spec.groups);
-    let defaults = inner.health_defaults(&handshakes);
+    let suggestions = inner.suggestions(&handshakes);
+    let defaults = suggestions.health.clone();
+    inner.follow_suggestions(suggestions);
     crate::node_counts::calmed(shared, inner);
     defaults.get(group).cloned().flatten()
 }
 
-/// Probes as the schedule says, until the orchestrator stops.
+/// Runs probes as scheduled, until the orchestrator stops.
 pub(crate) async fn run(shared: Arc<Shared>) {
     let permits = Arc::new(Semaphore::new(CONCURRENCY));
     let gap = Duration::from_micros(1_000_000 / BUDGET);
@@ -215,7 +217,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// What to ask of a node. None: nothing, and it is not probed any more until it is tracked again.
+/// The next probe of a node. `None` if it has none; it is then no longer probed until it is tracked again.
 fn target(shared: &Shared, uid: Uuid, slot: u64) -> Option<Target> {
     let Some(cluster) = shared.cluster(uid) else {
         shared.probes.drop(uid, slot);
@@ -224,7 +226,7 @@ fn target(shared: &Shared, uid: Uuid, slot: u64) -> Option<Target> {
     let mut inner = cluster.inner.lock();
     let target = target_of(shared, &cluster, &mut inner, slot);
     if target.is_none() {
-        // Under the lock under which it is tracked, or it would be forgotten just when it is to be probed again.
+        // Under the same lock as tracking; otherwise a node that is tracked again at this moment would be dropped.
         shared.probes.drop(uid, slot);
     }
     target
@@ -284,8 +286,8 @@ fn target_of(
     })
 }
 
-/// Whether a node is still starting as its platform says, so that it is not asked yet. One that was Ready may hang, also
-/// if this process has never heard of it.
+/// Whether the platform reports the node as still starting, so that it is not probed yet. A node that was ready before
+/// may hang, even if this process has not seen it ready.
 fn is_early(node: &Node) -> bool {
     let ran = matches!(node.state, NodeState::Ready | NodeState::Unhealthy);
     !ran && node.seen.ready == Some(false) && !node.probe.answered
@@ -319,7 +321,7 @@ async fn outcome(shared: &Shared, target: &Target) -> Result<(), Failed> {
     asked
 }
 
-/// What a node lacks that cannot be asked.
+/// Explains why a node cannot be probed.
 fn no_address(health: &Health) -> String {
     let port = match &health.probe {
         Probe::Grpc { port, .. } | Probe::Http { port, .. } | Probe::Tcp { port } => port.as_ref(),
@@ -331,8 +333,8 @@ fn no_address(health: &Health) -> String {
     }
 }
 
-/// A failure without what the node and its platform may repeat of what its group was given. Of other probes than these
-/// nobody's words are told but ours.
+/// Redacts from a failure everything that the node's group was given, which the node and its platform may repeat.
+/// Failures of the other kinds of probes only contain our own words.
 async fn hidden(shared: &Shared, target: &Target, failed: Failed) -> Failed {
     let tells = matches!(target.health.probe, Probe::Exec { .. } | Probe::Grpc { .. });
     let Some(cluster) = shared.cluster(target.cluster).filter(|_| tells) else {
@@ -364,7 +366,7 @@ async fn probe(shared: &Arc<Shared>, uid: Uuid, slot: u64, tries: u32) {
         shared.probes.drop(uid, slot);
         return;
     };
-    // Whoever cannot see the platform is likely to be cut off from its nodes, too: that says nothing of them.
+    // If the platform is unreachable, its nodes probably are as well, which says nothing about them.
     let visible = shared
         .platform(&target.platform)
         .is_some_and(|registered| registered.platform.is_visible(shared.now()));
@@ -382,7 +384,7 @@ async fn probe(shared: &Arc<Shared>, uid: Uuid, slot: u64, tries: u32) {
     if probed.troubled != 0
         && let Some(registered) = shared.platform(&probed.platform)
     {
-        // Before its cluster may act on it.
+        // Before the cluster may act on it.
         registered.platform.count(0, probed.troubled, shared.now());
     }
     drop(inner);
@@ -400,7 +402,7 @@ async fn probe(shared: &Arc<Shared>, uid: Uuid, slot: u64, tries: u32) {
     } else {
         interval
     };
-    // Spread, so that nodes that began together are not probed together for ever.
+    // Jittered, so that nodes that started together do not stay in lockstep.
     let wait = if probed.healthy {
         wait - fastrand::u64(0..=wait / 10)
     } else {

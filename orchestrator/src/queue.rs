@@ -1,4 +1,4 @@
-//! Which cluster is planned next: each is there once, urgent ones go first, and one worker at a time has it.
+//! Work queue of clusters to plan: deduplicated, urgent ones first, and at most one worker per cluster.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -12,13 +12,13 @@ use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 use uuid::Uuid;
 
-/// Passes under way at once for clusters whose trigger can wait: enough to fill a batch of the store.
+/// Maximum concurrent bulk passes: enough to fill a batch of the store.
 const BULK_RUNNING: usize = 64;
-/// The same for deaths and take-overs.
+/// Maximum concurrent passes for node failures and take-overs.
 const URGENT_RUNNING: usize = 256;
 
 impl Urgency {
-    /// As a label.
+    /// The value of the metric label.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Bulk => "bulk",
@@ -27,22 +27,22 @@ impl Urgency {
     }
 }
 
-/// How soon a cluster is to be planned.
+/// Priority of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Urgency {
     Bulk,
     Urgent,
 }
 
-/// Traces of those who asked for the same pass, beside the one that it becomes a part of.
+/// Maximum number of additional traces to which a pass is linked, beside the one that it belongs to.
 const MAX_OTHERS: usize = 4;
 
-/// Who asked for a pass.
+/// Traces of the callers that requested a pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
-    /// The newest.
+    /// The most recent one.
     pub(crate) by: Context,
-    /// Those before, of other traces.
+    /// Earlier ones, of other traces.
     pub(crate) others: Vec<Context>,
 }
 
@@ -62,14 +62,14 @@ impl Asked {
     }
 }
 
-/// A cluster whose turn it is.
+/// A cluster to plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WorkItem {
     pub(crate) cluster: Uuid,
     pub(crate) urgency: Urgency,
-    /// When it was put in.
+    /// When it was enqueued.
     pub(crate) since: Instant,
-    /// None: nobody did, it is for what was observed, or for the time that has come.
+    /// `None` if the pass was triggered by an observation or a timer.
     pub(crate) asked: Option<Asked>,
 }
 
@@ -80,7 +80,7 @@ enum Place {
         lane: Urgency,
         again: Option<Urgency>,
     },
-    /// Planned a moment ago, and not in bulk again before its rest is over.
+    /// Planned a moment ago; not planned in bulk again until the rest is over.
     Resting {
         again: bool,
     },
@@ -94,11 +94,11 @@ struct Inner {
     running: [usize; 2],
     timers: BTreeSet<(Millis, Uuid)>,
     wakes: HashMap<Uuid, Millis>,
-    /// Of clusters that have a place, those that somebody asked for.
+    /// The requesting traces, for clusters with a place in the queue.
     asked: HashMap<Uuid, Asked>,
 }
 
-/// The queue. A trigger carries no content but its trace: whoever takes a cluster reads everything anew.
+/// The queue. A trigger carries nothing but its trace: the worker reads the current state of the cluster.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queue {
     inner: Arc<Mutex<Inner>>,
@@ -106,13 +106,13 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Asks for a pass. One that waits in bulk is promoted by an urgent trigger; one that is being planned is planned
-    /// again.
+    /// Requests a pass. An urgent trigger promotes a cluster that waits in bulk; a cluster that is being planned is
+    /// planned again.
     pub(crate) fn push(&self, cluster: Uuid, urgency: Urgency) {
         self.push_for(cluster, urgency, current());
     }
 
-    /// The same as a part of a trace, or of none.
+    /// Like [`Self::push`], as part of a trace, if any.
     pub(crate) fn push_for(&self, cluster: Uuid, urgency: Urgency, by: Option<Context>) {
         {
             let mut inner = self.inner.lock();
@@ -143,7 +143,7 @@ impl Queue {
         self.changed.notify_one();
     }
 
-    /// Asks for a pass at a time, instead of any time asked for before. None: at no time.
+    /// Schedules a pass at a time, replacing any earlier schedule. `None` cancels it.
     pub(crate) fn wake(&self, cluster: Uuid, at: Option<Millis>) {
         let mut inner = self.inner.lock();
         if let Some(before) = inner.wakes.remove(&cluster) {
@@ -164,7 +164,7 @@ impl Queue {
         }
     }
 
-    /// The next cluster to plan, if there is one and a worker may have it.
+    /// The next cluster to plan, if any, and if the concurrency limits permit.
     pub(crate) fn pop(&self, now: Millis) -> Option<WorkItem> {
         let mut inner = self.inner.lock();
         while let Some(&(at, cluster)) = inner.timers.first() {
@@ -193,7 +193,7 @@ impl Queue {
                 continue;
             }
             while let Some(cluster) = inner.lane(lane).pop_front() {
-                // A promoted cluster is still in the queue that it left.
+                // A promoted cluster still has a stale entry in the bulk queue.
                 if let Some(Place::Queued(at, since)) = inner.places.get(&cluster).copied()
                     && at == lane
                 {
@@ -213,7 +213,7 @@ impl Queue {
         None
     }
 
-    /// A worker is done with a cluster.
+    /// Called when a worker has finished a cluster.
     pub(crate) fn done(&self, cluster: Uuid) {
         let mut inner = self.inner.lock();
         if let Some(Place::Running { lane, again }) = inner.places.remove(&cluster) {
@@ -226,7 +226,7 @@ impl Queue {
         self.changed.notify_one();
     }
 
-    /// A worker is done with a cluster for which bulk triggers are to be collected until [`Self::rested`].
+    /// Called when a worker has finished a cluster for which bulk triggers are to be coalesced until [`Self::rested`].
     pub(crate) fn rest(&self, cluster: Uuid) {
         let mut inner = self.inner.lock();
         if let Some(Place::Running { lane, again }) = inner.places.remove(&cluster) {
@@ -242,7 +242,7 @@ impl Queue {
         self.changed.notify_one();
     }
 
-    /// The rest of a cluster is over.
+    /// Ends the rest of a cluster.
     pub(crate) fn rested(&self, cluster: Uuid) {
         let mut inner = self.inner.lock();
         let Some(Place::Resting { again }) = inner.places.get(&cluster).copied() else {
@@ -261,12 +261,12 @@ impl Queue {
         self.inner.lock().timers.first().map(|(at, _)| *at)
     }
 
-    /// Waits for a push, an earlier timer, or a worker that is done.
+    /// Waits for a push, an earlier timer, or a worker that finishes.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// Clusters that wait for a worker.
+    /// Number of clusters that wait for a worker.
     pub(crate) fn depth(&self) -> usize {
         let inner = self.inner.lock();
         inner
@@ -276,7 +276,7 @@ impl Queue {
             .count()
     }
 
-    /// Clusters that wait for a worker, and for how long the first of them has: urgent ones, and the others.
+    /// Queue depth and the age of the oldest entry, for urgent and for bulk passes.
     pub(crate) fn waiting(&self) -> [(Urgency, usize, Duration); 2] {
         let inner = self.inner.lock();
         [Urgency::Urgent, Urgency::Bulk].map(|lane| {
@@ -301,7 +301,7 @@ impl Inner {
     }
 
     fn enqueue(&mut self, cluster: Uuid, urgency: Urgency) {
-        // Who is promoted has waited all the same.
+        // A promoted cluster has been waiting since it was first enqueued.
         let since = match self.places.get(&cluster) {
             Some(Place::Queued(_, since)) => *since,
             _ => Instant::now(),
@@ -414,7 +414,7 @@ mod tests {
             others: vec![first],
         };
         assert_eq!(asked, Some(expected));
-        // While it is planned: for the pass after.
+        // Pushed while the cluster is being planned, so it belongs to the next pass.
         queue.push_for(id(1), Urgency::Bulk, Some(first));
         queue.done(id(1));
         assert_eq!(queue.pop(0).unwrap().asked.unwrap().by, first);

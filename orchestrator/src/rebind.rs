@@ -1,4 +1,4 @@
-//! Records of a backend that shows another uid than before, and is the same one as its user says.
+//! Moves records to the new uid of a backend that the user has confirmed to be the same backend.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -17,12 +17,12 @@ use crate::{
     step,
 };
 
-/// How often a step is made anew because a pass was quicker.
+/// Maximum number of retries of a step that conflicted with a reconcile pass.
 const MAX_TURNS: usize = 64;
-/// Wait for a pass that was quicker to show what it did.
+/// Wait after a conflict until the pass has updated memory.
 const SHORT_WAIT: std::time::Duration = std::time::Duration::from_millis(5);
 
-/// One step of a cluster's records to another uid.
+/// One step of moving a cluster's records to another uid.
 struct Move {
     step: Step,
     plan: Plan,
@@ -30,11 +30,12 @@ struct Move {
     last: bool,
 }
 
-/// Keeps all records of a backend under its new uid. Done again after it was interrupted, it goes on where it was: what
-/// has the new uid already is unknown until the registration has it too. Answers whether there were any.
+/// Moves all records of a backend to its new uid. Resumable: when repeated after an interruption, it continues where it
+/// stopped. Records with the new uid count as unknown until the registration has that uid, too. Returns whether there
+/// were any records.
 ///
 /// # Errors
-/// Those of the store; `Conflict` if a cluster changes too often meanwhile.
+/// Those of the store; `Conflict` if a cluster keeps changing meanwhile.
 async fn records(shared: &Arc<Shared>, name: &str, old: &str, new: &str) -> Result<bool> {
     let (name, old, new) = (
         shared.interner.get(name),
@@ -67,11 +68,11 @@ async fn records(shared: &Arc<Shared>, name: &str, old: &str, new: &str) -> Resu
     Ok(moved)
 }
 
-/// Keeps all records of a platform under one uid: those of the one that it had, and those of others to which a move was
-/// interrupted. Answers whether there were any.
+/// Moves all records of a platform to one uid: those under its previous uid, and those under others that an interrupted
+/// move left behind. Returns whether there were any.
 ///
 /// # Errors
-/// As of [`records`].
+/// As for [`records`].
 pub(crate) async fn all(shared: &Arc<Shared>, name: &str, before: &str, uid: &str) -> Result<bool> {
     let mut others = BTreeSet::from([shared.interner.get(before)]);
     for cluster in shared.all() {
@@ -95,7 +96,7 @@ pub(crate) async fn all(shared: &Arc<Shared>, name: &str, before: &str, uid: &st
     Ok(moved)
 }
 
-/// The next step of one cluster. None: nothing of it is under the old uid.
+/// The next step of a cluster. `None` if it has no records under the old uid.
 fn next(
     shared: &Shared,
     cluster: &Cluster,
@@ -142,7 +143,7 @@ fn next(
     }];
     if last && let Some(record) = state.infrastructure.get(&key) {
         let change = InfrastructureChange::Learn;
-        // What is under way is of the old uid, under which nobody will look for its answer: it is asked again.
+        // Calls in progress are under the old uid, under which nobody will look for their results: they are repeated.
         let mut record = record.clone();
         record.call = Attempt::default();
         ops.push(Op::Infrastructure {
@@ -174,7 +175,7 @@ fn next(
     }))
 }
 
-/// An open request, as it is sent to the backend under its new uid.
+/// Re-encodes an open request for the backend's new uid.
 fn rebound(inner: &ClusterState, id: &Uuid, uid: &str) -> Result<Bytes> {
     let body = inner
         .bodies

@@ -1,4 +1,4 @@
-//! One pass over a cluster: plan, make it durable, take it over into memory, call.
+//! Reconciles a cluster: plan, make the step durable, apply it in memory, then call platforms.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::{
     api::status,
     carry,
-    cluster::{Cluster, ClusterState, Resolved},
+    cluster::{Cluster, ClusterState, Resolved, Suggestions},
     codec, events, executor,
     hooks::Point,
     node_counts,
@@ -25,19 +25,19 @@ use crate::{
     waiter::{Planned, ReconcileWaiter},
 };
 
-/// Wait after the store could not take a step: long enough to let it recover, short enough to go on soon.
+/// Delay after the store rejected a step: long enough to let it recover, short enough to continue soon.
 const STORE_RETRY: Duration = Duration::from_secs(1);
-/// A cluster rests for so many times what its planning took: one that is large, and changes all the time, is planned for
-/// many changes at once, and takes no more than this part of a processor.
+/// A cluster rests for this multiple of its planning time. A large cluster that changes all the time thus takes at most
+/// one part in `REST + 1` of a processor, and each plan covers many changes at once.
 const REST: u32 = 19;
-/// A shorter rest is none.
+/// Rests shorter than this are skipped.
 const MIN_REST: Duration = Duration::from_millis(1);
-/// Longest rest.
+/// Maximum rest.
 const MAX_REST: Duration = Duration::from_millis(100);
-/// Plans in one pass before others get their turn.
+/// Maximum number of plans in one pass, so that other clusters get their turn.
 const MAX_ROUNDS: usize = 64;
 
-/// Plans clusters as the queue gives them, until the orchestrator stops.
+/// Plans the clusters that the queue yields, until the orchestrator stops.
 pub(crate) async fn run(shared: Arc<Shared>) {
     loop {
         while let Some(item) = shared.queue.pop(shared.now()) {
@@ -72,7 +72,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// Answers how long planning has taken, without what it waited for.
+/// Returns the time spent on planning, without waiting.
 async fn pass(shared: &Arc<Shared>, cluster: &Arc<Cluster>, item: WorkItem) -> Duration {
     let urgency = item.urgency;
     let mut trace = PassTrace::begin(cluster, item);
@@ -106,7 +106,7 @@ async fn rounds(
                 return Err(error);
             }
             Err(error) => {
-                // Nothing was done. The same plan is made again once the store may be able to keep it.
+                // Nothing was called. The same plan is made again once the store may have recovered.
                 tracing::warn!(cluster = %cluster.name, %error, "a step could not be stored");
                 not_stored(shared, cluster, &error);
                 shared.queue.wake(
@@ -121,7 +121,7 @@ async fn rounds(
     Ok(())
 }
 
-/// Says on the cluster that a step could not be stored. That itself is stored nowhere.
+/// Shows on the cluster that a step could not be stored. This itself is kept in memory only.
 fn not_stored(shared: &Shared, cluster: &Cluster, error: &drover_core::Error) {
     let mut inner = cluster.inner.lock();
     let since = inner.unstored.take().map(|(_, since)| since);
@@ -142,7 +142,7 @@ struct Prepared {
     head: Head,
     expect_head: Revision,
     desired: Revision,
-    /// Who wants to know what becomes of it.
+    /// The caller that waits for the result.
     waiter: Option<(Arc<ReconcileWaiter>, Planned)>,
 }
 
@@ -164,7 +164,7 @@ async fn round(
         .await
 }
 
-/// Makes a plan durable and has it carried out.
+/// Makes a plan durable and starts its calls.
 async fn carry_out(
     shared: &Arc<Shared>,
     cluster: &Arc<Cluster>,
@@ -196,7 +196,7 @@ async fn carry_out(
         drop(commit);
         let done = match committed {
             Ok(done) => done,
-            // The user was quicker: plan for what is wanted now.
+            // The user changed the desired state meanwhile: plan again from the new one.
             Err(error) if is_conflict(&error, "desired") => {
                 refresh_desired(shared, cluster).await?;
                 return Ok(Round::Again);
@@ -233,13 +233,19 @@ fn is_conflict(error: &drover_core::Error, what: &str) -> bool {
             .is_some_and(|changed| changed == what)
 }
 
-/// Plans a cluster as it is now.
-pub(crate) fn plan(shared: &Shared, inner: &mut ClusterState, now: Millis, explain: bool) -> Plan {
-    let views = shared.views(inner);
-    plan_with(shared, inner, &views, now, explain)
+/// Plans a cluster from its current state.
+pub(crate) fn plan(
+    shared: &Shared,
+    state: &ClusterState,
+    suggestions: &Suggestions,
+    now: Millis,
+    explain: bool,
+) -> Plan {
+    let views = shared.views(state);
+    plan_with(shared, state, suggestions, &views, now, explain)
 }
 
-/// What requests of a cluster take in the store.
+/// Sizes of a cluster's requests in the store.
 struct StoredSizes<'a>(&'a ClusterState);
 
 impl Sizes for StoredSizes<'_> {
@@ -254,15 +260,14 @@ impl Sizes for StoredSizes<'_> {
 
 fn plan_with(
     shared: &Shared,
-    inner: &mut ClusterState,
+    inner: &ClusterState,
+    suggestions: &Suggestions,
     views: &BTreeMap<Sym, PlatformView>,
     now: Millis,
     explain: bool,
 ) -> Plan {
-    let handshakes = shared.handshakes(&inner.spec.groups);
-    let defaults = inner.health_defaults(&handshakes);
-    let wanted = inner.wanted();
-    let known: &[Group] = wanted.as_ref().map_or(&inner.spec.groups, |groups| groups);
+    let wanted = suggestions.groups.as_ref();
+    let known: &[Group] = wanted.map_or(&inner.spec.groups, |groups| groups);
     let (groups, leaving): (&[Group], Arc<Vec<Leaving>>) = if inner.state.deleting {
         let all = known.iter().map(Leaving::of);
         let all = all.chain(inner.leaving.iter().cloned());
@@ -275,7 +280,7 @@ fn plan_with(
         process_start: shared.clock.start(),
         groups,
         infrastructure: &inner.spec.infrastructure,
-        health_defaults: &defaults,
+        health_defaults: &suggestions.health,
         leaving: &leaving,
         orphans: inner.spec.orphans,
         orphan_grace: inner.spec.orphan_grace,
@@ -294,7 +299,9 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
         return Ok(None);
     }
     let explain = inner.waiter.is_some();
-    let plan = plan(shared, &mut inner, now, explain);
+    let suggestions = inner.suggestions(&shared.handshakes(&inner.spec.groups));
+    inner.follow_suggestions(suggestions.clone());
+    let plan = plan(shared, &inner, &suggestions, now, explain);
     node_counts::calmed(shared, &mut inner);
     if inner.take_template_news() {
         shared.changed(cluster, &mut inner);
@@ -373,13 +380,14 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
     }))
 }
 
-/// Reads a cluster anew after a step whose fate is not known.
+/// Reloads a cluster from the store after a step with an unknown outcome.
 async fn reload(shared: &Shared, cluster: &Cluster) -> Result<()> {
     let Some(row) = shared.store.load_cluster(cluster.uid).await? else {
         let mut inner = cluster.inner.lock();
         let gone = node_counts::all(&inner.state.nodes);
         inner.finished = true;
-        // The answer that it is deleted was lost; what of it comes late is to be known all the same.
+        // The cluster was deleted, but the response was lost. Nodes of it that show up late must be recognized all the
+        // same.
         let (used, next_sequence) = remembered(&inner);
         let now = shared.now();
         (shared.tombstones).add(cluster.uid, &cluster.name, next_sequence, now, used);
@@ -408,7 +416,7 @@ async fn reload(shared: &Shared, cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Takes in what is wanted as the store has it: a change of unknown fate was made, or is not in memory yet.
+/// Reloads the desired state from the store: a change with an unknown outcome was made, or is not in memory yet.
 pub(crate) async fn refresh_desired(shared: &Shared, cluster: &Cluster) -> Result<()> {
     let Some(desired) = shared.store.desired(cluster.uid).await? else {
         return reload(shared, cluster).await;
@@ -436,7 +444,7 @@ async fn finish(
     now: Millis,
 ) -> Result<Round> {
     let (used, next_sequence) = remembered(&cluster.inner.lock());
-    // Nothing is made for it any more. Before its record goes, so that no secret is left without one.
+    // The user data is no longer needed. Dropped before the record, so that no secret data is left without a cluster.
     shared.store.drop_user_data(cluster.uid).await?;
     shared.store.drop_revisions(cluster.uid).await?;
     shared.hooks.reach(Point::BeforeFinish).await;
@@ -488,14 +496,15 @@ async fn finish(
     }
 }
 
-/// A desired state with its marks cleaned of nodes that are gone.
+/// Removes the marks of nodes that are gone from the desired state.
 pub(crate) fn living_marks(desired: &mut Desired, state: &State) {
     let living = |id: &String| state.nodes.iter().any(|node| node.id(state.uid) == *id);
     desired.marks.retain(living);
     desired.scaled_away.retain(living);
 }
 
-/// What is kept of a cluster that is deleted, to know what of it comes late; and the sequence that no request of it has.
+/// The backends and sequences that the tombstone keeps to recognize nodes that show up late, and the next sequence,
+/// which no request of the cluster has used.
 fn remembered(inner: &ClusterState) -> (codec::UsedList, u64) {
     let used = inner.state.used.iter();
     let used = used.map(|(platform, uid)| codec::Used {

@@ -1,4 +1,4 @@
-//! Registrations of platforms: stored, followed, refused.
+//! Platform registrations: storing, starting and refusing them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,10 +19,10 @@ use crate::{
     shared::{Registered, Shared},
 };
 
-/// Longest endpoint: more than a scheme, the longest host name and a port.
+/// Maximum length of an endpoint: more than a scheme, the longest host name and a port.
 const MAX_ENDPOINT: usize = 512;
 
-/// Registers what is stored, at the start.
+/// Loads the stored registrations at startup.
 pub(crate) async fn load(shared: &Arc<Shared>) -> Result<()> {
     for row in shared.store.platforms().await? {
         let spec = pb::PlatformSpec::decode(row.value.spec.clone())
@@ -52,7 +52,7 @@ fn start(
         retry: Notify::new(),
         revision: Mutex::new(revision),
     });
-    // Counted anew, since the task that counted before is gone.
+    // Recounted, because the task that counted before is gone.
     let (mut total, mut sick) = (0, 0);
     for cluster in shared.all() {
         for node in cluster
@@ -80,7 +80,7 @@ async fn followed(shared: Arc<Shared>, registered: Arc<Registered>) {
     platform_watch::run(shared.clone(), registered.clone()).await;
     let name = &registered.platform.name;
     if shared.platform(name).is_none() {
-        // It may have shown something while it was unregistered.
+        // The platform may have reported nodes while it was being unregistered.
         forget(&shared, name);
     }
 }
@@ -123,7 +123,7 @@ pub(crate) fn refuse_taken(shared: &Shared, name: &str, uid: &str) -> Result<()>
     })
 }
 
-/// What a registration asks for, checked.
+/// Validates the spec of a registration.
 pub(crate) fn check(name: &str, spec: Option<&pb::PlatformSpec>) -> Result<pb::PlatformSpec> {
     name::check_name(name).map_err(|why| Error::invalid("platform.name", why))?;
     let spec = spec.cloned().unwrap_or_default();
@@ -175,14 +175,15 @@ pub(crate) async fn register(
     let mut moved = false;
     if rebind.is_some() {
         refuse_taken(shared, name, &uid)?;
-        // The registration last: until it has the new uid, what was moved and what was not are both unknown.
+        // The registration is changed last: until it has the new uid, both moved and remaining records count as
+        // unknown.
         moved = rebind::all(shared, name, &before.uid, &uid).await?;
     }
     if before.spec == spec && before.uid == uid {
         if !moved {
             return Ok((pb::ApplyOutcome::Unchanged, registered));
         }
-        // What it said of them meanwhile was not believed, and is asked again.
+        // Observations under the new uid were not believed so far, so the platform is read anew.
         let registered = start_anew(shared, name, &registered);
         return Ok((pb::ApplyOutcome::Configured, registered));
     }
@@ -201,7 +202,7 @@ pub(crate) async fn register(
     Ok((pb::ApplyOutcome::Configured, registered))
 }
 
-/// Connects the platforms anew that name a secret, which was changed.
+/// Reconnects the platforms that refer to a secret, after it was changed.
 pub(crate) async fn secret_changed(shared: &Arc<Shared>, secret: &str) {
     let _registering = shared.registering.lock().await;
     let named: Vec<_> = shared
@@ -225,7 +226,7 @@ fn start_anew(shared: &Arc<Shared>, name: &str, registered: &Registered) -> Arc<
     start(shared, name, registered.platform.registration(), revision)
 }
 
-/// Removes a registration that nothing needs.
+/// Removes a registration that is no longer needed.
 pub(crate) async fn unregister(shared: &Shared, name: &str) -> Result<Revision> {
     let _registering = shared.registering.lock().await;
     let registered = shared.require_platform(name)?;
@@ -277,8 +278,8 @@ pub(crate) async fn unregister(shared: &Shared, name: &str) -> Result<Revision> 
     Ok(revision)
 }
 
-/// Refuses a platform that shows something of a deleted cluster, unless it is gone for as long as it takes to give it up:
-/// then nobody can remove anything there.
+/// Refuses to unregister a platform that shows leftovers of a deleted cluster, unless the platform has been unreachable
+/// for long enough to be given up: in that case nobody can remove anything there.
 fn refuse_leftovers(shared: &Shared, name: &str, registered: &Registered) -> Result<()> {
     let left = shared
         .leaks
@@ -306,7 +307,7 @@ fn refuse_leftovers(shared: &Shared, name: &str, registered: &Registered) -> Res
     Err(error.with_retry_after(Duration::from_millis(wait - unseen)))
 }
 
-/// What only it showed is shown by nobody any more.
+/// Forgets everything that only this platform showed.
 fn forget(shared: &Shared, name: &str) {
     shared.tombstones.forget(name);
     shared.leaks.forget(name);

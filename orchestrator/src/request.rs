@@ -1,4 +1,4 @@
-//! The Provision request of a group, as it is stored and sent.
+//! The provision request of a group, as stored and as sent.
 
 use std::collections::BTreeMap;
 
@@ -20,10 +20,10 @@ use crate::{
     shared::Shared,
 };
 
-/// Most peers that a request names: what one step of the store can hold beside its nodes.
+/// Maximum number of peers in a request, so that it fits into one step of the store together with its nodes.
 const MAX_PEERS: usize = 500;
 
-/// The request, without the fence and the instance that each attempt adds.
+/// Builds the request, without the fence and the instance, which each attempt adds.
 pub(crate) fn build(
     cluster: &Cluster,
     inner: &ClusterState,
@@ -37,7 +37,7 @@ pub(crate) fn build(
     let slots = nodes.iter().map(|node| slot(cluster, node));
     let living = |node: &&Node| node.removal.is_none() && node.state != NodeState::Failed;
     let mut peers: Vec<&Node> = inner.state.nodes.iter().filter(living).collect();
-    // The group itself first: where not all fit, its own are those that a node has to know.
+    // The node's own group comes first: if not all peers fit, those of its own group matter most.
     peers.sort_by_key(|node| (node.group != spec.path, node.group.clone(), node.ordinal));
     peers.truncate(MAX_PEERS);
     wire::ProvisionRequest {
@@ -50,7 +50,7 @@ pub(crate) fn build(
         group: Some(resolved_group(spec, choice)),
         peers: peers.into_iter().map(peer).collect(),
         spec_hash: request.spec_hash.to_string(),
-        // Stored by reference; the data itself is put in when it is sent.
+        // Stored by reference; the data itself is added when the request is sent.
         bootstrap: spec.bootstrap.as_ref().map(|bootstrap| wire::Bootstrap {
             user_data: None,
             render: bootstrap.render,
@@ -62,9 +62,9 @@ pub(crate) fn build(
     }
 }
 
-/// What a request for a group takes in the store at most, without its nodes.
+/// Upper bound of the stored size of a request for a group, without its nodes.
 pub(crate) fn most_bytes(inner: &ClusterState, group: usize, choice: usize) -> usize {
-    /// References to secrets, ids, names of fields.
+    /// Allowance for references to secrets, ids and field names.
     const REST: usize = 4 * 1024;
     let Some(spec) = inner.spec.groups.get(group) else {
         return REST;
@@ -73,7 +73,7 @@ pub(crate) fn most_bytes(inner: &ClusterState, group: usize, choice: usize) -> u
         return REST;
     };
     let secrets = spec.secrets.iter().map(|(name, of)| {
-        // Besides, what the content is known by.
+        // Plus the version of the content.
         name.len() + of.name.len() + of.key.len() + 64
     });
     let labels = inner.desired.value.labels.iter();
@@ -97,7 +97,7 @@ pub(crate) fn most_bytes(inner: &ClusterState, group: usize, choice: usize) -> u
         + REST
 }
 
-/// A slot as platforms are told it.
+/// A slot in the wire format.
 pub(crate) fn slot(cluster: &Cluster, node: &Node) -> wire::Slot {
     wire::Slot {
         index: Some(node.index),
@@ -109,50 +109,49 @@ pub(crate) fn slot(cluster: &Cluster, node: &Node) -> wire::Slot {
     }
 }
 
-/// What a stored request says beside the message that is sent, so that it is sent again byte for byte or not at all: fields
-/// that no platform knows, behind it.
+/// References that are stored with a request, so that it is either resent byte for byte or not at all. They are
+/// appended to the message as fields that no platform knows.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Reference {
-    /// SHA-256 of its user data. Empty: it has none, or that of a secret.
+    /// SHA-256 of the user data. Empty if there is none, or if it comes from a secret.
     #[prost(string, tag = "1001")]
     pub(crate) user_data: String,
-    /// Name of the secret with its user data. Empty: none.
+    /// Name of the secret that contains the user data. Empty if there is none.
     #[prost(string, tag = "1002")]
     secret: String,
-    /// Key in it.
     #[prost(string, tag = "1003")]
     secret_key: String,
-    /// What the content of that key was known by.
+    /// Version of the content of that key.
     #[prost(bytes = "bytes", tag = "1004")]
     secret_version: Bytes,
-    /// What its templates see of secrets.
+    /// The secrets that the templates see.
     #[prost(message, repeated, tag = "1005")]
     template_secrets: Vec<TemplateSecret>,
 }
 
 impl Reference {
-    /// Whether its user data is that of a secret.
+    /// Whether the user data comes from a secret.
     pub(crate) fn is_secret(&self) -> bool {
         !self.secret.is_empty()
     }
 }
 
-/// What templates see of a secret, without its content.
+/// Reference to a secret that the templates see, without its content.
 #[derive(Clone, PartialEq, Message)]
 struct TemplateSecret {
-    /// Their name for it.
+    /// The name by which the templates refer to it.
     #[prost(string, tag = "1")]
     name: String,
     #[prost(string, tag = "2")]
     secret: String,
     #[prost(string, tag = "3")]
     key: String,
-    /// What the content was known by.
+    /// Version of the content.
     #[prost(bytes = "bytes", tag = "4")]
     version: Bytes,
 }
 
-/// A request as it is stored: the message, with a reference to its user data.
+/// Encodes a request for the store: the message, with a reference to its user data.
 pub(crate) fn encode(message: &wire::ProvisionRequest, group: &Group, secrets: &Secrets) -> Bytes {
     let mut reference = Reference::default();
     match group.bootstrap.as_ref().map(|own| &own.source) {
@@ -172,12 +171,12 @@ pub(crate) fn encode(message: &wire::ProvisionRequest, group: &Group, secrets: &
     });
     reference.template_secrets.extend(seen);
     let mut stored = message.encode_to_vec();
-    // Nothing of it, if it is empty.
+    // Appends nothing if the reference is empty.
     stored.extend(reference.encode_to_vec());
     stored.into()
 }
 
-/// A stored request, and what it refers to.
+/// Decodes a stored request and its references.
 pub(crate) fn decode(stored: &Bytes) -> Result<(wire::ProvisionRequest, Reference)> {
     let damaged = |_| Error::internal("the stored request cannot be read");
     let message = wire::ProvisionRequest::decode(stored.clone()).map_err(damaged)?;
@@ -185,8 +184,8 @@ pub(crate) fn decode(stored: &Bytes) -> Result<(wire::ProvisionRequest, Referenc
     Ok((message, reference))
 }
 
-/// The very user data that a request was made with. Errors: it is not there any more, so the request cannot be sent
-/// again as it was.
+/// The exact user data that the request was made with. Fails if it no longer exists, in which case the request cannot
+/// be resent unchanged.
 pub(crate) async fn user_data(
     shared: &Shared,
     cluster: Uuid,
@@ -205,7 +204,7 @@ pub(crate) async fn user_data(
     content(shared, &of, &reference.secret_version).await
 }
 
-/// What the templates of a request saw of secrets when it was made. Errors: as for user data.
+/// The secrets that the templates of a request saw when it was made. Fails as for user data.
 pub(crate) async fn template_secrets(
     shared: &Shared,
     reference: &Reference,
@@ -222,7 +221,7 @@ pub(crate) async fn template_secrets(
     Ok(all)
 }
 
-/// As platforms are told it.
+/// A template secret in the wire format.
 pub(crate) fn template_secret(of: &SecretRef, content: &[u8]) -> Result<wire::TemplateSecret> {
     let text = std::str::from_utf8(content)
         .map_err(|_| Error::invalid("secrets", format!("secret {of} holds no text")))?;
@@ -231,7 +230,7 @@ pub(crate) fn template_secret(of: &SecretRef, content: &[u8]) -> Result<wire::Te
     })
 }
 
-/// What no word about a request may repeat. A script that is kept as a secret is one altogether.
+/// The values to redact from all texts about a request. User data from a secret is redacted as a whole.
 pub(crate) fn hidden(message: &wire::ProvisionRequest, secret: bool) -> Hidden {
     use wire::bootstrap::UserData;
     let hidden = drover_convert::secrecy::hidden(message);
@@ -243,7 +242,7 @@ pub(crate) fn hidden(message: &wire::ProvisionRequest, secret: bool) -> Hidden {
     }
 }
 
-/// User data that is referred to and not there.
+/// The error for user data that is referred to but not stored.
 pub(crate) fn digest_not_stored(digest: &str) -> Error {
     Error::new(
         Reason::DigestNotStored,
@@ -252,7 +251,7 @@ pub(crate) fn digest_not_stored(digest: &str) -> Error {
     .with_metadata("sha256", digest)
 }
 
-/// The content that a key of a secret had, known by its version.
+/// The content of a secret's key in this version.
 async fn content(shared: &Shared, of: &SecretRef, version: &Bytes) -> Result<Bytes> {
     let found = secrets::read(&shared.store, of).await?;
     if found.version != *version {
@@ -265,17 +264,17 @@ async fn content(shared: &Shared, of: &SecretRef, version: &Bytes) -> Result<Byt
     Ok(found.content)
 }
 
-/// A stored request as it is for a backend with another uid.
+/// Re-encodes a stored request for a backend with another uid.
 pub(crate) fn for_backend(stored: &Bytes, uid: &str) -> Result<Bytes> {
     let (mut message, reference) = decode(stored)?;
     uid.clone_into(&mut message.expected_platform_uid);
     let mut stored = message.encode_to_vec();
-    // Nothing of it, if it is empty.
+    // Appends nothing if the reference is empty.
     stored.extend(reference.encode_to_vec());
     Ok(stored.into())
 }
 
-/// User data as platforms are told it: as text where it is text.
+/// User data in the wire format: as text if it is UTF-8.
 pub(crate) fn bootstrap(data: &[u8], render: bool) -> wire::Bootstrap {
     use wire::bootstrap::UserData;
     let user_data = match std::str::from_utf8(data) {
@@ -289,7 +288,7 @@ pub(crate) fn bootstrap(data: &[u8], render: bool) -> wire::Bootstrap {
     }
 }
 
-/// A group as platforms are told it.
+/// A group in the wire format.
 pub(crate) fn resolved_group(group: &Group, choice: &Choice) -> wire::ResolvedGroup {
     wire::ResolvedGroup {
         path: group.path.to_string(),

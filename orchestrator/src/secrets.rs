@@ -1,4 +1,4 @@
-//! Secrets: stored encrypted; in memory is only which there are, by whom they are used, and digests.
+//! Secrets: stored encrypted. Memory only holds their names, users and digests.
 
 mod unsaid;
 
@@ -21,14 +21,14 @@ use crate::shared::Shared;
 
 pub(crate) use unsaid::{FormerGroup, hidden, hidden_with, hide, holders};
 
-/// Most users that are named.
+/// Maximum number of users that are named.
 const MAX_USERS: usize = 100;
 
 /// All secrets, without their content.
 #[derive(Debug, Default)]
 pub(crate) struct Secrets {
     known: RwLock<BTreeMap<String, Arc<Known>>>,
-    /// Held for writing by whoever changes a secret, for reading by whoever stores something that names one.
+    /// Write-locked while a secret is changed, read-locked while something that refers to a secret is stored.
     pub(crate) changing: tokio::sync::RwLock<()>,
 }
 
@@ -39,21 +39,21 @@ pub(crate) struct Known {
     pub(crate) revision: Revision,
     pub(crate) create_time_ms: u64,
     pub(crate) update_time_ms: u64,
-    /// As it is stored.
+    /// The stored purpose, which may be unspecified.
     purpose: SecretPurpose,
 }
 
-/// One key of it.
+/// A key of a secret, without its content.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct KnownKey {
-    /// As it is shown.
+    /// The digest as shown to users.
     pub(crate) digest: String,
-    /// Changes whenever the content does, and says nothing of it: what requests keep.
+    /// Changes with the content and reveals nothing about it. Stored in requests.
     pub(crate) version: Bytes,
     pub(crate) text: bool,
 }
 
-/// What a secret holds, as it is stored.
+/// The stored content of a secret.
 #[derive(Clone, PartialEq, Message)]
 #[prost(skip_debug)]
 pub(crate) struct Content {
@@ -63,12 +63,12 @@ pub(crate) struct Content {
     pub(crate) create_time_ms: u64,
     #[prost(uint64, tag = "3")]
     pub(crate) update_time_ms: u64,
-    /// What it is for. Unspecified: nobody has said, and it is for workload.
+    /// [`SecretPurpose`]. Unspecified counts as workload.
     #[prost(enumeration = "SecretPurpose", tag = "4")]
     pub(crate) purpose: i32,
 }
 
-/// One key of it.
+/// A key with its content.
 #[derive(Clone, PartialEq, Message)]
 #[prost(skip_debug)]
 pub(crate) struct ContentKey {
@@ -93,7 +93,7 @@ impl fmt::Debug for ContentKey {
 }
 
 impl ContentKey {
-    /// A key with new content.
+    /// A key with new content and therefore a new version.
     pub(crate) fn new(name: &str, content: Bytes) -> Self {
         Self {
             name: name.to_owned(),
@@ -108,7 +108,7 @@ impl Content {
         self.keys.iter().find(|own| own.name == key)
     }
 
-    /// The same without the content.
+    /// Strips the content.
     pub(crate) fn known(&self, revision: Revision, digests: &DigestKey) -> Known {
         let keys = self.keys.iter().map(|key| {
             let known = KnownKey {
@@ -128,7 +128,7 @@ impl Content {
     }
 }
 
-/// A purpose as people write it.
+/// The purpose as users write it.
 pub(crate) fn word(purpose: SecretPurpose) -> &'static str {
     match purpose {
         SecretPurpose::Unspecified | SecretPurpose::Workload => "workload",
@@ -138,7 +138,7 @@ pub(crate) fn word(purpose: SecretPurpose) -> &'static str {
 }
 
 impl Known {
-    /// What it is for.
+    /// The effective purpose.
     pub(crate) fn purpose(&self) -> SecretPurpose {
         match self.purpose {
             SecretPurpose::Unspecified => SecretPurpose::Workload,
@@ -146,7 +146,7 @@ impl Known {
         }
     }
 
-    /// As it is answered.
+    /// The secret in the wire format.
     pub(crate) fn to_proto(&self, name: &str, users: Vec<String>) -> pb::Secret {
         let keys = self.keys.iter().map(|(name, key)| pb::SecretKey {
             name: name.clone(),
@@ -184,7 +184,7 @@ impl Secrets {
             .collect()
     }
 
-    /// What the content of a key is known by now. Empty: there is none.
+    /// The current version of a key. Empty if the key does not exist.
     pub(crate) fn version(&self, of: &SecretRef) -> Bytes {
         let known = self.known.read();
         let key = known
@@ -193,7 +193,7 @@ impl Secrets {
         key.map(|key| key.version.clone()).unwrap_or_default()
     }
 
-    /// A key of a secret, or what is missing of it.
+    /// Looks up a key; the error says whether the secret or the key is missing.
     pub(crate) fn find(&self, of: &SecretRef) -> Result<KnownKey> {
         let known = self.get(&of.name);
         match known {
@@ -217,7 +217,7 @@ impl Secrets {
     }
 }
 
-/// The error for a key that is not there, without which others are.
+/// The error for a missing key, without a list of the existing ones.
 pub(crate) fn not_there(of: &SecretRef) -> Error {
     not_found(
         of,
@@ -225,7 +225,7 @@ pub(crate) fn not_there(of: &SecretRef) -> Error {
     )
 }
 
-/// Why a secret cannot be named for a purpose. None: it can.
+/// Why a secret cannot be used for a purpose. `None` if it can.
 pub(crate) fn wrong_purpose(
     secrets: &Secrets,
     of: &SecretRef,
@@ -246,7 +246,7 @@ fn not_found(of: &SecretRef, message: &str) -> Error {
     Error::new(Reason::SecretNotFound, message).with_resource("secret", of.to_string())
 }
 
-/// Reads a secret whole. `None`: there is none.
+/// Reads a secret completely. `None` if it does not exist.
 pub(crate) async fn content(store: &Store, name: &str) -> Result<Option<(Content, Revision)>> {
     let Some(stored) = store.secret(name).await? else {
         return Ok(None);
@@ -256,14 +256,14 @@ pub(crate) async fn content(store: &Store, name: &str) -> Result<Option<(Content
     Ok(Some((content, stored.revision)))
 }
 
-/// Reads one key of a secret. Errors: `SecretNotFound`.
+/// Reads one key of a secret. Returns `SecretNotFound` if it does not exist.
 pub(crate) async fn read(store: &Store, of: &SecretRef) -> Result<ContentKey> {
     let secret = content(store, &of.name).await?;
     let key = secret.and_then(|(content, _)| content.get(&of.key).cloned());
     key.ok_or_else(|| not_there(of))
 }
 
-/// Who names a secret, or one key of it: clusters that are not being deleted and platforms, the first 100.
+/// The users of a secret, or of one key of it: platforms and clusters that are not being deleted; at most 100.
 pub(crate) fn users(shared: &Shared, name: &str, key: Option<&str>) -> Vec<String> {
     let mut users = Vec::new();
     for cluster in shared.by_name() {
@@ -288,7 +288,7 @@ fn is_of(of: &SecretRef, name: &str, key: Option<&str>) -> bool {
     of.name == name && key.is_none_or(|key| of.key == key)
 }
 
-/// Who names each secret, the first 100 of each.
+/// The users of each secret, at most 100 per secret.
 pub(crate) fn all_users(shared: &Shared) -> BTreeMap<String, Vec<String>> {
     let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut add = |named: BTreeSet<&str>, user: &str| {
@@ -314,7 +314,7 @@ pub(crate) fn all_users(shared: &Shared) -> BTreeMap<String, Vec<String>> {
     all
 }
 
-/// Looks through what is stored, at the start. Errors: `FAILED_PRECONDITION` if it is encrypted and there are no keys.
+/// Loads the stored secrets at startup. Returns `FAILED_PRECONDITION` if they are encrypted and there are no keys.
 pub(crate) async fn load(shared: &Shared) -> Result<()> {
     shared.store.require_keys()?;
     for row in shared.store.secrets().await? {
@@ -327,8 +327,8 @@ pub(crate) async fn load(shared: &Shared) -> Result<()> {
     Ok(())
 }
 
-/// Keeps what stored secrets without a purpose are named for, once it is known who names what. Platforms come first: what
-/// opens them is in most need of it.
+/// Stores the purpose of secrets that have none, derived from their users once these are loaded. Platforms take
+/// precedence, because their credentials are the most sensitive.
 pub(crate) async fn keep_purposes(shared: &Shared) -> Result<()> {
     let mut named: BTreeMap<String, SecretPurpose> = BTreeMap::new();
     for cluster in shared.by_name() {

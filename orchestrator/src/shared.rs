@@ -1,4 +1,4 @@
-//! What all parts of the orchestrator share.
+//! State shared by all parts of the orchestrator.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -33,7 +33,7 @@ use crate::{
     tombstones::Tombstones,
 };
 
-/// How a channel to a platform is made from its registration.
+/// Creates a channel to a platform from its registration.
 pub type Connector =
     Arc<dyn Fn(&pb::PlatformSpec, Option<Identity>) -> Result<Channel> + Send + Sync>;
 
@@ -47,36 +47,36 @@ pub(crate) struct Shared {
     pub(crate) clusters: RwLock<HashMap<Uuid, Arc<Cluster>>>,
     pub(crate) names: RwLock<BTreeMap<Arc<str>, Uuid>>,
     pub(crate) platforms: RwLock<BTreeMap<Sym, Arc<Registered>>>,
-    /// Held by whoever changes registrations.
+    /// Held while registrations are changed.
     pub(crate) registering: tokio::sync::Mutex<()>,
     pub(crate) tombstones: Tombstones,
-    /// Infrastructure that is left of deleted clusters.
+    /// Infrastructure remnants of deleted clusters.
     pub(crate) leaks: crate::infrastructure::Leaks,
     pub(crate) changes: Arc<Changes>,
     pub(crate) probes: Probes,
     pub(crate) reach: Reach,
     pub(crate) limits: Limits,
     pub(crate) secrets: Secrets,
-    /// Of digests that are shown.
+    /// Key of the digests that are shown.
     pub(crate) digests: Arc<DigestKey>,
     pub(crate) gauges: Gauges,
     pub(crate) tasks: TaskTracker,
-    /// Asks tasks to end.
+    /// Requests a graceful end of tasks.
     pub(crate) stop: CancellationToken,
-    /// Ends them wherever they are.
+    /// Aborts tasks immediately.
     pub(crate) kill: CancellationToken,
     pub(crate) connector: Connector,
-    /// Revision of the newest change that memory shows.
+    /// Revision of the latest change that is visible in memory.
     pub(crate) written: Mutex<Revision>,
     pub(crate) hooks: crate::hooks::Hooks,
 }
 
-/// A platform and the task that follows it.
+/// A platform and its watch task.
 #[derive(Debug)]
 pub(crate) struct Registered {
     pub(crate) platform: Platform,
     pub(crate) stop: CancellationToken,
-    /// Wakes the task that follows it, to connect again now.
+    /// Wakes the watch task to reconnect immediately.
     pub(crate) retry: tokio::sync::Notify,
     /// Revision of the stored registration.
     pub(crate) revision: Mutex<Revision>,
@@ -105,14 +105,14 @@ impl Shared {
             .ok_or_else(|| Error::not_found("cluster", name))
     }
 
-    /// A cluster as the store has it.
+    /// Decodes a cluster from the store.
     pub(crate) fn read(&self, row: ClusterRow) -> Result<Cluster> {
         let first = self.shards.of(row.uid).first_sequence();
         Cluster::load(row, first, &self.interner, &self.digests)
     }
 
     pub(crate) fn add(&self, cluster: Cluster) -> Arc<Cluster> {
-        // One that is there stays: others hold it.
+        // An existing entry is kept, because others hold references to it.
         let cluster = self
             .clusters
             .write()
@@ -124,7 +124,7 @@ impl Shared {
         cluster
     }
 
-    /// Forgets a cluster whose record is gone.
+    /// Forgets a cluster whose record was deleted.
     pub(crate) fn drop_cluster(&self, cluster: &Cluster) {
         self.clusters.write().remove(&cluster.uid);
         self.gauges.changed(cluster.uid);
@@ -148,7 +148,8 @@ impl Shared {
             .collect()
     }
 
-    /// The next clusters by name after this one, at most so many, and the name to go on after. None: these are the last.
+    /// At most `most` clusters after this name, in order of their names, and the name to continue after. `None` if
+    /// these are the last.
     pub(crate) fn after(
         &self,
         name: Option<&str>,
@@ -182,7 +183,7 @@ impl Shared {
             .collect()
     }
 
-    /// Where nodes of a platform may be probed.
+    /// The restrictions for probes of a platform's nodes.
     pub(crate) fn gate(&self, platform: &str) -> Gate<'_> {
         let registered = self.platform(platform);
         Gate {
@@ -196,7 +197,7 @@ impl Shared {
             .ok_or_else(|| Error::not_found("platform", name))
     }
 
-    /// The platforms that a cluster names or ever used, as planners see them.
+    /// The platforms that a cluster names or ever used, in the planner's view.
     pub(crate) fn views(&self, inner: &ClusterState) -> BTreeMap<Sym, PlatformView> {
         let now = self.now();
         let platforms = self.platforms.read();
@@ -219,7 +220,7 @@ impl Shared {
         views
     }
 
-    /// What the platforms that groups may be on say of themselves.
+    /// Handshakes of the platforms that the groups may use.
     pub(crate) fn handshakes(&self, groups: &[Group]) -> BTreeMap<Sym, Arc<wire::Platform>> {
         let platforms = self.platforms.read();
         let choices = groups.iter().flat_map(|group| &group.choices);
@@ -229,16 +230,16 @@ impl Shared {
             .collect()
     }
 
-    /// Plans every cluster that names or uses a platform.
+    /// Schedules every cluster that names or uses a platform.
     pub(crate) fn wake_users(&self, platform: &str, urgency: Urgency) {
         for cluster in self.users(platform) {
-            // What the platform does concerns all of them, whoever happened to notice it first.
+            // Without a trace: the platform's state concerns all of them, whichever call noticed it first.
             self.queue.push_for(cluster.uid, urgency, None);
             self.gauges.changed(cluster.uid);
         }
     }
 
-    /// Clusters that have something on a platform, or may.
+    /// Clusters that have nodes or resources on a platform, or may have.
     pub(crate) fn users(&self, platform: &str) -> Vec<Arc<Cluster>> {
         let uses = |cluster: &Arc<Cluster>| {
             let inner = cluster.inner.lock();
@@ -257,7 +258,7 @@ impl Shared {
         self.all().into_iter().filter(uses).collect()
     }
 
-    /// Whom a call is on behalf of.
+    /// The fence of calls for a cluster.
     pub(crate) fn fence(&self, cluster: Uuid) -> wire::Fence {
         let owned = self.shards.of(cluster);
         wire::Fence {
@@ -267,7 +268,7 @@ impl Shared {
         }
     }
 
-    /// Starts a task that the shutdown waits for, and in the end cuts off.
+    /// Starts a task that the shutdown waits for, and aborts at the end of the grace period.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let kill = self.kill.clone();
         self.tasks.spawn(async move {
@@ -275,7 +276,7 @@ impl Shared {
         });
     }
 
-    /// A reader may see something new of a cluster.
+    /// Notes a change of a cluster that is visible to readers.
     pub(crate) fn changed(&self, cluster: &Cluster, inner: &mut ClusterState) {
         inner.version += 1;
         self.changes.cluster(cluster.uid);
@@ -287,15 +288,15 @@ impl Shared {
         *written = (*written).max(revision);
     }
 
-    /// Revision that every answer from memory shows at least.
+    /// The revision that every read from memory reflects at least.
     pub(crate) fn revision(&self) -> Revision {
         *self.written.lock()
     }
 
-    /// Waits until memory shows a revision.
+    /// Waits until memory reflects a revision.
     pub(crate) async fn reach(&self, revision: Option<Revision>) -> Result<()> {
         match revision {
-            // Whatever this replica wrote is in memory before its revision is answered.
+            // Writes of this replica are in memory before their revision is returned.
             Some(revision) if revision > *self.written.lock() => {
                 self.store.wait_revision(revision).await
             }

@@ -1,4 +1,4 @@
-//! What is stored, for people: how a dump shows the records that only the orchestrator can read.
+//! Formats stored records for dumps, for the kinds that only the orchestrator can decode.
 
 use drover_planner::State;
 use drover_proto::orchestrator::v1 as pb;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::codec::{self, Interner};
 
-/// A stored value as JSON. None: it is none of the orchestrator's, or it cannot be read.
+/// A stored value as JSON. `None` if it is not one of the orchestrator's kinds, or cannot be decoded.
 #[must_use]
 pub fn show(name: &Name, bytes: &[u8]) -> Option<Value> {
     let interner = Interner::default();

@@ -1,4 +1,4 @@
-//! The step of a plan: the rows that it changes in the store, and the same in memory once they are durable.
+//! The step of a plan: the rows that it changes in the store, and the same changes in memory once they are durable.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::{
     shared::Shared,
 };
 
-/// The rows that operations change, made on a copy of what they touch.
+/// Encodes the rows that operations change, applying them to a copy of the entries that they touch.
 pub(crate) fn encode_step(
     inner: &ClusterState,
     ops: &[Op],
@@ -103,7 +103,7 @@ pub(crate) fn encode_step(
     step
 }
 
-/// What is durable becomes what memory shows.
+/// Applies a durable step to memory.
 pub(crate) fn take_over(
     shared: &Shared,
     cluster: &Cluster,
@@ -161,7 +161,7 @@ pub(crate) fn take_over(
             .retain(|request, _| living.contains(request));
     }
     if inner.bodies.is_empty() {
-        // Most clusters have none for most of their life.
+        // Most clusters have no open requests most of the time.
         inner.bodies.shrink_to_fit();
     }
     mark_called(&mut inner, &plan.calls);
@@ -171,7 +171,7 @@ pub(crate) fn take_over(
     node_counts::count(shared, before, after);
 }
 
-/// Calls that are about to be made, so that no other pass makes them too.
+/// Marks calls as in flight before they are made, so that no other pass makes them too.
 pub(crate) fn mark_called(inner: &mut ClusterState, calls: &[Call]) {
     for call in calls {
         match call {
@@ -202,3 +202,6 @@ pub(crate) fn mark_called(inner: &mut ClusterState, calls: &[Call]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,5 @@
-//! `drover-orchestrator store`: looking after the store; all but the backup while no orchestrator runs on it.
+//! `drover-orchestrator store`: store maintenance. Except for the backup, it requires that no orchestrator runs on the
+//! store.
 
 use std::{error::Error, io::Write, path::PathBuf};
 
@@ -38,7 +39,7 @@ enum Action {
 
 type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
 
-/// Does what the command says.
+/// Runs the command.
 pub(crate) async fn run(command: Command) -> Outcome {
     let directory = command.data_dir;
     if let Action::Restore { file } = &command.action {

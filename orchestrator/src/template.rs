@@ -1,4 +1,4 @@
-//! Templates of platforms: which one makes the nodes of a group, and which nodes were made from an earlier one.
+//! Platform templates: which one makes the nodes of a group, and which nodes were made from an earlier version.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,10 +20,10 @@ use crate::{
     shared::{Registered, Shared},
 };
 
-/// Longest digest that a platform may give. With a longer one the template is not known.
+/// Maximum length of a template digest. If a platform reports a longer one, the template counts as unknown.
 const MAX_DIGEST: usize = 64;
 
-/// The entry of a platform's catalogue from which it makes the nodes of a group: the first that fits, as on platforms.
+/// The catalogue entry from which a platform makes the nodes of a group: the first match, as on platforms.
 pub(crate) fn entry<'a>(
     handshake: &'a wire::Platform,
     software: &str,
@@ -40,7 +40,7 @@ pub(crate) fn entry<'a>(
     })
 }
 
-/// Whether the attributes of a group are among those that a template asks for.
+/// Whether the attributes of a group match those that a template requires.
 fn matches(entry: &wire::TemplateEntry, group: &Group) -> bool {
     let Some(matchers) = &entry.matchers else {
         return true;
@@ -53,7 +53,7 @@ fn matches(entry: &wire::TemplateEntry, group: &Group) -> bool {
         .all(|(key, wanted)| Matcher::from(wanted).accepts(group.attributes.get(&key)))
 }
 
-/// Tells the choices of a group from which template their platforms make nodes now. Answers whether that is known of any.
+/// Sets the current templates on the choices of a group. Returns whether any is known.
 pub(crate) fn fill_in(
     group: &mut Group,
     software: &str,
@@ -77,7 +77,7 @@ pub(crate) fn fill_in(
     known
 }
 
-/// What is known of the templates of all groups.
+/// The known templates of all groups.
 pub(crate) fn known(groups: &[Group]) -> Vec<(&Sym, &Choice)> {
     let choices = groups.iter().flat_map(|group| {
         group
@@ -94,14 +94,14 @@ fn is_digest(digest: &str) -> bool {
     !digest.is_empty() && digest.len() <= MAX_DIGEST
 }
 
-/// Whether a node is what its group wants now. As long as its request is open, its platform may still say which template
-/// made it.
+/// Whether a node matches its group's current spec and template. While its request is open, the platform may still
+/// report which template made it.
 pub(crate) fn is_current(state: &State, group: &Group, node: &Node) -> bool {
     group.makes(node)
         && (group.newer_template(node).is_none() || state.requests.contains_key(&node.request))
 }
 
-/// The template that a node was not made from, as people are told of it.
+/// Describes the template change that makes a node outdated.
 pub(crate) fn cause(group: &Group, node: &Node) -> Option<String> {
     let template = group.newer_template(node)?;
     Some(format!(
@@ -110,7 +110,7 @@ pub(crate) fn cause(group: &Group, node: &Node) -> Option<String> {
     ))
 }
 
-/// Why nodes are outdated that the spec alone would leave, for people. Empty: none is.
+/// Describes the template changes that make nodes outdated although the spec alone would not. Empty if there are none.
 pub(crate) fn changed(state: &State, groups: &[Group]) -> String {
     let mut causes = BTreeSet::new();
     for group in groups {
@@ -126,11 +126,12 @@ pub(crate) fn changed(state: &State, groups: &[Group]) -> String {
     }
 }
 
-/// What to record of the template from which the nodes of a request were made, given what their platform says. None: as
-/// it is recorded.
+/// Which template to record for the nodes of a request, given what their platform reports. `None` if the recorded one
+/// is right.
 ///
-/// A digest that the platform does not list counts as not known, and where it lists both that one and the recorded one,
-/// it chooses among its templates in its own way: otherwise nodes would be replaced again and again for nothing.
+/// A digest that the platform does not list counts as unknown. If the platform lists both that digest and the recorded
+/// one, it selects templates by rules of its own, and the recorded one is kept: otherwise nodes would be replaced over
+/// and over for nothing.
 pub(crate) async fn said(
     shared: &Arc<Shared>,
     registered: &Arc<Registered>,
@@ -142,7 +143,7 @@ pub(crate) async fn said(
         return None;
     }
     if !lists(registered, digest) {
-        // It was changed a moment ago, before anybody heard of it.
+        // The template changed a moment ago, and the change has not been reported yet.
         let client = registered.platform.client()?;
         if let Err(error) = platform_watch::refresh(shared, registered, &client).await {
             tracing::debug!(platform = %registered.platform.name, %error, "what it has now could not be read");
@@ -153,7 +154,7 @@ pub(crate) async fn said(
     (*recorded != *known).then(|| shared.interner.get(known))
 }
 
-/// What a template counts as that was recorded as one thing and said to be another.
+/// The template to record if it was recorded as one digest and reported as another.
 fn known_as<'a>(recorded: &'a str, said: &'a str, listed: impl Fn(&str) -> bool) -> &'a str {
     if !listed(said) {
         ""
@@ -188,13 +189,13 @@ mod tests {
         for (recorded, said, catalogue, known) in [
             // As expected.
             ("a", "a", &["a", "b"][..], "a"),
-            // Changed before anybody had heard of it.
+            // Changed before the change was reported.
             ("a", "b", &["b"], "b"),
-            // Nothing was known when the node was asked for.
+            // Nothing was known when the node was requested.
             ("", "b", &["b"], "b"),
-            // It chooses otherwise than we do: no reason to replace what it makes over and over.
+            // The platform selects by rules of its own: not a reason to replace its nodes over and over.
             ("a", "b", &["a", "b"], "a"),
-            // Changed and changed back, or nonsense.
+            // Changed and changed back, or inconsistent.
             ("a", "b", &["a"], ""),
             ("", "b", &[], ""),
         ] {

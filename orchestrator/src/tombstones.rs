@@ -1,4 +1,4 @@
-//! Deleted clusters: what shows up of them late is still ours to remove.
+//! Tombstones of deleted clusters: nodes that show up late are still ours to remove.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -26,24 +26,24 @@ use crate::{
     shared::Shared,
 };
 
-/// How long a deleted cluster is remembered.
+/// Retention of tombstones.
 const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
-/// How long a late node of a deleted cluster is seen before it is removed.
+/// Time for which a late node of a deleted cluster must be visible before it is removed.
 const GRACE: Millis = 120_000;
-/// Time between two looks at what is left.
+/// Interval between checks for late nodes.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Time between two looks at which deleted clusters can be forgotten, and at quiet logs.
+/// Interval between checks for expired tombstones and idle logs.
 const FORGET_INTERVAL: Duration = Duration::from_secs(3600);
-/// Every cluster is planned once in this time, whatever happens, spread evenly.
+/// Every cluster is planned at least once in this period, spread evenly.
 const SAFETY_SWEEP: Duration = Duration::from_secs(300);
-/// Removals under way at once on one platform, of those that it lets in.
+/// Maximum concurrent removals per platform, within the platform's call limits.
 const AT_ONCE: usize = 8;
-/// Most removals on one platform before it is looked at again which are due.
+/// Maximum removals on one platform before the due ones are determined again.
 const MOST_AT_A_TIME: usize = 64;
 /// Deadline of a removal.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Deleted clusters, and what shows up of them.
+/// Deleted clusters and their late nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Tombstones {
     clusters: Mutex<HashMap<Uuid, Tombstone>>,
@@ -63,7 +63,7 @@ impl Tombstone {
         sequence < self.next_sequence && !Skipped::of(&self.used.skipped).has(sequence)
     }
 
-    /// Whether a node of its own is ours to remove.
+    /// Whether a node belonged to the cluster, so that it is ours to remove.
     fn owns(&self, platform: &Sym, node_id: &str, sequence: u64) -> bool {
         let owns = self.gave_out(sequence);
         if !owns {
@@ -86,7 +86,7 @@ struct Late {
     request: String,
     index: Option<u32>,
     since: Millis,
-    /// When its platform was asked last to remove it. 0: never.
+    /// When the platform was last asked to remove it. 0 if never.
     asked: Millis,
 }
 
@@ -116,7 +116,7 @@ impl Tombstones {
         self.add(uid, &stored.name, stored.next_sequence, deleted, used);
     }
 
-    /// The newest deleted cluster of a name.
+    /// The most recently deleted cluster with this name.
     pub(crate) fn find(&self, name: &str) -> Option<Uuid> {
         let clusters = self.clusters.lock();
         clusters
@@ -126,7 +126,7 @@ impl Tombstones {
             .map(|(uid, _)| *uid)
     }
 
-    /// Highest generation of the deleted clusters of a name.
+    /// The highest generation of the deleted clusters with this name.
     pub(crate) fn generation(&self, name: &str) -> u64 {
         let clusters = self.clusters.lock();
         clusters
@@ -142,7 +142,7 @@ impl Tombstones {
         self.clusters.lock().get(&uid).map(|t| t.name.clone())
     }
 
-    /// Whether a deleted cluster had a request of this sequence.
+    /// Whether a deleted cluster issued a request with this sequence.
     pub(crate) fn gave_out(&self, uid: Uuid, sequence: u64) -> bool {
         let clusters = self.clusters.lock();
         clusters.get(&uid).is_some_and(|t| t.gave_out(sequence))
@@ -153,7 +153,7 @@ impl Tombstones {
         self.clusters.lock().get(&uid).map(|t| t.deleted)
     }
 
-    /// A deleted cluster of which a platform may still show something.
+    /// The name of a deleted cluster of which a platform may still show nodes.
     pub(crate) fn user(&self, platform: &str) -> Option<String> {
         let late = self
             .late
@@ -164,12 +164,12 @@ impl Tombstones {
         self.clusters.lock().get(&late?).map(|t| t.name.clone())
     }
 
-    /// A platform is registered no more.
+    /// Called when a platform is unregistered.
     pub(crate) fn forget(&self, platform: &str) {
         self.late.lock().retain(|(name, _), _| **name != *platform);
     }
 
-    /// Whether a node belongs to a deleted cluster; if so, it is remembered for removal.
+    /// Returns whether a node belongs to a deleted cluster; if so, it is remembered for removal.
     pub(crate) fn show(
         &self,
         owner: Uuid,
@@ -201,7 +201,8 @@ impl Tombstones {
         true
     }
 
-    /// What of a cluster showed up while its end was being recorded: nobody will show it again, and it is late from now on.
+    /// Takes over the nodes that showed up while the deletion was being recorded: they are not reported again, and are
+    /// late from now on.
     pub(crate) fn inherit(&self, state: &State, now: Millis) {
         let clusters = self.clusters.lock();
         let Some(tombstone) = clusters.get(&state.uid) else {
@@ -246,8 +247,8 @@ impl Tombstones {
         }
     }
 
-    /// What is to be removed now, by platform. Whoever was asked for longest ago is first, so that those whose removal does
-    /// not come on keep nobody else from being asked for.
+    /// The late nodes to remove now, by platform. Least recently requested first, so that removals that make no
+    /// progress do not starve others.
     fn due(&self, now: Millis) -> BTreeMap<Sym, Vec<(String, Late)>> {
         let mut due: BTreeMap<Sym, Vec<(String, Late)>> = BTreeMap::new();
         for ((platform, node_id), late) in &*self.late.lock() {
@@ -271,7 +272,7 @@ impl Tombstones {
     }
 }
 
-/// Forgets what is old, and has every cluster planned now and then.
+/// Expires tombstones, and periodically plans every cluster.
 pub(crate) async fn run(shared: Arc<Shared>) {
     let mut forget = tokio::time::interval(FORGET_INTERVAL);
     let mut look = tokio::time::interval(INTERVAL);
@@ -288,7 +289,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// Plans a share of all clusters, so that each gets its turn in the time of a safety sweep.
+/// Plans a share of all clusters, so that each is planned once per safety sweep.
 fn visit_some(shared: &Shared) {
     let all = shared.all();
     let rounds = (SAFETY_SWEEP.as_secs() / INTERVAL.as_secs()).max(1);
@@ -299,8 +300,8 @@ fn visit_some(shared: &Shared) {
     }
 }
 
-/// Removes what shows up late, until the orchestrator stops. By itself, since platforms may take their time; each takes it
-/// for itself.
+/// Removes late nodes until the orchestrator stops. In a task of its own with one round per platform, so that a slow
+/// platform does not delay anything else.
 pub(crate) async fn remove_late(shared: Arc<Shared>) {
     let mut look = tokio::time::interval(INTERVAL);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -326,7 +327,7 @@ pub(crate) async fn remove_late(shared: Arc<Shared>) {
     }
 }
 
-/// Has one platform remove these. Answers which one it was.
+/// Removes late nodes of one platform. Returns the platform.
 async fn round(shared: &Arc<Shared>, platform: Sym, late: Vec<(String, Late)>) -> Sym {
     let late = late.into_iter();
     let removals = late.map(|(node_id, late)| remove(shared, platform.clone(), node_id, late));
@@ -337,7 +338,7 @@ async fn round(shared: &Arc<Shared>, platform: Sym, late: Vec<(String, Late)>) -
     platform
 }
 
-/// Removes one of them, as every call to a platform is made: when it is its turn, and unless it is left alone.
+/// Removes one late node, subject to the platform's call limits and circuit breaker like every call.
 async fn remove(shared: &Arc<Shared>, platform: Sym, node_id: String, late: Late) {
     let Some(registered) = shared.platform(&platform) else {
         return;
@@ -357,7 +358,8 @@ async fn remove(shared: &Arc<Shared>, platform: Sym, node_id: String, late: Late
     };
     let answer = envelope
         .send(async |open| {
-            // The tombstone is the durable intent; compare-and-delete does the rest.
+            // The tombstone is the durable intent; the platform's compare-and-delete guards against removing another
+            // node.
             let message = wire::DeprovisionRequest {
                 expected_platform_uid: uid.to_string(),
                 expected_instance_id: open.instance.clone(),
@@ -369,7 +371,8 @@ async fn remove(shared: &Arc<Shared>, platform: Sym, node_id: String, late: Late
                 index: late.index,
                 node_id: node_id.clone(),
                 reason: "Orphan".to_owned(),
-                // It may have taken over what was kept, and what its cluster said of that is not known any more.
+                // The node may have taken over retained storage, and the storage policy of its cluster is no longer
+                // known.
                 retain_storage: open.registered.platform.has(wire::Capability::RetainStorage),
                 ..wire::DeprovisionRequest::default()
             };
@@ -380,7 +383,7 @@ async fn remove(shared: &Arc<Shared>, platform: Sym, node_id: String, late: Late
         })
         .await;
     match answer {
-        // Nobody may have been watching when it went. Shown again, it is late again.
+        // If the node is shown again after all, it is remembered as late again.
         Ok(answer) if answer.state() == wire::DeprovisionState::Gone => {
             shared.tombstones.gone(&platform, &node_id);
         }
@@ -423,12 +426,13 @@ async fn tidy(shared: &Arc<Shared>) {
     }
 }
 
-/// Notices a gap between wall clock and monotonic clock: the machine slept, and nothing seen before it counts.
+/// Detects jumps between wall clock and monotonic clock: the machine was suspended, and earlier observations no longer
+/// count.
 struct Wall {
     behind: i128,
 }
 
-/// A gap above this is a suspend, not a correction.
+/// A larger gap is a suspend, not a clock correction.
 const GAP: i128 = 30_000;
 
 impl Wall {
@@ -442,7 +446,7 @@ impl Wall {
         i128::from(wall) - i128::from(monotonic)
     }
 
-    /// By how many milliseconds they went apart since they did last.
+    /// By how many milliseconds the clocks have diverged since the last jump.
     fn jumped(&mut self, wall: Millis, monotonic: Millis) -> Option<i128> {
         let now = Self::difference(wall, monotonic);
         let gap = now - self.behind;

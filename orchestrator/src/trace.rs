@@ -1,4 +1,4 @@
-//! What of the orchestrator's work is a span: the wait in the queue, a pass that does something, its calls.
+//! Spans of the orchestrator's work: the wait in the queue, passes that do something, and their calls.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::{cluster::Cluster, queue::WorkItem};
 
-/// A pass as it is measured. One that nobody asked for has a span only if it does something.
+/// Measures a pass. A pass that no caller requested only gets a span if it does something.
 pub(crate) struct PassTrace {
     cluster: Arc<Cluster>,
     lane: &'static str,
@@ -22,7 +22,7 @@ pub(crate) struct PassTrace {
 }
 
 impl PassTrace {
-    /// A cluster's turn has come.
+    /// Begins when a worker takes the cluster from the queue.
     pub(crate) fn begin(cluster: &Arc<Cluster>, item: WorkItem) -> Self {
         let began = Instant::now();
         let lane = item.urgency.as_str();
@@ -51,12 +51,12 @@ impl PassTrace {
         }
     }
 
-    /// It has planned for so long.
+    /// Adds time spent on planning.
     pub(crate) fn has_planned(&mut self, span: Duration) {
         self.planned += span;
     }
 
-    /// It is about to carry out a plan, as a part of this.
+    /// Called before a plan is carried out. Returns the span that its work belongs to.
     pub(crate) fn does(&mut self, plan: &Plan) -> &Span {
         self.changes += plan.ops.len();
         self.calls += plan.calls.len();
@@ -65,7 +65,7 @@ impl PassTrace {
         })
     }
 
-    /// It is over; with an error, what it did is not known to be durable. Answers how long it has planned.
+    /// Ends the pass; on an error, its changes are not known to be durable. Returns the time spent on planning.
     pub(crate) fn end(self, error: Option<&Error>) -> Duration {
         let planned = self.planned;
         let outcome = match error {
@@ -91,14 +91,14 @@ impl PassTrace {
     }
 }
 
-/// A call to a platform, from the wait for its turn on.
+/// Starts the span of a call to a platform, including the wait for a permit.
 pub(crate) fn call(name: &'static str, platform: &Sym) -> Option<Span> {
     let mut span = Span::internal(name)?;
     span.set("drover.platform.name", platform.to_string());
     Some(span)
 }
 
-/// The end of [`call`].
+/// Ends the span of a [`call`].
 pub(crate) fn called(span: Option<Span>, error: Option<&Error>) {
     if let (Some(mut span), Some(error)) = (span, error) {
         span.fail(reason_name(error.reason()), "");

@@ -1,4 +1,4 @@
-//! What became of one pass over a cluster, for whoever asked for it.
+//! The result of a reconcile pass, for the caller that requested it.
 
 use drover_core::{Error, node::Role};
 use drover_planner::{Op, Plan, State};
@@ -7,35 +7,35 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-/// Watches one pass and the calls that follow from it.
+/// Follows one pass and its calls.
 #[derive(Debug, Default)]
 pub(crate) struct ReconcileWaiter {
     seen: Mutex<Seen>,
     changed: Notify,
 }
 
-/// What it has seen.
+/// The progress so far.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    /// What was planned. Absent: the pass has not begun.
+    /// `None` until the pass has planned.
     pub(crate) plan: Option<pb::Plan>,
-    /// What became of each action.
+    /// The result of each action.
     pub(crate) results: Vec<Outcome>,
-    /// Why nothing of it could be made durable.
+    /// Why the plan could not be made durable.
     pub(crate) broken: Option<Error>,
     planned: bool,
 }
 
-/// What became of an action.
+/// The result of an action.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Done,
     Failed(Error),
-    /// A call about this was not answered yet.
+    /// The call for this subject has not returned yet.
     Open(Subject),
 }
 
-/// What a call is about.
+/// The subject of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Subject {
     Request(Uuid),
@@ -44,7 +44,7 @@ pub(crate) enum Subject {
     Infrastructure(u64),
 }
 
-/// A plan, as it is answered.
+/// A plan with the results of its actions.
 #[derive(Debug)]
 pub(crate) struct Planned {
     shown: pb::Plan,
@@ -52,7 +52,7 @@ pub(crate) struct Planned {
 }
 
 impl Planned {
-    /// `shown` is how the plan is answered; both were made from `state`.
+    /// `shown` is the plan in the response; both were made from `state`.
     pub(crate) fn new(plan: &Plan, state: &State, shown: pb::Plan) -> Self {
         let new = plan.ops.iter().filter_map(|op| match op {
             Op::Request { request, .. } => Some(Outcome::Open(Subject::Request(request.id))),
@@ -78,7 +78,7 @@ impl Planned {
             Op::Remove { .. } | Op::RecordDropped { .. } | Op::Close { .. } => Some(Outcome::Done),
             _ => None,
         });
-        // Requests that are sent again are answered behind what is new.
+        // Requests that are resent are listed after new ones.
         let again = plan.ops.iter().filter_map(|op| match op {
             Op::Attempt { request, .. } => Some(Outcome::Open(Subject::Request(*request))),
             _ => None,
@@ -91,7 +91,7 @@ impl Planned {
 }
 
 impl ReconcileWaiter {
-    /// A plan of the pass is carried out.
+    /// Adds a plan that is carried out in this pass.
     pub(crate) fn plan(&self, planned: Planned) {
         let mut seen = self.seen.lock();
         if seen.planned {
@@ -107,7 +107,7 @@ impl ReconcileWaiter {
         }
     }
 
-    /// The pass is over; its calls may go on.
+    /// Marks the end of the pass; its calls may still be in flight.
     pub(crate) fn planned(&self, broken: Option<Error>) {
         let mut seen = self.seen.lock();
         if seen.plan.is_some() || broken.is_some() {
@@ -118,7 +118,7 @@ impl ReconcileWaiter {
         self.changed.notify_one();
     }
 
-    /// A call was answered.
+    /// Records the result of a call.
     pub(crate) fn answered(&self, about: Subject, error: Option<&Error>) {
         for result in &mut self.seen.lock().results {
             if matches!(result, Outcome::Open(open) if *open == about) {
@@ -128,7 +128,7 @@ impl ReconcileWaiter {
         self.changed.notify_one();
     }
 
-    /// Waits until everything has been answered.
+    /// Waits until all calls have returned.
     pub(crate) async fn ended(&self) {
         loop {
             {

@@ -1,8 +1,8 @@
-//! What Drover adds to the EC2 API: the same instances through orchestrator and driver, and by one call of the SDK with as
-//! many tags, until all of them run, on the same server in the same run. Run by `tests/bench`. The last column is the
-//! ratio to a call without tags whose instances nobody waits for.
+//! Overhead of Drover over the EC2 API: the same instances through orchestrator and driver, and through one SDK call
+//! with as many tags, until all of them are running, on the same server in the same run. Run by `tests/bench`. The last
+//! column is the ratio to a call without tags whose instances are not waited for.
 //!
-//! `BENCH_RUNS` (5): how often each side is measured; the medians count. moto is looked for on the path.
+//! `BENCH_RUNS` (5): number of runs of each side; the median counts. moto is looked up on the path.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{
@@ -34,18 +34,18 @@ use drover_server::{Running, ServerSettings, Shutdown};
 use futures::StreamExt;
 use tokio::time::{Instant, sleep};
 
-/// How often the raw side looks whether its instances run, and the driver while something is pending.
+/// Poll interval of the raw side, and of the driver while instances are pending.
 const LOOK: Duration = Duration::from_millis(50);
-/// Most time for one measurement.
+/// Timeout of a measurement.
 const PATIENCE: Duration = Duration::from_secs(120);
 const REGION: &str = "eu-central-1";
 const TYPE: &str = "t3.micro";
-/// As many as an instance of Drover's has.
+/// As many tags as on an instance created by Drover.
 const TAGS: usize = 12;
-/// Neither server looks at it.
+/// Neither server checks it.
 const KEY: &str = "bench";
 
-/// A server that speaks EC2.
+/// A server that implements the EC2 API.
 struct Backend {
     url: String,
     image: String,
@@ -63,7 +63,7 @@ impl Drop for Process {
 }
 
 impl Backend {
-    /// moto, each time a new one: it becomes slower with every instance that it has ever had.
+    /// Starts a new moto each time, because it becomes slower with every instance it has ever had.
     async fn moto() -> Self {
         let free = TcpListener::bind("127.0.0.1:0")
             .unwrap()
@@ -94,7 +94,7 @@ impl Backend {
             .map(str::to_owned);
         let image = match image {
             Some(image) => image,
-            // moto's own list has others.
+            // moto's catalogue has other images.
             None => {
                 let images = client.describe_images().send().await.unwrap();
                 images.images()[0].image_id().unwrap().to_owned()
@@ -147,19 +147,19 @@ async fn client(url: &str) -> Client {
     )
 }
 
-/// What one call of the SDK makes.
+/// Kinds of raw SDK calls.
 #[derive(Clone, Copy)]
 enum Raw {
-    /// The same as Drover: as many tags on instances and volumes, until all of it runs.
+    /// Equivalent to Drover: as many tags on instances and volumes, until all instances are running.
     Same,
-    /// Instances without a tag, until the call answers.
+    /// Instances without tags, until the response arrives.
     Bare,
 }
 
-/// One call of the SDK.
+/// Makes one SDK call.
 async fn raw(backend: &Backend, count: usize, what: Raw) -> Duration {
     let client = client(&backend.url).await;
-    // The first call opens the connection, as the driver's has been by then.
+    // Opens the connection, as the driver's is open by then.
     client.describe_availability_zones().send().await.unwrap();
     let began = Instant::now();
     let tags = match what {
@@ -240,7 +240,7 @@ impl Drover {
             instance_type: TYPE.to_owned(),
             ..aws::Settings::default()
         };
-        // moto makes only the least number that it is asked for.
+        // moto creates only the minimum count of a request.
         settings.partial_launches = backend.emulator.is_some();
         settings.common.calls_per_second = 1000.0;
         settings.common.pending_poll_interval_seconds = LOOK.as_secs_f64();
@@ -286,7 +286,7 @@ impl Drover {
         drover
     }
 
-    /// Until the orchestrator watches the platform: what is measured is nodes, not the handshake.
+    /// Waits until the orchestrator watches the platform, to exclude the handshake from the measurement.
     async fn until_visible(&self) {
         let mut registry = PlatformRegistryServiceClient::new(self.channel.clone());
         let began = Instant::now();
@@ -313,7 +313,7 @@ impl Drover {
         }
     }
 
-    /// From the apply until every node is recorded and runs.
+    /// Measures the time from the apply until every node is recorded and running.
     async fn make(&self, count: u32) -> Duration {
         let mut client = ClusterServiceClient::new(self.channel.clone());
         let mut watch = client
@@ -393,7 +393,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 async fn compare(name: &str, count: u32, runs: usize, moto: bool, pending: Duration) {
     let (mut ours, mut same, mut bare) = (Vec::new(), Vec::new(), Vec::new());
     for run in 0..runs {
-        // In turns, so that none has the quieter machine.
+        // Interleaved, so that no side has a quieter machine.
         for side in 0..3 {
             let backend = if moto {
                 Backend::moto().await

@@ -1,8 +1,8 @@
-//! What Drover adds to a Kubernetes API server: the same pods through orchestrator and platform, by plain creates over
-//! eight connections, and by the ReplicaSet controller, on one API server in one run; how soon a dead pod is asked for
-//! again; and what 10,000 pods cost in memory. Run by `tests/bench`.
+//! Overhead of Drover over a Kubernetes API server: the same pods through orchestrator and platform, by plain creates
+//! over eight connections, and by the ReplicaSet controller, on one API server in one run; how soon a replacement for a
+//! dead pod is requested; and the memory for 10,000 pods. Run by `tests/bench`.
 //!
-//! `BENCH_RUNS` (5): how often each side is measured; the medians count. `BENCH_SMALL=1`: ten times smaller.
+//! `BENCH_RUNS` (5): number of runs of each side; the median counts. `BENCH_SMALL=1`: ten times smaller.
 //! `BENCH_ONLY=creation|memory|replacement`: one part.
 #![allow(
     missing_docs,
@@ -34,11 +34,11 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-/// Most time for one measurement.
+/// Timeout of a measurement.
 const PATIENCE: Duration = Duration::from_secs(300);
 const CALL: Duration = Duration::from_secs(30);
 const CONNECTIONS: usize = 8;
-/// No scheduler takes these pods where what is measured is their creation.
+/// No scheduler picks up these pods when only their creation is measured.
 const TEMPLATE: &str = "\
 apiVersion: v1
 kind: Pod
@@ -59,7 +59,7 @@ fn spec() -> Value {
     })
 }
 
-/// What happens to the pods of a namespace, as the API server tells it.
+/// Events of the pods of a namespace, from a watch of the API server.
 struct Pods(mpsc::Receiver<(Instant, &'static str, String)>);
 
 impl Pods {
@@ -86,7 +86,7 @@ impl Pods {
         tokio::spawn(async move {
             let mut next = Some(first);
             loop {
-                // A server that has just started ends watches early.
+                // A server that has just started may end watches early.
                 let stream = match next.take() {
                     Some(first) => first,
                     None => watch(&version).await,
@@ -113,7 +113,7 @@ impl Pods {
         Self(told)
     }
 
-    /// Until so many were added.
+    /// Waits until this many pods are added.
     async fn added(&mut self, count: usize) {
         let all = async {
             for _ in 0..count {
@@ -133,7 +133,7 @@ impl Pods {
     }
 }
 
-/// Eight clients, each one create after the other.
+/// Eight clients, each creating pods sequentially.
 async fn raw(rig: &Rig, namespace: &Namespace, count: usize) -> Duration {
     let mut clients = Vec::new();
     for _ in 0..CONNECTIONS {
@@ -148,7 +148,7 @@ async fn raw(rig: &Rig, namespace: &Namespace, count: usize) -> Duration {
         let path = path.as_str();
         async move {
             for number in (client..count).step_by(CONNECTIONS) {
-                // As many labels as a pod of Drover's, and a text as long.
+                // As many labels as on a pod created by Drover, and a text of the same length.
                 let labels: HashMap<String, String> = (0..6)
                     .map(|label| (format!("bench/{label}"), format!("{number:036}")))
                     .collect();
@@ -170,7 +170,7 @@ async fn raw(rig: &Rig, namespace: &Namespace, count: usize) -> Duration {
     began.elapsed()
 }
 
-/// The controller, which the rig lets ask 5,000 times a second.
+/// The ReplicaSet controller, which the rig allows 5,000 requests per second.
 async fn replica_set(namespace: &Namespace, count: usize) -> Duration {
     let mut pods = Pods::of(namespace).await;
     let began = Instant::now();
@@ -269,7 +269,7 @@ impl Drover {
         self.client.apply_cluster(request, CALL).await.unwrap();
     }
 
-    /// Until so many nodes are ready.
+    /// Waits until this many nodes are ready.
     async fn ready(&self, count: usize) {
         let began = Instant::now();
         loop {
@@ -309,7 +309,7 @@ fn settings(rig: &Rig, namespace: &str, directory: &Path, template: &str) -> Set
         kubeconfig: Some(rig.kubeconfig().to_owned()),
         namespaces: vec![namespace.to_owned()],
         templates: Some(catalogue),
-        // As many as the other side.
+        // As many as on the other side.
         max_concurrent_calls: CONNECTIONS,
         ..Settings::default()
     }
@@ -330,7 +330,7 @@ fn median(mut times: Vec<Duration>) -> f64 {
     times[times.len() / 2].as_secs_f64()
 }
 
-/// Processor time so far in seconds: of this process, of the API server with etcd, and of the controllers.
+/// CPU time so far in seconds: of this process, of the API server with etcd, and of the controllers.
 fn spent() -> [f64; 3] {
     let own = std::process::id().to_string();
     let mut spent = [0.0; 3];
@@ -349,7 +349,7 @@ fn spent() -> [f64; 3] {
             _ => continue,
         };
         let ticks = tail.split_whitespace().skip(11).take(2);
-        // Linux counts hundredths of a second.
+        // Linux counts in units of 10 ms.
         spent[at] += ticks.filter_map(|it| it.parse::<f64>().ok()).sum::<f64>() / 100.0;
     }
     spent
@@ -359,7 +359,7 @@ async fn creation(rig: &Rig, count: usize, runs: usize) {
     let (mut ours, mut plain, mut controller) = (Vec::new(), Vec::new(), Vec::new());
     let mut processor = [[0.0; 3]; 3];
     for run in 0..runs {
-        // In turns, so that none has the quieter machine.
+        // Interleaved, so that no side has a quieter machine.
         for side in 0..3 {
             let namespace = rig.namespace().await;
             let before = spent();
@@ -406,8 +406,8 @@ async fn creation(rig: &Rig, count: usize, runs: usize) {
     println!();
 }
 
-/// From the news of a pod's end to that of the pod in its place. Each dies in a cluster of its own: a group whose nodes
-/// die again and again is made to wait.
+/// Time from the event of a pod's end to that of its replacement. Each pod dies in a cluster of its own, because
+/// replacement backs off in a group whose nodes die repeatedly.
 async fn replacement(rig: &Rig, deaths: usize) {
     let namespace = rig.namespace().await;
     let template = TEMPLATE.replace("  schedulerName: nobody\n", "");
@@ -520,7 +520,7 @@ async fn memory(rig: &Rig, pods: usize) {
         };
         (of("VmRSS:"), of("VmHWM:"))
     };
-    // Someone watches it, as an orchestrator does.
+    // Opens a watch, as an orchestrator does.
     let channel: Channel = drover_client::connect(&url(port).parse().unwrap());
     let mut client =
         drover_proto::platform::v1::platform_service_client::PlatformServiceClient::new(channel);

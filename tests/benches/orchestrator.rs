@@ -1,7 +1,8 @@
-//! What keeping clusters costs, measured on the real orchestrator binary over SQLite.
+//! Cost of managing clusters, measured on the production orchestrator binary over SQLite.
 //!
 //! The simulated platform and the callers run in this process, the orchestrator in a process of its own, so that its
-//! CPU and memory are its alone; all of them share the machine. Run by `tests/bench`, which builds the binary.
+//! CPU and memory can be measured separately; all of them share the machine. Run by `tests/bench`, which builds the
+//! binary.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{collections::HashSet, time::Duration};
@@ -25,7 +26,7 @@ use drover_tests::process::Process;
 use futures::StreamExt;
 use tokio::{sync::mpsc, time::Instant};
 
-/// Calls under way at once while clusters are applied.
+/// Concurrent calls while clusters are applied.
 const CALLERS: usize = 64;
 
 struct Orchestrator {
@@ -44,7 +45,7 @@ impl Orchestrator {
         let began = Instant::now();
         let process = Process::start(data.path(), |command| command.env("RUST_LOG", "warn"));
         let address = process.address;
-        // Until it answers, not only until its port is there: by then it has read everything.
+        // Waits for a response, not only for an open port: by then the orchestrator has loaded its state.
         let mut client = PlatformRegistryServiceClient::new(drover_client::connect(
             &format!("http://{address}").parse().unwrap(),
         ));
@@ -66,7 +67,7 @@ impl Orchestrator {
         }
     }
 
-    /// Kills it and starts it anew on what it has stored.
+    /// Kills the orchestrator and restarts it on its stored state.
     async fn restart(&mut self) {
         self.process.kill();
         let data = self.data.take().unwrap();
@@ -81,7 +82,7 @@ impl Orchestrator {
 struct World {
     orchestrator: Orchestrator,
     platform: PlatformServer,
-    /// Resident memory before anything was asked of it.
+    /// Resident memory before the first request.
     idle: u64,
     _running: drover_server::Running,
 }
@@ -91,7 +92,7 @@ impl World {
         Self::start_with(DELAY).await
     }
 
-    /// With so much time from created to running, and again from running to ready.
+    /// `delay` is the time from created to running, and again from running to ready.
     async fn start_with(delay: Duration) -> Self {
         let settings = SimulatedSettings {
             seed: Some(1),
@@ -172,7 +173,7 @@ impl World {
         (began.elapsed(), self.orchestrator.process.cpu() - cpu)
     }
 
-    /// Changes what all nodes of a cluster are made of, and waits until each is new.
+    /// Changes the template of all nodes of a cluster, and waits until each is replaced.
     async fn roll(&self, number: usize, nodes: u32) -> Duration {
         let mut client = ClusterServiceClient::new(self.orchestrator.channel());
         let mut request = cluster(number, nodes);
@@ -214,7 +215,8 @@ impl World {
         }
     }
 
-    /// Kills one node of each cluster in turn and measures until its replacement is asked of the platform.
+    /// Kills one node of each cluster in turn and measures the time until its replacement is requested from the
+    /// platform.
     async fn deaths(&self, clusters: impl Iterator<Item = usize>, gap: Duration) -> Vec<Duration> {
         let mut client =
             PlatformServiceClient::new(drover_client::in_process(self.platform.routes()));
@@ -278,7 +280,7 @@ impl World {
     }
 }
 
-/// Nodes above the size while all are renewed, per cent.
+/// Surge during a rolling update, in percent.
 const SURGE: u32 = 10;
 /// From created to running, and from running to ready, on the simulated platform.
 const DELAY: Duration = Duration::from_millis(25);
@@ -320,7 +322,7 @@ fn ms(span: Duration) -> String {
     format!("{:.1} ms", span.as_secs_f64() * 1000.0)
 }
 
-/// All nodes of a large cluster, one tenth at a time.
+/// Rolling update of all nodes of a large cluster, one tenth at a time.
 async fn renewal() {
     let delay = Duration::from_millis(250);
     let world = World::start_with(delay).await;

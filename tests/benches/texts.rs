@@ -1,8 +1,8 @@
-//! What it costs that user data of callers is rendered in processes of their own: nodes with rendered user data through
-//! the platform server, beside the same with user data that is rendered in this process and sent as it is.
+//! Overhead of rendering callers' user data in worker processes: nodes with rendered user data through the platform
+//! server, compared to the same with user data that is rendered in this process and sent as is.
 //!
-//! The backend is simulated and answers at once, so of a node nothing is left but what the server does for it. Both are
-//! measured in turns in this process. `BENCH_SMALL=1`: ten times fewer nodes.
+//! The backend is simulated and responds immediately, so only the server's own work per node remains. Both are measured
+//! in turns in this process. `BENCH_SMALL=1`: ten times fewer nodes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::Duration;
@@ -20,11 +20,11 @@ use futures::StreamExt;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-/// Nodes of one request.
+/// Nodes per request.
 const BATCH: u32 = 20;
-/// Requests under way at once.
+/// Concurrent requests.
 const CALLERS: usize = 16;
-/// Turns of either.
+/// Rounds of each.
 const TURNS: usize = 5;
 
 /// A small cloud-config.
@@ -54,7 +54,7 @@ enum How {
 }
 
 fn main() {
-    // What runs this again, with one argument, is asked to render.
+    // This program also acts as the worker, if started with the worker's argument.
     if worker::enter().is_some() {
         return;
     }
@@ -77,7 +77,7 @@ fn main() {
     });
 }
 
-/// How long it takes to make nodes.
+/// Time to create the nodes.
 async fn made(nodes: u32, how: How) -> Duration {
     let settings = Settings::from(SimulatedSettings::default());
     let server = PlatformServer::open(settings).await.unwrap();
@@ -118,7 +118,7 @@ async fn made(nodes: u32, how: How) -> Duration {
     took
 }
 
-/// Twice for the first slot, as a server that checks and makes does.
+/// Renders the first slot twice, as a server does that validates before it creates.
 fn render_here(request: &ProvisionRequest) {
     let (cluster, group) = (request.cluster.clone(), request.group.clone());
     let (cluster, group) = (cluster.unwrap(), group.unwrap());

@@ -1,4 +1,4 @@
-//! The least program that renders texts of callers: for tests, whose own program cannot.
+//! Minimal worker program that renders user data, for tests whose own program cannot.
 
 use std::process::ExitCode;
 

@@ -1,11 +1,11 @@
-//! Puts in front of the C library of `simulate` what follows from its seed.
+//! Links functions into `simulate` that override those of the C library and derive their results from the seed.
 
 use std::env;
 
 fn main() {
     println!("cargo::rerun-if-changed=seeded/seeded.c");
     let is = |name: &str, value: &str| env::var(name).is_ok_and(|is| is == value);
-    // Elsewhere a seed says what is done, and not in which order tasks are polled.
+    // On other targets a seed determines the actions, but not the order in which tasks are polled.
     if !is("CARGO_CFG_TARGET_OS", "linux") || !is("CARGO_CFG_TARGET_ENV", "gnu") {
         return;
     }

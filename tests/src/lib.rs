@@ -1,3 +1,3 @@
-//! What benchmarks share.
+//! Common parts of the benchmarks.
 
 pub mod process;

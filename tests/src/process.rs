@@ -1,4 +1,4 @@
-//! The orchestrator as people run it, in a process of its own; ends when it is dropped.
+//! The production orchestrator in a process of its own; stopped on drop.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -25,7 +25,7 @@ impl Drop for Process {
 }
 
 impl Process {
-    /// Starts it on a directory, with whatever `more` adds.
+    /// Starts the orchestrator on a directory, with the additional settings of `more`.
     pub fn start(directory: &Path, more: impl FnOnce(&mut Command) -> &mut Command) -> Self {
         let own = std::env::current_exe().unwrap();
         let target = own

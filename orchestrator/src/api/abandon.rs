@@ -1,4 +1,4 @@
-//! Giving up what was recorded on a backend that will never answer again.
+//! AbandonPlatform: drops the records of a backend that will never respond again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,12 +19,12 @@ use crate::{
     step,
 };
 
-/// Nodes in one step of the store. More than a request has, so that the nodes of one stay together.
+/// Maximum number of nodes per step of the store. Larger than a request, so that the nodes of a request stay together.
 const MAX_NODES: usize = drover_planner::MAX_ROWS;
-/// How often a step is made anew because a pass was quicker.
+/// Maximum number of retries of a step that conflicted with a reconcile pass.
 const MAX_TURNS: usize = 64;
 
-/// What is given up of a cluster.
+/// The backend of a cluster to give up: platform name and backend uid.
 type Backend = (Sym, Sym);
 
 impl Api {
@@ -35,7 +35,7 @@ impl Api {
         let cluster = self.find_to_change(&request.cluster)?;
         let _change = cluster.change.lock().await;
         let Some(backend) = chosen(&cluster.inner.lock(), &request)? else {
-            // It was abandoned before, or is proven free of the cluster.
+            // The backend was abandoned before, or is proven to have nothing of the cluster.
             let registered = self.shared.platform(&request.platform);
             let shown = registered.map(|it| it.platform.registration().uid);
             let given_up = |(name, _): &Backend| **name == *request.platform;
@@ -95,7 +95,7 @@ impl Api {
                     step::take_over(&self.shared, &cluster, &plan, Vec::new(), done, now);
                     nodes.extend(ids);
                 }
-                // A pass was quicker, and memory is about to show what it did.
+                // A reconcile pass won the conflict, and memory is about to show its result.
                 Err(error) if error.reason() == Reason::Conflict && turns < MAX_TURNS => {
                     turns += 1;
                     self.refuse_reachable(&cluster, &backend)?;
@@ -131,7 +131,7 @@ impl Api {
             if !is_recorded(&cluster.inner.lock(), backend) {
                 return Ok(());
             }
-            // What is there may show all that is recorded under the other uid.
+            // The backend may be the one on which everything was recorded under the other uid.
             let message = format!(
                 "its records are under uid {uid}, as a move to it was interrupted; all of them stay under one: drover rebind \
                  {platform} {bound}"
@@ -155,8 +155,8 @@ impl Api {
         Err(Error::new(Reason::PlatformReachable, message).with_retry_after(left))
     }
 
-    /// What a backend that was abandoned before shows all the same is swept, if that is asked for now: of the one that is
-    /// shown, or else of those that had the name of this platform.
+    /// If requested, orders sweeping what a previously abandoned backend shows after all: the backend that is visible
+    /// now, or else those that had the name of this platform.
     async fn sweep_after_all(
         &self,
         cluster: &Cluster,
@@ -202,7 +202,7 @@ impl Api {
     }
 }
 
-/// Whether a cluster has more than the memory that it once used a backend.
+/// Whether a cluster has records on a backend, beyond the mere fact that it once used it.
 fn is_recorded(inner: &ClusterState, (platform, uid): &Backend) -> bool {
     let state = &inner.state;
     let is_it = |name: &Sym, own: &Sym| name == platform && own == uid;
@@ -211,8 +211,8 @@ fn is_recorded(inner: &ClusterState, (platform, uid): &Backend) -> bool {
         || (state.infrastructure.keys()).any(|(name, own)| is_it(name, own))
 }
 
-/// What says that backends that were given up are swept: those of a name, or of a uid. One may have another name by now, or
-/// another uid.
+/// The operations that order sweeping of abandoned backends, selected by platform name or by backend uid. A backend may
+/// have another name by now, or another uid.
 fn swept(
     inner: &ClusterState,
     request: &pb::AbandonPlatformRequest,
@@ -239,9 +239,9 @@ fn swept(
         .collect()
 }
 
-/// The backend that is meant. None: the cluster has nothing there.
+/// The backend that the request selects. `None` if the cluster has nothing there.
 fn chosen(inner: &ClusterState, request: &pb::AbandonPlatformRequest) -> Result<Option<Backend>> {
-    // What is there without a record blocks as much as what has one.
+    // Orphans block the removal of a platform just like recorded nodes.
     let orphans = inner.state.orphans.iter();
     let mut used: BTreeSet<Backend> = orphans
         .map(|((name, _), one)| (name.clone(), one.platform_uid.clone()))
@@ -265,7 +265,7 @@ fn chosen(inner: &ClusterState, request: &pb::AbandonPlatformRequest) -> Result<
     }
 }
 
-/// The next step, what it does, the nodes that it drops, and whether it is the last one.
+/// The next step, its operations, the nodes that it drops, and whether it is the last step.
 fn next_step(
     cluster: &Cluster,
     inner: &ClusterState,
@@ -362,7 +362,7 @@ fn next_step(
     )
 }
 
-/// A span for people, up to the next second.
+/// Formats a duration, rounded up to full seconds.
 fn seconds(span: Millis) -> String {
     format!("{} s", span.div_ceil(1000))
 }

@@ -1,4 +1,5 @@
-//! What of the clusters a caller sees and may change. What is outside is not there; changing it is forbidden.
+//! Access to clusters: what a caller may see and change. Clusters outside of the caller's scope appear not to exist;
+//! changing them is forbidden.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -11,7 +12,7 @@ use super::Api;
 use crate::cluster::{Cluster, ClusterState};
 
 impl Api {
-    /// The same, for who sent a request.
+    /// The same API for the caller of a request.
     pub(super) fn of<T>(&self, request: &Request<T>) -> Self {
         Self {
             shared: self.shared.clone(),
@@ -20,30 +21,29 @@ impl Api {
         }
     }
 
-    /// Whether the caller sees a cluster.
     pub(super) fn sees(&self, cluster: &Cluster, inner: &ClusterState) -> bool {
         self.caller
             .sees(&cluster.name, Some(&inner.desired.value.labels))
     }
 
-    /// Whether the caller sees whatever has this name, living or gone.
+    /// Whether the caller sees clusters of this name, existing or deleted.
     pub(super) fn sees_name(&self, name: &str) -> bool {
         match self.shared.find(name) {
             Ok(cluster) => self.sees(&cluster, &cluster.inner.lock()),
-            // Labels are forgotten with the cluster.
+            // The labels of a deleted cluster are not kept.
             Err(_) => self.caller.sees(name, None),
         }
     }
 
-    /// Labels of what bears this name and owner: those of a living cluster, if it is its own. An earlier one of the name
-    /// may have had others.
+    /// Labels of the objects with this cluster name and owner: those of the existing cluster if it is their owner. An
+    /// earlier cluster of that name may have had different labels.
     pub(super) fn labels_of(&self, name: &str, owner: &str) -> Option<BTreeMap<String, String>> {
         let cluster = self.shared.find(name).ok()?;
         let own = cluster.uid.to_string() == owner;
         own.then(|| cluster.inner.lock().desired.value.labels.clone())
     }
 
-    /// A cluster to look at. Errors: `NotFound`, also if the caller does not see it.
+    /// Finds a cluster for reading. Returns `NotFound` also if the caller must not see it.
     pub(super) fn find(&self, name: &str) -> Result<Arc<Cluster>> {
         self.caller.about("cluster", name);
         let cluster = self.shared.find(name)?;
@@ -51,12 +51,12 @@ impl Api {
         if seen {
             Ok(cluster)
         } else {
-            // As if it were not there, to the letter.
+            // Exactly the same error as for a cluster that does not exist.
             Err(Error::not_found("cluster", name))
         }
     }
 
-    /// A cluster to change. Errors: `PermissionDenied`, whether it is there or not; `NotFound`.
+    /// Finds a cluster for changing. Returns `PermissionDenied` whether it exists or not, else `NotFound`.
     pub(super) fn find_to_change(&self, name: &str) -> Result<Arc<Cluster>> {
         self.caller.about("cluster", name);
         let found = self.shared.find(name);
@@ -68,7 +68,7 @@ impl Api {
         found
     }
 
-    /// Whether the caller may change the cluster of a document, as it is and as it would be.
+    /// Whether the caller may change the cluster of a document, with both its current and its new labels.
     pub(super) fn may_change_as(
         &self,
         document: &pb::Cluster,
@@ -79,7 +79,7 @@ impl Api {
         changes(&document.labels) && labels.as_ref().is_none_or(changes)
     }
 
-    /// Whether the caller may take over what bears this name and is not ours. Errors: `PermissionDenied`.
+    /// Checks whether the caller may adopt foreign nodes of this cluster name; otherwise `PermissionDenied`.
     pub(super) fn may_adopt(&self, name: &str) -> Result<()> {
         if self.caller.changes_anywhere(name) {
             return Ok(());
@@ -91,7 +91,7 @@ impl Api {
         Err(Error::new(Reason::PermissionDenied, message).with_resource("cluster", name))
     }
 
-    /// Whether the caller may change a cluster with these labels. Errors: `PermissionDenied`.
+    /// Checks whether the caller may change a cluster with these labels; otherwise `PermissionDenied`.
     pub(super) fn may_change(
         &self,
         name: &str,

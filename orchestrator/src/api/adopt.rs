@@ -1,4 +1,4 @@
-//! Taking over what platforms show of a cluster and has no record here.
+//! Adoption of nodes that platforms show for a cluster and that have no record here.
 
 use drover_core::{Error, Reason, Result, Sym};
 use drover_planner::{Call, Op, Plan, State};
@@ -12,14 +12,14 @@ use crate::{
     shared::Registered,
 };
 
-/// How long a platform may take to show the nodes of one cluster.
+/// Deadline for a platform to list the nodes of one cluster.
 const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Nodes that are not ours, and where they are: name of the platform, uid of the backend.
+/// Foreign nodes by location: platform name, backend uid.
 pub(super) struct Others(Vec<(Sym, String, Vec<wire::Node>)>);
 
 impl Others {
-    /// Makes them known to a cluster.
+    /// Adds the nodes to the cluster's foreign nodes.
     pub(super) fn show(&self, api: &Api, cluster: &Cluster) {
         let mut inner = cluster.inner.lock();
         let now = api.shared.now();
@@ -32,10 +32,10 @@ impl Others {
 }
 
 impl Api {
-    /// Nodes of a cluster id that is to be taken over, as platforms show them now.
+    /// Lists the current nodes with the cluster id that is to be adopted, on all platforms.
     ///
     /// # Errors
-    /// `CapabilityMissing` where one cannot give nodes another owner, `Unavailable` where one cannot be asked.
+    /// `CapabilityMissing` if a platform cannot change the owner of nodes, `Unavailable` if one cannot be asked.
     pub(super) async fn others(&self, name: &str) -> Result<Others> {
         let mut others = Vec::new();
         for (platform, registered) in self.registered() {
@@ -56,7 +56,7 @@ impl Api {
                 ..wire::DiscoverRequest::default()
             };
             let mut nodes = client.discover_all(message, TIMEOUT).await?.nodes;
-            // What is left of deleted clusters of ours is about to go.
+            // Remnants of our deleted clusters are about to be removed.
             nodes.retain(|node| {
                 let owner = node.slot.as_ref().map(|slot| slot.owner.as_str());
                 let owner = owner.and_then(|owner| Uuid::parse_str(owner).ok());
@@ -67,7 +67,7 @@ impl Api {
         Ok(Others(others))
     }
 
-    /// Whether there may be something to adopt. Refuses what cannot be.
+    /// Whether there may be nodes to adopt. Fails if adopting them is not possible.
     pub(super) fn adoptable(
         &self,
         inner: &ClusterState,
@@ -105,7 +105,7 @@ fn refuse_unable(platform: &Sym, registered: &Registered) -> Result<()> {
     Err(Error::new(Reason::CapabilityMissing, message).with_metadata("capability", "ADOPT"))
 }
 
-/// What is taken in of a group that the spec lacks would be deleted at once.
+/// Nodes of a group that the spec lacks would be deleted right after their adoption.
 fn refuse_removed(state: &State, resolved: &Resolved, removed: &[String]) -> Result<()> {
     for orphan in state.orphans.values() {
         let path = &*orphan.group;
@@ -124,7 +124,7 @@ fn refuse_removed(state: &State, resolved: &Resolved, removed: &[String]) -> Res
     Ok(())
 }
 
-/// What becomes of adoptions in a forecast: they succeed.
+/// Applies the adoptions to a forecast, assuming that they succeed.
 pub(super) fn suppose(inner: &mut ClusterState, names: &mut State, plan: &Plan, now: u64) {
     for op in &plan.ops {
         if let Op::TakeOrphan { node } = op {
@@ -138,7 +138,7 @@ pub(super) fn suppose(inner: &mut ClusterState, names: &mut State, plan: &Plan, 
     }
 }
 
-/// What of a plan may surprise who only wanted to keep what is there.
+/// A warning about deletions, for users who only wanted to keep existing nodes.
 pub(super) fn warning(plan: &pb::Plan) -> Option<String> {
     let count = |kind: pb::ActionKind| {
         let actions = plan.actions.iter();

@@ -1,4 +1,5 @@
-//! Applying a document: checked whole, by us and by every platform that can be reached, then made durable.
+//! ApplyCluster and PlanCluster: a document is fully validated, also by every reachable platform, and then made
+//! durable.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -27,11 +28,11 @@ use crate::{
     reconcile,
 };
 
-/// How often an apply looks again after somebody else made the cluster meanwhile.
+/// Maximum number of retries after the cluster was created concurrently.
 const MAX_TURNS: usize = 8;
-/// How long whoever makes a cluster may take from durable to visible.
+/// Maximum time until a concurrently created cluster, already durable, is visible in memory.
 const CREATION_WAIT: Duration = Duration::from_secs(1);
-/// Plans that a preview puts together; each is one step of the store.
+/// Maximum number of plans that a preview combines; each would be one step of the store.
 const MAX_PREVIEW: usize = 300;
 
 impl Api {
@@ -61,7 +62,7 @@ impl Api {
             return Err(Error::violations(wrong));
         }
         self.caller.about("cluster", &document.name);
-        // What is found is there until it is named.
+        // Held so that the secrets that validation finds still exist when the reference to them is stored.
         let _secrets = if names_secrets(document) && !request.validate_only {
             Some(self.shared.secrets.changing.read().await)
         } else {
@@ -72,7 +73,7 @@ impl Api {
                 return self.apply_to(&cluster, document, &request).await;
             }
             match self.apply_new(document, &request).await {
-                // Somebody was quicker to create it, or did and was never told.
+                // The cluster was created concurrently, or by a call that lost the store's response.
                 Err(error)
                     if error.reason() == Reason::ClusterExists && error.resource().is_some() =>
                 {
@@ -87,7 +88,7 @@ impl Api {
         ))
     }
 
-    /// Who only wants to know what would happen needs to see the cluster.
+    /// A dry run only requires that the caller sees the cluster.
     fn may_apply(
         &self,
         document: &pb::Cluster,
@@ -140,10 +141,11 @@ impl Api {
         let _change = cluster.change.lock().await;
         {
             let inner = cluster.inner.lock();
-            // Neither may a cluster be taken by labels that it has not, nor be given away.
+            // The current labels must permit the change, too: the caller can neither take a cluster by changing its
+            // labels nor give it away.
             self.may_apply(document, &inner.desired.value.labels, request.validate_only)?;
             self.may_apply(document, &document.labels, request.validate_only)?;
-            // What platforms show by the time it is carried out may be another's, though nothing is seen of it now.
+            // Nodes that platforms show by the time of the adoption may belong to others, even if none are visible now.
             if request.adopt {
                 self.may_adopt(&document.name)?;
             }
@@ -154,7 +156,7 @@ impl Api {
         self.change(cluster, checked, request).await
     }
 
-    /// Takes a cluster into memory that the store has.
+    /// Loads a cluster into memory that exists only in the store.
     async fn take_in(&self, name: &str) -> Result<()> {
         let end = Instant::now() + CREATION_WAIT;
         while Instant::now() < end {
@@ -163,7 +165,7 @@ impl Api {
             }
             tokio::time::sleep(super::SHORT_WAIT).await;
         }
-        // Nobody is about to do so: whoever made it lost the answer of the store.
+        // No other call is about to load it: its creator lost the store's response.
         let Some(uid) = self.shared.store.find_cluster(name).await? else {
             return Ok(());
         };
@@ -181,7 +183,7 @@ impl Api {
         request: pb::PlanClusterRequest,
     ) -> Result<pb::PlanClusterResponse> {
         use pb::plan_cluster_request::Subject;
-        // Those are counted where they are tried.
+        // Dry runs count against the limit where they are validated.
         let tried = matches!(
             request.subject,
             Some(Subject::Cluster(_) | Subject::Undo(_))
@@ -256,7 +258,7 @@ impl Api {
         }
     }
 
-    /// What would be done if this were wanted of a cluster.
+    /// The plan that would result from this desired state.
     fn supposed(
         &self,
         cluster: &Cluster,
@@ -288,7 +290,7 @@ impl Api {
         }
     }
 
-    /// A name of which a platform shows nodes that are not ours.
+    /// Refuses the name of a cluster of which a platform shows foreign nodes.
     fn refuse_foreign(&self, name: &str) -> Result<()> {
         for (platform, registered) in &*self.shared.platforms.read() {
             if let Some(owner) = registered.platform.foreign_owner(name) {
@@ -330,7 +332,8 @@ impl Api {
             name: name.to_owned(),
             labels: checked.labels,
             spec: checked.spec.encode_to_vec().into(),
-            // Counted on, so that what was expected of a deleted one never fits.
+            // Continues the generation of a deleted cluster of this name, so that an expected generation of the former
+            // never matches.
             generation: self.shared.tombstones.generation(name) + 1,
             author: self.record.author().to_owned(),
             apply_time_ms: time,
@@ -466,14 +469,15 @@ impl Api {
         })
     }
 
-    /// All that would be done at once for a record, put together from as many plans as that takes.
+    /// Everything that would be done at once for a record, combined from as many plans as that takes.
     fn forecast(&self, cluster: &Cluster, inner: &mut ClusterState, former: &[Group]) -> pb::Plan {
         let now = self.shared.now();
         let before = inner.state.clone();
         let mut whole = Plan::default();
         let mut names: State = before.clone();
+        let suggestions = inner.suggestions(&self.shared.handshakes(&inner.spec.groups));
         for round in 0..MAX_PREVIEW {
-            let plan = reconcile::plan(&self.shared, inner, now, round == 0);
+            let plan = reconcile::plan(&self.shared, inner, &suggestions, now, round == 0);
             drover_planner::apply(&mut inner.state, &plan.ops, now);
             adopt::suppose(inner, &mut names, &plan, now);
             for call in &plan.calls {
@@ -504,15 +508,14 @@ impl Api {
         inner.state = before;
         names.uid = cluster.uid;
         let mut plan = status::plan(&whole, &names, inner.head.revision, generation, now);
-        let known = inner.wanted();
-        let groups = known.as_ref().map_or(inner.groups(), |groups| groups);
+        let known = suggestions.groups.as_ref();
+        let groups = known.map_or(inner.groups(), |groups| groups);
         plan.renewals = rollout::renewals(&whole.renewals, &names, groups, former);
         plan
     }
 }
 
-/// A copy of what is known of a cluster, as if this were wanted of it.
-/// Platforms that groups with storage name.
+/// The platforms named by groups with storage.
 fn with_storage(spec: &Resolved) -> Vec<Sym> {
     let groups = spec.groups.iter().filter(|group| group.storage.is_some());
     let mut platforms: Vec<Sym> = groups
@@ -524,6 +527,7 @@ fn with_storage(spec: &Resolved) -> Vec<Sym> {
     platforms
 }
 
+/// A copy of the state of a cluster as if this were its desired state.
 fn what_if(inner: &ClusterState, desired: Versioned<Desired>, spec: Arc<Resolved>) -> ClusterState {
     let mut copy = ClusterState {
         desired,
@@ -545,7 +549,7 @@ fn what_if(inner: &ClusterState, desired: Versioned<Desired>, spec: Arc<Resolved
     copy
 }
 
-/// A group that is to be removed and wanted at once.
+/// Refuses a group that is both in the spec and named for removal.
 fn refuse_kept(spec: &pb::ClusterSpec, named: &[String]) -> Result<()> {
     let mut groups = spec.groups.clone();
     let kept = named
@@ -564,7 +568,7 @@ fn refuse_kept(spec: &pb::ClusterSpec, named: &[String]) -> Result<()> {
     }
 }
 
-/// A group that has nodes goes only if it is named.
+/// Refuses to remove a group with nodes unless it is named for removal.
 fn refuse_removed(inner: &ClusterState, resolved: &Resolved, named: &[String]) -> Result<()> {
     for group in &inner.spec.groups {
         if resolved.groups.iter().any(|new| new.path == group.path) {
@@ -601,7 +605,7 @@ fn refuse_removed(inner: &ClusterState, resolved: &Resolved, named: &[String]) -
 fn refuse_shrinking(inner: &ClusterState, resolved: &Resolved) -> Result<()> {
     for group in inner.spec.groups.iter().filter(|group| group.protection) {
         let new = resolved.groups.iter().find(|new| new.path == group.path);
-        // Taking the protection away and shrinking at once would make it no protection.
+        // Removing the protection and shrinking in one step would make the protection ineffective.
         if new.is_some_and(|new| {
             new.size.unwrap_or(1) < group.size.unwrap_or(1) || new.standby < group.standby
         }) {

@@ -1,4 +1,4 @@
-//! Checking a document: by us, and by every platform that can be reached.
+//! Validation of documents, by the orchestrator and by every reachable platform.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,12 +32,12 @@ mod origin;
 
 pub(super) use origin::Origin;
 
-/// How long a platform may take to check a group: it makes nothing, and somebody waits.
+/// Deadline for a platform to validate a group: nothing is created, and a user waits.
 const VALIDATE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Questions to platforms under way at once for one document.
+/// Maximum concurrent validation calls for one document.
 const VALIDATE_AT_ONCE: usize = 16;
 
-/// Storage that a platform cannot give, or cannot keep.
+/// Checks for storage that a platform cannot provide or retain.
 fn check_storage(
     origin: &Origin,
     group: &Group,
@@ -68,15 +68,15 @@ fn check_storage(
     });
 }
 
-/// A checked document.
+/// A validated document.
 pub(super) struct Checked {
-    /// Of the cluster, or of the one that it is about to become.
+    /// Uid of the cluster, or of the one that will be created.
     pub(super) uid: Uuid,
     pub(super) labels: BTreeMap<String, String>,
     pub(super) spec: pb::ClusterSpec,
     pub(super) resolved: Arc<Resolved>,
     pub(super) warnings: Vec<String>,
-    /// User data that the document itself brings.
+    /// User data that the document itself contains.
     pub(super) user_data: Known,
 }
 
@@ -101,7 +101,7 @@ impl Api {
         Ok(checked)
     }
 
-    /// Reads a document and checks all that can be known without asking anybody.
+    /// Parses a document and makes all checks that need no calls.
     pub(super) fn read(
         &self,
         document: &pb::Cluster,
@@ -134,7 +134,7 @@ impl Api {
                 return Err(Error::violations(wrong));
             }
         };
-        // First, so that a platform that the caller may not use is as one that is not there.
+        // First, so that a platform that the caller may not use looks like one that does not exist.
         self.check_places(document, &spec, &resolved, cluster, request.validate_only)?;
         let mut warnings = Vec::new();
         let known: Vec<String> = self
@@ -185,7 +185,7 @@ impl Api {
             );
             wrong.push(Violation { field, description });
         }
-        // What groups inherit is wrong once, not once a group.
+        // Errors in inherited settings are reported once, not once per group.
         let mut seen = BTreeSet::new();
         wrong.retain(|one| seen.insert(one.clone()));
         if wrong.is_empty() {
@@ -202,7 +202,7 @@ impl Api {
         }
     }
 
-    /// What a handshake alone can tell.
+    /// Checks against the handshake alone.
     #[expect(
         clippy::too_many_arguments,
         reason = "what is checked, and what comes of it"
@@ -332,7 +332,7 @@ impl Api {
         check_storage(origin, group, choice, &handshake, wrong);
     }
 
-    /// What roles of its nodes need of a platform: fields, and why they cannot be.
+    /// Checks the roles of nodes against a platform's capabilities. Returns fields and causes.
     fn check_roles(
         group: &Group,
         platform: &str,
@@ -354,7 +354,7 @@ impl Api {
         wrong
     }
 
-    /// Refuses standby nodes where one of the platforms of a group cannot promote them.
+    /// Refuses standby nodes if one of the platforms of the group cannot promote them.
     pub(super) fn require_standby(&self, group: &Group) -> Result<()> {
         let group = Group {
             standby: 1,
@@ -371,7 +371,7 @@ impl Api {
         Ok(())
     }
 
-    /// Failure domains that a platform does not have.
+    /// Checks for failure domains that a platform does not have.
     fn check_domains(
         origin: &Origin,
         group: &Group,
@@ -402,8 +402,8 @@ impl Api {
         }
     }
 
-    /// Has every platform that can be reached check every group that it may get. Who may not change the cluster
-    /// (`changes`) has nothing run that it wrote.
+    /// Has every reachable platform validate every group that it may host. Unless the caller may change the cluster
+    /// (`changes`), nothing that it wrote is executed.
     async fn ask_platforms(
         &self,
         document: &pb::Cluster,
@@ -412,7 +412,7 @@ impl Api {
         user_data: &Known,
         changes: bool,
     ) -> Result<()> {
-        // What was accepted before is not asked about again, nor is the same thing twice.
+        // Groups that were accepted before are not validated again, and each group only once.
         let mut known: BTreeSet<Sym> = cluster.map_or_else(BTreeSet::new, |cluster| {
             let inner = cluster.inner.lock();
             let choices = inner.spec.groups.iter().flat_map(|group| &group.choices);
@@ -532,7 +532,7 @@ impl Api {
     }
 }
 
-/// A size that is not said is 1 at first, and later as it is.
+/// Resolves omitted sizes: 1 for new groups, the current size for existing ones.
 fn keep_sizes(spec: &mut pb::ClusterSpec, cluster: Option<&Arc<Cluster>>) {
     let mut before =
         cluster.and_then(|cluster| stored_spec(&cluster.inner.lock().desired.value.spec).ok());

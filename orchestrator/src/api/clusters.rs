@@ -1,4 +1,4 @@
-//! Reading clusters, and changes that are no new spec: delete, pause, resume, scale, replace, reconcile.
+//! Cluster reads, and changes other than a new spec: delete, pause, resume, scale, replace, reconcile.
 
 mod scale;
 mod selector;
@@ -26,9 +26,9 @@ use crate::{
 };
 pub(super) use selector::Selector;
 
-/// Longest reason that a caller can give.
+/// Maximum length of a reason given by the caller.
 const MAX_REASON: usize = 4096;
-/// How long a caller who asked for a pass waits for what the platforms answer.
+/// Maximum time that a caller who requested a pass waits for the platforms' responses.
 const RECONCILE_WAIT: Duration = Duration::from_secs(10);
 
 impl Api {
@@ -97,7 +97,7 @@ impl Api {
         })
     }
 
-    /// What is wanted once a deletion is asked for.
+    /// The desired state after a deletion request.
     pub(super) fn deleted(
         &self,
         inner: &ClusterState,
@@ -105,7 +105,7 @@ impl Api {
     ) -> Result<Versioned<Desired>> {
         let now = i64::try_from(self.shared.now()).unwrap_or(i64::MAX);
         let desired = {
-            // The deletion itself raised it; who asks again may still name the one before.
+            // The deletion itself incremented the generation; a repeated request may still expect the previous one.
             let asked_before = inner.state.deleting
                 && request
                     .expected_generation
@@ -310,7 +310,7 @@ impl Api {
         })
     }
 
-    /// Ends what waits for the slow cadence; all that waits, if `all`, and forgets why.
+    /// Makes calls in slow backoff due immediately; with `all`, ends every backoff and forgets its cause.
     fn forget_back_offs(&self, inner: &mut ClusterState, all: bool) {
         let now = self.shared.now();
         if all {
@@ -328,7 +328,7 @@ impl Api {
         }
     }
 
-    /// Makes a changed desired state durable, and memory follow it.
+    /// Makes a changed desired state durable, then applies it in memory.
     pub(super) async fn store(
         &self,
         cluster: &Arc<Cluster>,
@@ -339,7 +339,7 @@ impl Api {
             .await
     }
 
-    /// The same with user data that comes and goes with it.
+    /// Like [`Self::store`], together with the user data to add and drop.
     pub(super) async fn store_with(
         &self,
         cluster: &Arc<Cluster>,
@@ -371,7 +371,7 @@ impl Api {
         let revision = match stored {
             Ok(revision) => revision,
             Err(error) => {
-                // It may be durable all the same, or something else is: memory has to show what is.
+                // The change may be durable all the same, or a concurrent one is: memory must show the stored state.
                 if let Err(error) = reconcile::refresh_desired(&self.shared, cluster).await {
                     tracing::warn!(cluster = %cluster.name, %error, "what is wanted could not be read again");
                 }
@@ -403,16 +403,17 @@ impl Api {
         status::cluster(cluster, &cluster.inner.lock(), &visible, true)
     }
 
-    /// What would be done next for a stored cluster.
+    /// The next plan of a stored cluster.
     pub(super) fn preview(&self, cluster: &Cluster) -> pb::Plan {
         self.preview_with(cluster, &[])
     }
 
-    /// The same, with groups of earlier specs to say what causes an update.
+    /// Like [`Self::preview`], with groups of former specs to explain the causes of an update.
     pub(super) fn preview_with(&self, cluster: &Cluster, former: &[Group]) -> pb::Plan {
-        let mut inner = cluster.inner.lock();
+        let inner = cluster.inner.lock();
         let now = self.shared.now();
-        let plan = reconcile::plan(&self.shared, &mut inner, now, true);
+        let suggestions = inner.suggestions(&self.shared.handshakes(&inner.spec.groups));
+        let plan = reconcile::plan(&self.shared, &inner, &suggestions, now, true);
         let mut shown = status::plan(
             &plan,
             &inner.state,
@@ -420,8 +421,8 @@ impl Api {
             inner.state.generation,
             now,
         );
-        let known = inner.wanted();
-        let groups = known.as_ref().map_or(&inner.spec.groups, |groups| groups);
+        let known = suggestions.groups.as_ref();
+        let groups = known.map_or(&inner.spec.groups, |groups| groups);
         shown.renewals = rollout::renewals(&plan.renewals, &inner.state, groups, former);
         shown
     }
@@ -465,7 +466,7 @@ pub(super) fn protected(group: &str) -> Error {
     .with_metadata("group", group)
 }
 
-/// The group of a path in a spec.
+/// The group at a path of a spec.
 pub(super) fn find_group<'a>(
     groups: &'a mut [pb::GroupSpec],
     path: &str,
@@ -480,7 +481,7 @@ pub(super) fn find_group<'a>(
     }
 }
 
-/// A node by its id, or by the name of the living one.
+/// Finds a node by its id, or else by its name.
 pub(super) fn find_node<'a>(
     cluster: &Cluster,
     inner: &'a ClusterState,
@@ -488,7 +489,7 @@ pub(super) fn find_node<'a>(
 ) -> Result<&'a drover_core::Node> {
     let nodes = &inner.state.nodes;
     let by_id = nodes.iter().find(|node| node.id(cluster.uid) == id);
-    // The living one of a name: not leaving, else whatever is left of it.
+    // Of nodes with the same name, one that is not being removed takes precedence over remnants.
     let named = || nodes.iter().filter(|node| node.name() == id);
     by_id
         .or_else(|| named().find(|node| node.removal.is_none()))
@@ -496,7 +497,7 @@ pub(super) fn find_node<'a>(
         .ok_or_else(|| Error::not_found("node", format!("{}/{id}", cluster.name)))
 }
 
-/// The record as a document would find it, for plans that are not carried out.
+/// The record as an apply would find it, for plans that are not carried out.
 pub(super) fn hypothetical(state: &State) -> State {
     State {
         paused: false,
@@ -504,7 +505,7 @@ pub(super) fn hypothetical(state: &State) -> State {
     }
 }
 
-/// Visible platforms, for those who answer many nodes.
+/// The visible platforms, computed once for responses about many nodes.
 pub(super) fn seen(api: &Api) -> Visible {
     status::visible(&api.shared)
 }

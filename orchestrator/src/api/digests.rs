@@ -1,4 +1,4 @@
-//! Digests of user data: shown in a form by which the data cannot be guessed, and taken in that form.
+//! Digests of user data: shown in a keyed form that does not permit guessing the data, and accepted in that form.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,12 +12,12 @@ use crate::{
     request::digest_not_stored,
 };
 
-/// A stored spec as it is shown. None: it cannot be read.
+/// A stored spec as it is shown. `None` if it cannot be decoded.
 pub(super) fn shown_spec(stored: &[u8], key: &ClusterDigests<'_>) -> Option<pb::ClusterSpec> {
     stored_spec(stored).ok().map(|spec| shown(spec, key))
 }
 
-/// The same of one that was read.
+/// A decoded spec as it is shown.
 pub(super) fn shown(mut spec: pb::ClusterSpec, key: &ClusterDigests<'_>) -> pb::ClusterSpec {
     for (_, source) in sources(&mut spec) {
         if let Some(Source::Sha256(digest)) = &mut source.source
@@ -29,14 +29,14 @@ pub(super) fn shown(mut spec: pb::ClusterSpec, key: &ClusterDigests<'_>) -> pb::
     spec
 }
 
-/// Whether a text may be the SHA-256 of something.
+/// Whether a text has the form of a SHA-256.
 fn is_plain(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 impl Api {
-    /// Puts in place of digests, as they are shown, those under which the data is stored. A SHA-256 is taken from nobody
-    /// but who may change the cluster (`changes`): others could try out what the data may be.
+    /// Replaces digests in their shown form by those under which the data is stored. A plain SHA-256 is accepted only
+    /// from callers who may change the cluster (`changes`), because others could use it to test guesses of the data.
     ///
     /// # Errors
     /// `DigestNotStored`, with the field.
@@ -71,7 +71,7 @@ impl Api {
         Ok(document)
     }
 
-    /// What is stored of a cluster, by the digests that are or were shown of it.
+    /// The stored user data of a cluster, by the digests that are or were shown.
     async fn stored_digests(
         &self,
         cluster: Option<&Arc<Cluster>>,

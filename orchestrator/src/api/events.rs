@@ -1,4 +1,4 @@
-//! Events: read, and watched without gap.
+//! Events: listed, and watched without gaps.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ use super::{
 };
 use crate::{limits::Held, shared::Shared};
 
-/// Events read at once.
+/// Number of events per read.
 const BATCH: usize = 256;
-/// Time between heartbeats, unless it is said.
+/// Default heartbeat interval.
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// Shortest and longest time between heartbeats.
+/// Bounds of the heartbeat interval.
 const HEARTBEATS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// The cluster of a log: a living one, or the newest deleted one of the name.
+/// The event log of a cluster: an existing one, or else the most recently deleted one of the name.
 struct Log {
     uid: Uuid,
     name: String,
@@ -72,10 +72,10 @@ impl Api {
         }
         let revision = self.shared.revision();
         let (mut first, last) = bounds(&self.shared, log.uid).await?;
-        // From the oldest that is kept, wherever that is when it is read.
+        // From the oldest retained event, whichever that is at the time of the read.
         let mut oldest = after == 0;
         if after > last {
-            // The store says what is wrong with that.
+            // The store reports the precise error.
             read(&self.shared, log.uid, after, 1).await?;
         }
         if oldest {
@@ -124,7 +124,7 @@ impl Api {
             Some(after) => after,
         };
         if after > last || after + 1 < first {
-            // The store says which of both it is, with the numbers that there are.
+            // The store reports the precise error, with the available sequence numbers.
             read(&self.shared, log.uid, after, 1).await?;
         }
         let watch = self.shared.store.watch_events(log.uid, after);
@@ -152,13 +152,13 @@ struct Watching {
     api: Api,
     log: Log,
     watch: EventWatch,
-    /// It begins with the oldest event that is kept, and none was read yet.
+    /// The watch begins with the oldest retained event, and nothing was read yet.
     oldest: bool,
     heartbeat: Duration,
-    /// What is to be sent next, the last first.
+    /// Items to send, in reverse order.
     ready: Vec<pb::watch_events_response::Item>,
     ended: bool,
-    /// What is counted of it.
+    /// Memory held on behalf of the caller.
     held: Held,
 }
 
@@ -173,7 +173,7 @@ async fn step(
         if state.ended {
             return None;
         }
-        // From before the log is read: what came later may not have been sent.
+        // Determined before the log is read, because later events may not have been sent.
         let revision = state.api.shared.revision();
         match tokio::time::timeout(state.heartbeat, state.watch.next(BATCH)).await {
             Err(_) => {
@@ -184,7 +184,7 @@ async fn step(
                 state.ready.push(Item::Heartbeat(mark));
             }
             Ok(Ok(Some(_))) if !state.api.sees_name(&state.log.name) => {
-                // It was given other labels meanwhile.
+                // The labels of the cluster were changed meanwhile.
                 state.ended = true;
                 let error = Error::not_found("cluster", state.log.name.as_str());
                 return Some((Err(drover_convert::error::to_status(&error)), state));
@@ -247,7 +247,7 @@ pub(super) fn mark(shared: &Shared) -> pb::WatchMark {
     }
 }
 
-/// The interval that a watch will keep.
+/// The heartbeat interval of a watch.
 pub(super) fn heartbeat(wanted: Option<&prost_types::Duration>) -> Result<Duration> {
     let wanted = wanted
         .map(|span| value::duration("heartbeat_interval", span))
@@ -257,7 +257,7 @@ pub(super) fn heartbeat(wanted: Option<&prost_types::Duration>) -> Result<Durati
         .clamp(HEARTBEATS.0, HEARTBEATS.1))
 }
 
-/// The oldest event that is kept, and the newest. A cluster that nobody has planned yet has none.
+/// Sequences of the oldest and the newest retained event: `(1, 0)` if the cluster was never planned.
 async fn bounds(shared: &Shared, uid: Uuid) -> Result<(u64, u64)> {
     match shared.store.event_bounds(uid).await {
         Ok(page) => Ok((page.first_seq.max(1), page.last_seq)),

@@ -1,4 +1,4 @@
-//! What users and other services call.
+//! The gRPC services for users and other services.
 
 mod abandon;
 mod access;
@@ -35,16 +35,16 @@ use drover_server::{CallRecord, Caller, MAX_MESSAGE_BYTES};
 
 use crate::shared::Shared;
 
-/// Time between two looks at something that is about to change.
+/// Poll interval while waiting for an imminent change.
 const SHORT_WAIT: Duration = Duration::from_millis(2);
 
-/// The services of the orchestrator.
+/// Implementation of the services.
 #[derive(Clone, Debug)]
 pub(crate) struct Api {
     shared: Arc<Shared>,
-    /// Who calls. That of a service itself may do everything; each call has its own.
+    /// The caller. Each call has its own; the initial one is unrestricted.
     caller: Caller,
-    /// What is written down of its call.
+    /// Audit record of the call.
     record: CallRecord,
 }
 

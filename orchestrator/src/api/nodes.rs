@@ -1,4 +1,4 @@
-//! Reading nodes, and reaching into them through their platforms.
+//! Node reads, and access to nodes through their platforms.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::{
     cluster::Cluster, executor::hook::OPEN_TIMEOUT, limits::Held, secrets, shared::Shared,
 };
 
-/// How often it is looked whether who follows a node may still do so.
+/// Interval at which the access of a streaming caller is checked again.
 const LOOK: Duration = Duration::from_secs(1);
 
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, tonic::Status>> + Send>>;
@@ -59,7 +59,7 @@ impl Api {
                 continue;
             }
             for node in &inner.state.nodes {
-                // Slots grow, so a page token stays good while nodes come and go.
+                // Slots only grow, so page tokens stay valid while nodes come and go.
                 let key = paging::key(&[&cluster.name, &format!("{:020}", node.slot)]);
                 let before = after.as_deref().is_some_and(|after| key.as_str() <= after);
                 let platform = request
@@ -81,20 +81,20 @@ impl Api {
         })
     }
 
-    /// Whether the caller may reach into the nodes of a cluster in this way.
+    /// Whether the caller may access the nodes of a cluster in this way.
     fn may_reach(&self, cluster: &Cluster, capability: wire::Capability) -> Result<()> {
         let labels = cluster.inner.lock().desired.value.labels.clone();
         if !self.caller.sees(&cluster.name, Some(&labels)) {
             return Err(Error::not_found("cluster", cluster.name.to_string()));
         }
-        // Who runs something in a node changes it.
+        // Running a command in a node counts as changing it.
         if capability == wire::Capability::NodeExec {
             self.may_change(&cluster.name, Some(&labels))?;
         }
         Ok(())
     }
 
-    /// A node by its slot, its platform, and how that knows it.
+    /// A node by its slot, its platform, and the node as the platform identifies it.
     fn target(
         &self,
         cluster: &str,
@@ -192,7 +192,7 @@ impl Api {
         let first = wire::ExecRequest {
             input: Some(wire::exec_request::Input::Start(first)),
         };
-        // What comes out of order ends both directions; the platform then ends the command.
+        // A message out of order ends both directions; the platform then ends the command.
         let wrong = CancellationToken::new();
         let refused = wrong.clone();
         let rest = input
@@ -220,7 +220,7 @@ impl Api {
         Ok(self.while_allowed(cluster, capability, held, outputs))
     }
 
-    /// A stream that ends when the orchestrator does, and when the cluster leaves what the caller may reach into.
+    /// Ends a stream when the orchestrator stops, and when the cluster leaves the caller's scope.
     fn while_allowed<T: Send + 'static>(
         &self,
         cluster: Arc<Cluster>,
@@ -246,7 +246,7 @@ impl Api {
     }
 }
 
-/// A stream of what a platform says of a node, its errors without what they repeat of what the node was given.
+/// Redacts from the errors of a stream everything that the node was given.
 fn without<T>(
     shared: Arc<Shared>,
     cluster: Arc<Cluster>,
@@ -259,7 +259,7 @@ fn without<T>(
     })
 }
 
-/// A stream that ends with this error as soon as there is one.
+/// Ends a stream with this error as soon as it is available.
 fn until<T>(
     stream: impl Stream<Item = Result<T>>,
     end: impl Future<Output = Error>,
@@ -287,10 +287,10 @@ fn passed_on(message: pb::ExecNodeRequest) -> Option<wire::ExecRequest> {
     Some(wire::ExecRequest { input: Some(input) })
 }
 
-/// Which nodes are wanted.
+/// Node filter.
 pub(super) struct Filter {
     pub(super) cluster: Option<String>,
-    /// The same, as it was when it was looked for.
+    /// The cluster as it was when the filter was created.
     found: Option<Arc<Cluster>>,
     group: Option<String>,
 }

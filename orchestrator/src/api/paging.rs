@@ -1,16 +1,16 @@
-//! Pages: AIP-158, cut by number and by size.
+//! Pagination (AIP-158), limited by number and by size.
 
 use drover_core::{Error, Reason, Result};
 use prost::Message;
 
-/// Rows in a page, unless it is said.
+/// Default page size in rows.
 const DEFAULT_SIZE: usize = 500;
-/// Most rows in a page.
+/// Maximum page size in rows.
 const MAX_SIZE: usize = 1_000;
-/// Most bytes in a page: well below the largest message.
+/// Maximum page size in bytes: well below the maximum message size.
 const MAX_BYTES: usize = 1024 * 1024;
 
-/// Rows asked for in one page.
+/// The effective page size of a request.
 pub(super) fn size(page_size: i32) -> Result<usize> {
     match usize::try_from(page_size) {
         Ok(0) => Ok(DEFAULT_SIZE),
@@ -22,8 +22,8 @@ pub(super) fn size(page_size: i32) -> Result<usize> {
     }
 }
 
-/// Where a page begins: after this key. Tokens are the last key of the page before, marked so that nothing else is
-/// taken for one.
+/// The key after which a page begins. Tokens are the last key of the previous page, with a prefix so that no other text
+/// is mistaken for one.
 pub(super) fn start(token: &str) -> Result<Option<String>> {
     if token.is_empty() {
         return Ok(None);
@@ -40,12 +40,12 @@ pub(super) fn start(token: &str) -> Result<Option<String>> {
         .ok_or_else(expired)
 }
 
-/// A key of several parts. They sort part by part: the separator is below everything that a name may contain.
+/// Builds a composite key. Keys sort part by part, because the separator is below every character that names may
+/// contain.
 pub(super) fn key(parts: &[&str]) -> String {
     parts.join("\u{1}")
 }
 
-/// One page.
 pub(super) struct Page<T> {
     size: usize,
     bytes: usize,
@@ -65,7 +65,7 @@ impl<T: Message> Page<T> {
         })
     }
 
-    /// Adds a row. False: it is full, and the row is for the next page.
+    /// Adds a row. Returns `false` if the page is full, so that the row belongs to the next one.
     pub(super) fn push(&mut self, key: impl Into<String>, row: T) -> bool {
         let bytes = row.encoded_len() + 8;
         if self.rows.len() >= self.size || (!self.rows.is_empty() && self.bytes + bytes > MAX_BYTES)

@@ -1,7 +1,8 @@
-//! Where and as what the nodes of a document would be, and whether the caller may have them there.
+//! Checks whether the caller may place nodes as a document specifies: platforms, namespaces, classes, properties.
 //!
-//! What is there already stays allowed: whoever may change a cluster may scale, restart and edit groups that somebody
-//! with more rights has placed. A choice whose platform, class or properties are other ones than before is a new one.
+//! Existing placements stay permitted: a caller who may change a cluster may scale, restart and edit groups that a
+//! caller with more permissions has placed. A choice with a different platform, class or properties counts as a new
+//! placement.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,21 +26,21 @@ use crate::{
     shared::Registered,
 };
 
-/// The property that names a namespace, where a platform has any.
+/// The property that selects a namespace, on platforms that have namespaces.
 const NAMESPACE: &str = "namespace";
-/// By this keyword of its schema a platform says that a property chooses what a node class chooses.
+/// Schema keyword by which a platform declares that a property has the effect of a node class.
 const SIZE_KEYWORD: &str = "x-drover-node-class";
 
-/// What the schema of a platform says of its properties.
+/// Declarations of a platform's schema about its properties.
 struct Properties {
     namespaced: bool,
-    /// None: nobody knows.
+    /// Names of the properties that have the effect of a node class. `None` if unknown.
     sizes: Option<Vec<String>>,
 }
 
 impl Properties {
-    /// Of a platform. Of one that is not there, or has not answered yet, nothing is known: its nodes may well be in a
-    /// namespace, and whatever is said of them be another word for a class.
+    /// Reads the schema of a platform. For a platform that does not exist or has not responded yet, the strictest
+    /// assumptions are made: it may have namespaces, and any property may have the effect of a node class.
     fn of(registered: Option<&Arc<Registered>>) -> Self {
         let handshake = registered.and_then(|registered| registered.platform.handshake());
         let Some(handshake) = handshake else {
@@ -78,7 +79,7 @@ impl Properties {
 }
 
 impl Api {
-    /// Refuses what the document would place where, or as what, the caller may not have it.
+    /// Refuses placements that the caller is not permitted.
     ///
     /// # Errors
     /// `PermissionDenied` with the fields.
@@ -149,7 +150,7 @@ impl Api {
         denied(&document.name, wrong)
     }
 
-    /// A platform to look at. Errors: `NotFound`, also if no grant of the caller names it.
+    /// Finds a platform for reading. Returns `NotFound` also if no grant of the caller names it.
     pub(super) fn find_platform(&self, name: &str) -> Result<Arc<Registered>> {
         if !self.caller.sees_platform(name) {
             return Err(Error::not_found("platform", name));
@@ -157,7 +158,7 @@ impl Api {
         self.shared.require_platform(name)
     }
 
-    /// Whether the caller may change what a cluster has on a platform. Errors: `PermissionDenied`.
+    /// Checks whether the caller may change what a cluster has on a platform; otherwise `PermissionDenied`.
     pub(super) fn may_change_on(
         &self,
         platform: &str,
@@ -172,7 +173,7 @@ impl Api {
     }
 }
 
-/// Whether a group has nodes by a choice like this one already.
+/// Whether a group already has an equal choice.
 fn is_placed(before: &Resolved, path: &str, choice: &Choice) -> bool {
     let group = before.groups.iter().find(|group| *group.path == *path);
     let same = |old: &Choice| {

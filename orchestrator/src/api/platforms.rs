@@ -1,4 +1,4 @@
-//! The platform registry.
+//! The platform registry API.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,16 +19,16 @@ use crate::{
     shared::Registered,
 };
 
-/// How long a new platform may take to answer before its registration is answered without it.
+/// Maximum time that a registration waits for a new platform to become visible.
 const ANSWER_WAIT: Duration = Duration::from_secs(3);
-/// Time between two looks at whether it has.
+/// Poll interval of that wait.
 const LOOK: Duration = Duration::from_millis(5);
-/// Deadline of a question for all hosts of a platform.
+/// Deadline for listing all hosts of a platform.
 const HOSTS_TIMEOUT: Duration = Duration::from_secs(30);
-/// Deadline of a question to a platform.
+/// Deadline of other calls to a platform.
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Refuses a backend that is another one than before, unless the caller says that it is the same.
+/// Refuses a backend with a different uid, unless the caller confirms that it is the same backend.
 fn refuse_stranger(before: Option<&Registration>, uid: &str, rebind: Option<&str>) -> Result<()> {
     if let Some(named) = rebind.filter(|named| *named != uid) {
         return Err(Error::invalid(
@@ -53,7 +53,7 @@ fn refuse_stranger(before: Option<&Registration>, uid: &str, rebind: Option<&str
     Ok(())
 }
 
-/// What a registration would be.
+/// The result of a registration as a dry run.
 fn preview(
     before: Option<Registration>,
     spec: pb::PlatformSpec,
@@ -85,8 +85,7 @@ fn preview(
 }
 
 impl Api {
-    /// All platforms, by name. Copied: who looks at clusters must not hold up whoever registers a platform, or the other
-    /// way round.
+    /// All platforms, by name. Copied, so that reading clusters and registering platforms do not block each other.
     pub(super) fn registered(&self) -> Vec<(Sym, Arc<Registered>)> {
         let platforms = self.shared.platforms.read();
         platforms
@@ -95,8 +94,8 @@ impl Api {
             .collect()
     }
 
-    /// A platform as the caller sees it. Who sees some clusters only sees what it offers and whether it answers, which
-    /// manifests need; not where it is, on which account, or how much others have on it.
+    /// A platform as the caller may see it. Callers who only see some clusters get what manifests need, namely what the
+    /// platform offers and whether it responds, but not its address, its account, or how much others have on it.
     fn seen_of(&self, platform: &Platform) -> pb::Platform {
         let mut shown = platform.to_proto(self.shared.now());
         if self.caller.sees_all() {
@@ -126,7 +125,7 @@ impl Api {
         shown
     }
 
-    /// Nodes on a platform in the clusters that the caller sees.
+    /// Number of nodes on a platform in the clusters that the caller sees.
     fn own_nodes(&self, platform: &str) -> u32 {
         let count = |cluster: &Arc<Cluster>| {
             let inner = cluster.inner.lock();
@@ -149,7 +148,7 @@ impl Api {
             .ok_or_else(|| Error::invalid("platform", "is missing"))?;
         self.caller.about("platform", &wanted.name);
         let spec = registry::check(&wanted.name, wanted.spec.as_ref())?;
-        // What is found is there until it is named.
+        // Held so that the secrets that validation finds still exist when the reference to them is stored.
         let _secrets = self.shared.secrets.changing.read().await;
         let stored = self.shared.platform(&wanted.name);
         let named = stored.map_or_else(Vec::new, |stored| {
@@ -215,7 +214,7 @@ impl Api {
         let (outcome, registered) =
             registry::register(&self.shared, &wanted.name, spec, request.rebind_uid).await?;
         if handshake.is_ok() {
-            // It answers, so what follows is quick: whoever applies a cluster next finds it ready.
+            // The platform responds, so it becomes visible soon; waiting means that it is ready for the next apply.
             let end = Instant::now() + ANSWER_WAIT;
             while !registered.platform.is_visible(self.shared.now()) && Instant::now() < end {
                 tokio::time::sleep(LOOK).await;
@@ -302,8 +301,8 @@ impl Api {
         })
     }
 
-    /// The hosts of clusters that the caller sees. The platform's pages would tell by their length and their tokens how
-    /// many others there are, so these have pages of their own.
+    /// Hosts of the clusters that the caller sees. Paginated here, because the platform's own pages and tokens would
+    /// reveal how many other hosts there are.
     async fn own_hosts(
         &self,
         client: &PlatformClient,
@@ -350,7 +349,7 @@ impl Api {
             }
             let observe_time = registered.platform.observe_time();
             for (cluster, owners) in registered.platform.foreign() {
-                // They are another owner's: nobody knows their labels here.
+                // Clusters of other owners, whose labels are not known here.
                 if !self.caller.sees(&cluster, None) {
                     continue;
                 }

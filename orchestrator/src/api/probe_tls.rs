@@ -1,4 +1,4 @@
-//! What probes over TLS name: looked at when it is applied, so that a wrong name is not found out node by node.
+//! Validation of the secrets of TLS probes on apply, so that errors do not surface node by node.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use super::{Api, check::Checked};
 use crate::{cluster::Cluster, probes, secrets};
 
-/// Every place of a spec that says how a probe speaks TLS, with its path.
+/// All TLS settings of probes in a spec, with their paths.
 fn places(spec: &pb::ClusterSpec) -> Vec<(String, ProbeTls)> {
     let mut found = Vec::new();
     let mut add = |at: &str, health: Option<&wire::HealthPolicy>| {
@@ -30,15 +30,14 @@ fn places(spec: &pb::ClusterSpec) -> Vec<(String, ProbeTls)> {
     found
 }
 
-/// Whether a probe names a secret.
+/// Whether a probe refers to a secret.
 pub(super) fn names_secrets(spec: &pb::ClusterSpec) -> bool {
     let places = places(spec);
     places.iter().any(|(_, tls)| !tls.secrets().is_empty())
 }
 
 impl Api {
-    /// Reads what probes name. A secret that is not there is an error, with its path; one that holds something else is
-    /// wrong.
+    /// Loads the secrets of probes. A missing secret is an error with its path; unusable content is a violation.
     pub(super) async fn check_probe_tls(
         &self,
         checked: &Checked,

@@ -1,18 +1,18 @@
-//! Errors as they are answered.
+//! Errors as they are returned to callers.
 
 use drover_convert::error::to_status;
 use drover_core::{Error, error::Violation};
 use tonic::Status;
 
-/// Longest message. It travels twice in the trailers, once with every space as three characters, and clients take
-/// trailers of 16 KiB.
+/// Maximum length of a message. It is sent twice in the trailers, once with every space percent-encoded as three
+/// characters, and clients limit trailers to 16 KiB.
 const MAX_MESSAGE: usize = 2048;
-/// Most text of all wrong fields together, for the same reason.
+/// Maximum total text of field violations, for the same reason.
 const MAX_FIELDS: usize = 5 * 1024;
-/// Most text of one wrong field, and of a name that the caller gave.
+/// Maximum text of a field violation, and of a name that the caller supplied.
 const MAX_TEXT: usize = 512;
 
-/// An error as it is answered, small enough to travel in trailers.
+/// Converts an error to a status that is small enough for trailers.
 pub(super) fn refusal(error: Error) -> Status {
     to_status(&bounded(error))
 }

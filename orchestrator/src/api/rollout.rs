@@ -1,5 +1,4 @@
-//! Updates: the specs that a cluster had, going back to one of them, replacing all nodes, and what a plan says of nodes
-//! that are to be replaced.
+//! Rollouts: revisions of a spec, undo, restarts, and the part of plans about nodes to replace.
 
 use std::collections::BTreeSet;
 
@@ -25,9 +24,9 @@ use crate::{
     template,
 };
 
-/// Specs that are kept of a cluster beside the present one.
+/// Maximum number of retained revisions of a cluster, besides the current one.
 const MAX_REVISIONS: usize = 10;
-/// Most nodes that a plan names of one group.
+/// Maximum number of nodes per group that a plan names.
 const MAX_NAMED: usize = 1_000;
 
 impl Api {
@@ -62,11 +61,11 @@ impl Api {
         })
     }
 
-    /// The specs that a cluster had, oldest first, the present one last.
+    /// The retained revisions of a cluster, oldest first, the current one last.
     async fn kept(&self, cluster: &Cluster) -> Result<Vec<(u64, RevisionRow)>> {
         let mut kept = self.shared.store.revisions(cluster.uid).await?;
         let desired = cluster.inner.lock().desired.value.clone();
-        // One that was kept for a change that then failed is the present one still.
+        // A revision that was retained for a change that then failed is still the current one.
         kept.retain(|(generation, _)| *generation < desired.generation);
         let present = RevisionRow {
             spec: desired.spec,
@@ -78,7 +77,7 @@ impl Api {
                 Ok(without_sizes(stored_spec(&old.spec)?)
                     == without_sizes(stored_spec(&present.spec)?))
             };
-        // Of a spec that came back the newest is enough.
+        // Only the newest of consecutive revisions with the same spec is kept.
         if let Some((_, newest)) = kept.last()
             && same(newest)?
         {
@@ -88,7 +87,7 @@ impl Api {
         Ok(kept)
     }
 
-    /// The groups of all specs that are kept, newest first, to find out what made a node.
+    /// The groups of all retained revisions, newest first, to determine what made a node.
     pub(super) async fn former(&self, cluster: &Cluster) -> Result<Vec<Group>> {
         let kept = self.kept(cluster).await?;
         let digests = self.shared.digests.of_cluster(cluster.uid);
@@ -99,7 +98,7 @@ impl Api {
         Ok(groups)
     }
 
-    /// Keeps the present spec before another one takes its place.
+    /// Retains the current spec before another one replaces it.
     pub(super) async fn keep_revision(&self, cluster: &Cluster, next: &Desired) -> Result<()> {
         let present = cluster.inner.lock().desired.value.clone();
         if present.generation >= next.generation || present.spec == next.spec {
@@ -120,7 +119,7 @@ impl Api {
             .await
     }
 
-    /// The specs that are kept beside the present one, for what they refer to.
+    /// The retained specs besides the current one, for their references.
     pub(super) async fn kept_specs(&self, cluster: &Cluster) -> Result<Vec<pb::ClusterSpec>> {
         let kept = self.shared.store.revisions(cluster.uid).await?;
         kept.iter().map(|(_, row)| stored_spec(&row.spec)).collect()
@@ -140,7 +139,7 @@ impl Api {
         })
     }
 
-    /// Goes back to an earlier spec, or says what that would do.
+    /// Restores an earlier spec, or shows what that would do.
     pub(super) async fn undo_as(
         &self,
         request: pb::UndoClusterRequest,
@@ -192,7 +191,7 @@ impl Api {
                 ..pb::Cluster::default()
             }),
             validate_only,
-            // Nobody may have changed it since it was read.
+            // The spec must not have been changed since it was read.
             expected_generation: Some(present),
             remove_groups: request.remove_groups,
             ..pb::ApplyClusterRequest::default()
@@ -227,7 +226,7 @@ impl Api {
     }
 }
 
-/// What is wanted once all present nodes of a group are marked, and how many those are.
+/// The desired state after marking all current nodes of a group for replacement, and their number.
 pub(super) fn restarted(
     inner: &ClusterState,
     group: Option<&str>,
@@ -265,7 +264,7 @@ pub(super) fn restarted(
     Ok((desired, u32::try_from(count).unwrap_or(u32::MAX)))
 }
 
-/// Sizes are no part of a revision: what was scaled since stays so.
+/// Sizes are not part of a revision: scaling since then is preserved.
 fn keep_present_sizes(groups: &mut [pb::GroupSpec], outer: &str, now: &mut [pb::GroupSpec]) {
     for group in groups {
         let path = if outer.is_empty() {
@@ -295,7 +294,7 @@ fn without_sizes(mut spec: pb::ClusterSpec) -> pb::ClusterSpec {
     spec
 }
 
-/// What a plan says of nodes that are to be replaced. `former` are groups of earlier specs, newest first.
+/// The part of a plan about nodes to replace. `former` are groups of former specs, newest first.
 pub(super) fn renewals(
     renewals: &[Renewal],
     state: &State,
@@ -339,7 +338,7 @@ pub(super) fn renewals(
     renewals.iter().map(one).collect()
 }
 
-/// What of its group, and of the platform that it is on, differs from what made a node.
+/// The differences between a node and its group's current spec and template.
 fn causes(node: &Node, group: &Group, former: &[Group]) -> Vec<String> {
     let mut causes = causes_in_spec(node, group, former);
     causes.extend(template::cause(group, node));
@@ -407,7 +406,7 @@ fn keys(name: &str, old: &Object, new: &Object, out: &mut Vec<String>) {
     }
 }
 
-/// What differs between two specs, group by group.
+/// The differences between two specs, group by group.
 fn changes(before: &Resolved, after: &Resolved) -> Vec<String> {
     let mut changes = Vec::new();
     if before.software != after.software {

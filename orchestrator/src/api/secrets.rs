@@ -1,4 +1,4 @@
-//! Secrets as users make, see and delete them. No answer, error or log has any of their content.
+//! The secrets API: create, update, read and delete. No response, error or log contains secret content.
 
 use std::collections::BTreeMap;
 
@@ -24,14 +24,14 @@ use crate::{
     secrets::{self, Content, ContentKey, KnownKey},
 };
 
-/// Most bytes of a secret: names of its keys and what they hold.
+/// Maximum size of a secret in bytes, including the names of its keys.
 const MAX_SECRET: usize = 256 * 1024;
-/// Most keys of a secret, so that what is stored beside each fits into a transaction, too.
+/// Maximum number of keys of a secret, so that the data stored with each key fits into one transaction, too.
 const MAX_KEYS: usize = 512;
-/// Users that a refusal names.
+/// Maximum number of users that an error names.
 const NAMED_USERS: usize = 10;
 
-/// What is wrong with a secret without looking at what is stored.
+/// Validates a request without the stored secret.
 fn check(request: &pb::ApplySecretRequest) -> Result<()> {
     let mut wrong = Vec::new();
     let mut refuse = |field: String, description: String| {
@@ -100,7 +100,7 @@ fn too_large(size: usize) -> String {
     format!("has {size} bytes; at most {MAX_SECRET} are possible")
 }
 
-/// The content that a request leads to; keys whose content stays keep their version.
+/// The content after a request; keys with unchanged content keep their version.
 fn wanted(
     data: impl IntoIterator<Item = (String, pb::SecretValue)>,
     before: Option<&Content>,
@@ -142,7 +142,8 @@ fn wanted(
 }
 
 impl Api {
-    /// Says which secret a call is about. What is no name may be a content that stands in its place.
+    /// Records the secret that a call is about. An invalid name is left out, because it may be secret content passed in
+    /// the wrong field.
     fn about_secret(&self, name: &str) {
         if name::check_secret_name(name).is_ok() {
             self.caller.about("secret", name);
@@ -224,7 +225,7 @@ impl Api {
         })
     }
 
-    /// What a secret is for after a request, as it is stored. Errors: it is named for something else.
+    /// The purpose after a request, in its stored form. Fails if the secret is used for another purpose.
     fn purpose_of(&self, request: &pb::ApplySecretRequest, old: Option<&Content>) -> Result<i32> {
         use pb::SecretPurpose::{Unspecified, Workload};
         let named = |stored| match stored {
@@ -251,7 +252,7 @@ impl Api {
         }
     }
 
-    /// Refuses to take away a key that somebody names.
+    /// Refuses to remove a key that is in use.
     async fn refuse_missing(&self, name: &str, old: &Content, new: &[ContentKey]) -> Result<()> {
         let mut wrong = Vec::new();
         for gone in old
@@ -345,9 +346,9 @@ impl Api {
         Ok(pb::DeleteSecretResponse { revision })
     }
 
-    /// Whether the caller may name a secret where it is not named yet: in a cluster that it may change (`changes`), and
-    /// one whose name is among those of the clusters that it may change. That nothing is stored makes no difference:
-    /// what comes of it is shown all the same.
+    /// Whether the caller may add a reference to a secret: only in a cluster that it may change (`changes`), and only
+    /// to a secret whose name is within the pattern of clusters that it may change. Dry runs are no exception, because
+    /// they show what the secret results in.
     pub(super) fn may_name(&self, of: &SecretRef, changes: bool) -> Result<()> {
         if changes && self.caller.changes(&of.name, None) {
             return Ok(());
@@ -356,7 +357,8 @@ impl Api {
         Err(Error::new(Reason::PermissionDenied, message).with_resource("secret", &of.name))
     }
 
-    /// A key of a secret that a spec names. Who may not name it is not told which others there are.
+    /// Finds a key that a spec refers to. Callers who may not refer to the secret do not learn which other secrets
+    /// exist.
     pub(super) fn find_secret(&self, of: &SecretRef, changes: bool) -> Result<KnownKey> {
         let found = self.shared.secrets.find(of);
         found.map_err(|error| match self.may_name(of, changes) {

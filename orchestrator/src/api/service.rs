@@ -1,4 +1,4 @@
-//! The generated services, each call handed to where it is answered, each error mapped once.
+//! The generated service traits: each call is delegated to its implementation, and errors are mapped in one place.
 
 use drover_core::{Error, Result};
 use drover_proto::orchestrator::v1::{
@@ -30,7 +30,7 @@ macro_rules! calls {
     };
 }
 
-/// Calls that change something.
+/// Calls that change state.
 macro_rules! changes {
     ($($method:ident($request:ty) -> $answer:ty = $call:ident;)*) => {
         $(
@@ -117,12 +117,12 @@ impl SecretService for Api {
 }
 
 impl Api {
-    /// Carries a change through even if the caller goes away meanwhile: what is durable has to be what memory shows.
+    /// Completes a change even if the caller disconnects meanwhile, since memory must show what is durable.
     async fn carry_through<T: Send + 'static>(
         &self,
         change: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        // Some are large, and every wrapper would move them.
+        // Boxed, because some of these futures are large, and every wrapper would move them.
         let change = self
             .shared
             .kill

@@ -1,4 +1,4 @@
-//! Clusters, nodes and plans as they are answered.
+//! Clusters and nodes in API responses.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -27,18 +27,18 @@ mod plan;
 
 pub(crate) use plan::{Steps, plan};
 
-/// What can be seen now.
+/// Visibility of platforms at the time of a response.
 #[derive(Debug)]
 pub(crate) struct Visible {
     now: Millis,
     digests: Arc<DigestKey>,
-    /// Uid of the backend of each visible platform.
+    /// Backend uid of each visible platform.
     uids: BTreeMap<Sym, String>,
-    /// Why each of the others is not visible.
+    /// Why each other platform is not visible.
     troubles: BTreeMap<Sym, Box<str>>,
 }
 
-/// Most nodes of a group that are named because they are not ready.
+/// Maximum number of unready nodes named per group.
 const MAX_NAMED: usize = 5;
 
 pub(crate) fn visible(shared: &Shared) -> Visible {
@@ -62,7 +62,7 @@ pub(crate) fn visible(shared: &Shared) -> Visible {
 }
 
 impl Visible {
-    /// Uid of the backend of each visible platform.
+    /// Backend uid of each visible platform.
     pub(super) fn backends(&self) -> &BTreeMap<Sym, String> {
         &self.uids
     }
@@ -99,7 +99,7 @@ pub(super) fn node(
     to_node(node, &around)
 }
 
-/// A cluster; its spec only if asked for.
+/// A cluster in a response. Contains the spec only if requested.
 pub(super) fn cluster(
     cluster: &Cluster,
     inner: &ClusterState,
@@ -151,7 +151,7 @@ fn is_ready(state: &State, groups: &[pb::GroupStatus]) -> bool {
         && groups.iter().all(has_all)
 }
 
-/// Whether a group has as many ready nodes as wanted, active and standby.
+/// Whether a group has its desired number of ready nodes, both active and standby.
 fn has_all(group: &pb::GroupStatus) -> bool {
     group.ready >= group.size && group.standby_ready >= group.standby
 }
@@ -179,7 +179,7 @@ fn phase(inner: &ClusterState, groups: &[pb::GroupStatus]) -> pb::ClusterPhase {
     }
 }
 
-/// Phase, nodes wanted and nodes ready, for metrics.
+/// Phase, desired nodes and ready nodes, for metrics.
 pub(crate) fn figures(inner: &ClusterState, visible: &Visible) -> (pb::ClusterPhase, u32, u32) {
     let groups = group_statuses(inner, visible);
     let phase = phase(inner, &groups);
@@ -242,7 +242,7 @@ fn condition(
     }
 }
 
-/// Conditions of the cluster: those that are recorded, and those that follow from the record.
+/// Conditions of the cluster: recorded ones and derived ones.
 fn conditions(inner: &ClusterState, groups: &[pb::GroupStatus]) -> Vec<common::Condition> {
     let state = &inner.state;
     let ready = inner.unstored.is_none() && is_ready(state, groups);
@@ -359,7 +359,7 @@ fn conditions(inner: &ClusterState, groups: &[pb::GroupStatus]) -> Vec<common::C
     list
 }
 
-/// Nodes that run their hook before they go, and those whose hook failed and that go all the same: reason, message, since.
+/// Nodes that run their pre-stop hook, and nodes that are removed although it failed: reason, message, since.
 fn draining(state: &State) -> Option<(&'static str, String, Millis)> {
     let (mut reason, mut since) = ("PreStop", Millis::MAX);
     let mut words = Vec::new();
@@ -384,7 +384,7 @@ fn draining(state: &State) -> Option<(&'static str, String, Millis)> {
     (!words.is_empty()).then(|| (reason, words.join("; "), since))
 }
 
-/// Which templates changed under nodes that are still there.
+/// Describes the templates that changed while nodes made from the old version still exist.
 fn old_templates(inner: &ClusterState) -> String {
     let known = inner.wanted();
     known.map_or_else(String::new, |groups| {
@@ -418,7 +418,7 @@ fn why_not_ready(inner: &ClusterState, groups: &[pb::GroupStatus]) -> &'static s
     }
 }
 
-/// Nodes of a group that are seen and not ready, each with why; for a message about all of them.
+/// Describes the visible but unready nodes of a group and the causes, for a message.
 fn unready(inner: &ClusterState, visible: &Visible, group: &Group) -> String {
     let unready = inner.state.nodes.iter().filter(|node| {
         let own = node.group == group.path && node.removal.is_none();
@@ -441,7 +441,7 @@ fn unready(inner: &ClusterState, visible: &Visible, group: &Group) -> String {
     }
 }
 
-/// Why nodes of a group cannot be seen: the platform of the first of them, and what is wrong with it.
+/// Why nodes of a group are not visible: the platform of the first of them, and its problem.
 fn unseen(inner: &ClusterState, visible: &Visible, group: &Group) -> Option<String> {
     let mut own = inner
         .state
@@ -488,7 +488,7 @@ fn group_status(inner: &ClusterState, visible: &Visible, group: &Group) -> pb::G
         match node.role {
             Role::Active => status.ready += u32::from(serves),
             Role::Standby => status.standby_ready += u32::from(serves),
-            // Neither the one nor the other yet.
+            // In transition, counted as neither.
             Role::Promoting | Role::Demoting => {}
         }
         status.updated_ready += u32::from(current && serves && !node.marked);

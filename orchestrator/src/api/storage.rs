@@ -1,4 +1,4 @@
-//! Kept storage: listed over all platforms, and deleted by name.
+//! The storage API: retained storage is listed over all platforms, and deleted by name.
 
 use std::time::Duration;
 
@@ -13,11 +13,12 @@ use super::{
 };
 use crate::shared::{Registered, Shared};
 
-/// How long a platform may take to say what it keeps, and to delete some of it.
+/// Deadline for a platform to list or delete retained storage.
 const ASK_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long a platform may take to say what it keeps of earlier clusters of a name: somebody waits for another answer.
+/// Deadline for a platform to list retained storage of earlier clusters of a name: short, because it only adds a
+/// warning to another response.
 const WARN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Platforms asked at once.
+/// Maximum concurrent calls to platforms.
 const ASK_AT_ONCE: usize = 8;
 
 impl Api {
@@ -54,13 +55,13 @@ impl Api {
         })
     }
 
-    /// Whether the caller sees what is kept of a cluster.
+    /// Whether the caller sees the retained storage of a cluster.
     fn sees_storage(&self, storage: &wire::KeptStorage) -> bool {
         let labels = self.labels_of(&storage.cluster_id, &storage.owner);
         self.caller.sees(&storage.cluster_id, labels.as_ref())
     }
 
-    /// What the platforms keep, by name and id, and which of them did not answer.
+    /// Retained storage on all platforms, by name and id, and the platforms that did not respond.
     async fn kept_storage(
         &self,
         platform: Option<&str>,
@@ -77,7 +78,7 @@ impl Api {
                     .collect()
             }
         };
-        // What has never answered may keep some as well.
+        // A platform that has never responded may have retained storage as well.
         let keeps = |registered: &Registered| {
             registered.platform.handshake().is_none()
                 || registered.platform.has(wire::Capability::RetainStorage)
@@ -159,7 +160,8 @@ impl Api {
         })
     }
 
-    /// Warns of storage of earlier clusters of this name: it is another owner's, and stays where it is.
+    /// Warns about retained storage of earlier clusters of this name: it belongs to another owner and stays where it
+    /// is.
     pub(super) async fn warn_of_kept(&self, name: &str, platforms: &[Sym]) -> Vec<String> {
         let mut warnings = Vec::new();
         for platform in platforms {
@@ -206,7 +208,7 @@ async fn list(
     client.list_storage(message, wait).await
 }
 
-/// Who may get storage again.
+/// Who may claim the storage.
 fn claim(shared: &Shared, storage: &wire::KeptStorage) -> pb::StorageClaim {
     let owner: Option<Uuid> = storage.owner.parse().ok();
     if owner.is_some_and(|owner| shared.cluster(owner).is_some()) {
@@ -218,7 +220,7 @@ fn claim(shared: &Shared, storage: &wire::KeptStorage) -> pb::StorageClaim {
     }
 }
 
-/// Storage of a node that is there, or on its way in or out.
+/// Refuses storage of a node that exists, is being created, or is being removed.
 fn refuse_in_use(
     inner: &crate::cluster::ClusterState,
     request: &pb::DeleteStorageRequest,

@@ -1,4 +1,4 @@
-//! Who asked for what raises no generation, as events.
+//! Events that record the author of changes that do not increment the generation.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use drover_store::{Lane, NewEvent};
 use super::Api;
 use crate::{cluster::Cluster, events::sign, step};
 
-/// How often an event is tried anew because a pass was quicker.
+/// Maximum number of retries after a conflict with a reconcile pass.
 const MAX_TURNS: usize = 16;
 
 impl Api {
-    /// Says who asked for something, if that is known. What was asked for is durable already: an event that cannot be
-    /// stored is only missed here, and the audit log has it.
+    /// Records the author of a change as an event, if known. The change itself is durable already: if the event cannot
+    /// be stored, only the event is lost, and the audit log still has the author.
     pub(super) async fn tell(
         &self,
         cluster: &Arc<Cluster>,
@@ -60,7 +60,7 @@ impl Api {
         tracing::warn!(cluster = %cluster.name, reason, "an event was not stored: the cluster changes too fast");
     }
 
-    /// The same of a node.
+    /// Like [`Self::tell`], for a node.
     pub(super) async fn tell_of_node(
         &self,
         cluster: &Arc<Cluster>,

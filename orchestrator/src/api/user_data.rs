@@ -1,4 +1,5 @@
-//! User data of nodes: taken out of what is applied, kept under its digest, and referred to ever after.
+//! User data of nodes: extracted from applied documents, stored under its digest, and referred to by that digest from
+//! then on.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,20 +30,20 @@ use crate::{
     secrets,
 };
 
-/// Said to who may not change a cluster and brings user data to a plan of it.
+/// Reported to callers who may not change a cluster and include user data in a plan request for it.
 const COUNTS_AS_CHANGED: &str = "the user data of the document counts as changed: whether it is \
                                  what is stored is told only to who may change the cluster";
 
-/// User data of a document. `Debug` shows digests and sizes.
+/// User data of a document. `Debug` only shows digests and sizes.
 #[derive(Clone, Default)]
 pub(super) struct Known {
-    /// By its digest.
+    /// By digest.
     data: BTreeMap<String, Bytes>,
-    /// What secrets hold.
+    /// Contents of the referenced secrets.
     keys: BTreeMap<SecretRef, Bytes>,
-    /// Where the document itself brings data.
+    /// Paths at which the document itself contains data.
     brought: BTreeSet<String>,
-    /// What it brings is known by digests that stand for nothing else.
+    /// The document's data is identified by random digests that do not depend on the data.
     apart: bool,
 }
 
@@ -55,7 +56,7 @@ impl fmt::Debug for Known {
 }
 
 impl Known {
-    /// Takes the user data out of a spec: what stays is its digest.
+    /// Replaces the user data in a spec by its digest, and returns the data.
     pub(super) fn take_out(spec: &mut pb::ClusterSpec, wrong: &mut Vec<Violation>) -> Self {
         let mut known = Self::default();
         let mut size = 0;
@@ -93,7 +94,7 @@ impl Known {
         self.data.get(digest)
     }
 
-    /// Takes out of a spec that is answered by what the data is known that was set apart.
+    /// Hides the random digests in a spec that is returned to the caller.
     pub(super) fn leave_out(&self, spec: &mut pb::ClusterSpec) {
         if !self.apart {
             return;
@@ -105,8 +106,9 @@ impl Known {
         }
     }
 
-    /// As a platform is told it that is to check it. For who may not change the cluster (`changes`) nothing of it is run:
-    /// where the platform cannot leave it at parsing, it is not rendered at all.
+    /// User data in the wire format, for validation by a platform. For callers who may not change the cluster
+    /// (`changes`) templates are not executed: if the platform cannot limit itself to parsing them, they are not
+    /// rendered at all.
     pub(super) fn bootstrap(
         &self,
         bootstrap: &drover_core::spec::Bootstrap,
@@ -120,7 +122,7 @@ impl Known {
         Some(told)
     }
 
-    /// What templates see of secrets, as platforms are told it.
+    /// The secrets that templates see, in the wire format.
     pub(super) fn secrets(
         &self,
         seen: &BTreeMap<String, SecretRef>,
@@ -139,7 +141,7 @@ impl Known {
         }
     }
 
-    /// What is new of it, for the store.
+    /// The new data to store.
     pub(super) fn to_store(&self) -> UserData {
         UserData {
             put: self.data.clone(),
@@ -148,7 +150,7 @@ impl Known {
     }
 }
 
-/// Every place of a spec that gives user data, with its path.
+/// All user data sources in a spec, with their paths.
 pub(super) fn sources(spec: &mut pb::ClusterSpec) -> Vec<(String, &mut pb::BootstrapSource)> {
     let mut found = Vec::new();
     if let Some(source) = &mut spec.bootstrap {
@@ -170,7 +172,7 @@ pub(super) fn sources(spec: &mut pb::ClusterSpec) -> Vec<(String, &mut pb::Boots
     found
 }
 
-/// Digests that a spec refers to, each with its path.
+/// The digests that a spec refers to, with their paths.
 fn digests(spec: &pb::ClusterSpec) -> Vec<(String, String, bool)> {
     let mut spec = spec.clone();
     let sources = sources(&mut spec).into_iter();
@@ -184,14 +186,13 @@ fn digests(spec: &pb::ClusterSpec) -> Vec<(String, String, bool)> {
         .collect()
 }
 
-/// A key of a secret that a spec refers to.
+/// A reference of a spec to a key of a secret.
 struct Named {
     of: SecretRef,
-    /// Path of the reference.
     field: String,
-    /// Where it is asked for as text, and why.
+    /// The path at which it is used as text, and why, if it is.
     as_text: Option<(String, &'static str)>,
-    /// Most bytes of it.
+    /// Maximum size in bytes.
     most: usize,
 }
 
@@ -235,7 +236,7 @@ fn secret_keys(spec: &pb::ClusterSpec) -> Vec<Named> {
     found
 }
 
-/// What is wrong with the size of a secret. Who may not change the cluster is not told the size itself.
+/// Checks the size of a secret. Callers who may not change the cluster are not told the actual size.
 fn wrong_size(of: &SecretRef, size: usize, most: usize, changes: bool) -> Option<String> {
     if size == 0 {
         Some(format!("secret {of} is empty"))
@@ -252,15 +253,15 @@ fn wrong_size(of: &SecretRef, size: usize, most: usize, changes: bool) -> Option
     }
 }
 
-/// Whether a document names a secret.
+/// Whether a document refers to a secret.
 pub(super) fn names_secrets(document: &pb::Cluster) -> bool {
     let spec = document.spec.as_ref();
     spec.is_some_and(|spec| !secret_keys(spec).is_empty() || probe_tls::names_secrets(spec))
 }
 
 impl Api {
-    /// Reads the secrets that are referred to. What is not there is an error, with its path. Who may not change the
-    /// cluster (`changes`) gets placeholders: what is made of them is shown.
+    /// Reads the referenced secrets. A missing one is an error with its path. Callers who may not change the cluster
+    /// (`changes`) get placeholders, because the results are shown to them.
     async fn check_secrets(
         &self,
         checked: &Checked,
@@ -318,17 +319,17 @@ impl Api {
         Ok(())
     }
 
-    /// Sets the data that a document brings apart from all that is stored, under digests that nothing else has: by what is
-    /// the same and what differs, who may not change the cluster could try out what its data may be.
+    /// Replaces the digests of the document's data by random ones: from equal and different digests, a caller who may
+    /// not change the cluster could find out what the cluster's user data is.
     fn set_apart(&self, checked: &mut Checked) -> Result<()> {
         let own = &mut checked.user_data;
         if own.brought.is_empty() {
             return Ok(());
         }
-        // Known to nobody, and never the same.
+        // Secret and never repeated.
         let by = Uuid::new_v4();
         let mut data = BTreeMap::new();
-        // A digest that stands where it was referred to stays, though the same data may be brought elsewhere.
+        // A digest that was given as a reference stays, even if the document contains the same data elsewhere.
         for (path, source) in sources(&mut checked.spec) {
             if let Some(Source::Sha256(sha256)) = &mut source.source
                 && own.brought.contains(&path)
@@ -347,8 +348,8 @@ impl Api {
         Ok(())
     }
 
-    /// Reads what is referred to and not brought along, and checks all of it against the platforms that may get it. Who
-    /// may not change the cluster (`changes`) gets placeholders for it, and what it brings is compared with nothing.
+    /// Reads the user data that the document refers to, and has platforms that may get it validate all of it. Callers
+    /// who may not change the cluster (`changes`) get placeholders, and their data is not compared with anything.
     pub(super) async fn check_user_data(
         &self,
         checked: &mut Checked,
@@ -435,8 +436,8 @@ impl Api {
         }
     }
 
-    /// What an apply brings, and what nothing needs any more after it: neither the new spec, nor one that it can go back
-    /// to, nor a request that may be sent again.
+    /// The user data that an apply adds, and that which is no longer referred to after it: neither by the new spec, nor
+    /// by a retained revision, nor by a request that may be resent.
     pub(super) async fn user_data_of_change(
         &self,
         cluster: &Cluster,

@@ -1,4 +1,4 @@
-//! Watches of clusters and nodes: a snapshot, then whatever changed, always the latest state.
+//! Watches of clusters and nodes: a snapshot, then changes, always with the latest state.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -23,25 +23,25 @@ use super::{
 };
 use crate::{changes::Follower, cluster::Cluster, limits::Held};
 
-/// Objects in one message.
+/// Maximum number of objects in a message.
 const BATCH: usize = 256;
-/// Bytes in one message, if there is more than one object: well below the largest message.
+/// Maximum size of a message with more than one object: well below the maximum message size.
 const BATCH_BYTES: usize = 1024 * 1024;
-/// What a stream is counted as whatever it does: its task, and buffers of answers that nobody reads.
+/// Fixed memory charge of a stream: its task, and buffers of unread responses.
 pub(super) const STREAM_BYTES: usize = 64 * 1024;
-/// What an answer that waits takes, as against what is sent of it.
+/// Factor between the memory of a pending response and its encoded size.
 pub(super) const WAITING: usize = 3;
-/// What a watch remembers of a node, and of a cluster.
+/// Memory charge for each node, and for each cluster, that a watch has sent.
 const NODE_BYTES: usize = 96;
 const CLUSTER_BYTES: usize = 160;
-/// Changes that come quickly after each other go out together.
+/// Changes within this period are sent together.
 const GATHER: Duration = Duration::from_millis(5);
 
-/// What a watch is of.
+/// The kind of objects that a watch is about.
 trait Subject: Send + 'static {
     type Answer: Send + 'static;
 
-    /// What changed of a cluster, from a slot on, for the answers. None: it is gone.
+    /// Collects the changes of a cluster from a slot on. `cluster` is `None` if it was deleted.
     fn look(
         &mut self,
         api: &Api,
@@ -49,21 +49,21 @@ trait Subject: Send + 'static {
         cluster: Option<&Arc<Cluster>>,
         visible: &Visible,
     ) -> Looked;
-    /// Bytes that are remembered of what was sent.
+    /// Memory for the record of what was sent.
     fn bytes(&self) -> usize;
-    /// Answers that are ready, in batches.
+    /// Collected responses, in batches.
     fn take(&mut self) -> Vec<Self::Answer>;
     fn started(&self, interval: Duration) -> Self::Answer;
     fn complete(&self, mark: pb::WatchMark) -> Self::Answer;
     fn heartbeat(&self, mark: pb::WatchMark) -> Self::Answer;
 }
 
-/// What a look at a cluster brought.
+/// Result of looking at a cluster.
 #[derive(Default)]
 struct Looked {
-    /// Bytes of the answers.
+    /// Size of the collected responses in bytes.
     bytes: usize,
-    /// The slot where it goes on. None: all of it was looked at.
+    /// The slot at which to continue. `None` if the cluster is complete.
     next: Option<u64>,
 }
 
@@ -73,30 +73,30 @@ struct Watch<S: Subject> {
     follower: Follower,
     interval: Duration,
     next_heartbeat: Instant,
-    /// Where the snapshot goes on. None: all of it was looked at.
+    /// Where the snapshot continues. `None` if it is complete.
     snapshot: Option<Cursor>,
-    /// Clusters that changed and were not looked at yet.
+    /// Changed clusters that are still to be looked at.
     changed: VecDeque<Uuid>,
-    /// Clusters that are looked at next, and from which slot on.
+    /// Clusters to look at next, each from a slot on.
     looking: VecDeque<(Uuid, u64)>,
-    /// Backends that could be seen at the last look, by platform.
+    /// Backends that were visible at the last look, by platform.
     seen: Option<BTreeMap<Sym, String>>,
-    /// What is counted of it.
+    /// Memory held on behalf of the caller.
     held: Held,
     ready: VecDeque<S::Answer>,
-    /// Sent when everything before it was.
+    /// Sent after everything collected so far.
     owed: Option<S::Answer>,
     ended: bool,
 }
 
-/// After this name; none: at the beginning.
+/// The name after which to continue; `None` to begin.
 type Cursor = Option<Arc<str>>;
 
-/// Looks at clusters only as fast as the answers are read, a batch at a time: a reader that does not read holds one
-/// batch, however many clusters there are, and however large they are.
+/// Looks at clusters only as fast as the responses are read, one batch at a time: a stalled reader holds one batch,
+/// regardless of the number and size of the clusters.
 fn open<S: Subject>(api: &Api, subject: S, interval: Duration) -> Result<Answers<S::Answer>> {
     let held = api.shared.limits.hold(api.record.payer(), STREAM_BYTES)?;
-    // Before the snapshot, so that nothing between the two is missed.
+    // Before the snapshot, so that no change in between is missed.
     let follower = api.shared.changes.follow();
     let mark = mark(&api.shared);
     let watch = Watch {
@@ -133,7 +133,7 @@ async fn step<S: Subject>(
         }
         match watch.look_on() {
             Ok(true) => {
-                // Thousands that are not wanted must not keep others from their turn.
+                // Skipping thousands of filtered objects must not starve other tasks.
                 tokio::task::consume_budget().await;
                 continue;
             }
@@ -150,7 +150,7 @@ async fn step<S: Subject>(
         tokio::select! {
             () = tokio::time::sleep_until(watch.next_heartbeat) => {
                 watch.next_heartbeat = Instant::now() + watch.interval;
-                // The mark says that everything up to it was sent.
+                // The mark states that all changes up to it were sent.
                 let mark = mark(&watch.api.shared);
                 if let Some(changed) = watch.follower.next().now_or_never()
                     && !watch.note(changed)
@@ -182,7 +182,7 @@ async fn step<S: Subject>(
 }
 
 impl<S: Subject> Watch<S> {
-    /// Notes what changed. None: too much did, which ends the watch; answers false.
+    /// Queues changed clusters. On `None` the watch has fallen too far behind: it ends, and `false` is returned.
     fn note(&mut self, changed: Option<Vec<Uuid>>) -> bool {
         let Some(uids) = changed else {
             self.ended = true;
@@ -192,8 +192,8 @@ impl<S: Subject> Watch<S> {
         true
     }
 
-    /// Notes whose nodes look otherwise because a platform is visible now, or is no more: time alone may do that, for so short
-    /// that nobody else sees it.
+    /// Queues the clusters that look different because the visibility of a platform changed. That may happen by the
+    /// passage of time alone, and too briefly for other parts to notice.
     fn note_sight(&mut self, visible: &Visible) {
         let now = visible.backends();
         let before = match &mut self.seen {
@@ -214,8 +214,8 @@ impl<S: Subject> Watch<S> {
         }
     }
 
-    /// Looks at the next clusters, of the snapshot first, until there is a batch. False: there are none left. Errors:
-    /// `Overloaded`, the caller holds too much.
+    /// Looks at the next clusters, those of the snapshot first, until there is a batch. Returns `false` if none are
+    /// left, and `Overloaded` if the caller holds too much memory.
     fn look_on(&mut self) -> Result<bool> {
         let visible = status::visible(&self.api.shared);
         self.note_sight(&visible);
@@ -232,7 +232,7 @@ impl<S: Subject> Watch<S> {
                     self.changed = VecDeque::new();
                 }
             } else {
-                // Nothing waits any more.
+                // No responses are pending any more.
                 self.held.resize(STREAM_BYTES + self.subject.bytes())?;
                 return Ok(false);
             }
@@ -264,7 +264,7 @@ fn too_slow() -> tonic::Status {
     drover_convert::error::to_status(&error)
 }
 
-/// Splits what changed into messages, by number and by size.
+/// Splits changes into messages, by number and by size.
 fn batches<T: Message>(items: Vec<T>) -> impl Iterator<Item = Vec<T>> {
     let mut items = items.into_iter().peekable();
     std::iter::from_fn(move || {
@@ -285,7 +285,7 @@ struct Clusters {
     name: Option<String>,
     selector: Selector,
     full: bool,
-    /// Names of those that were sent.
+    /// Names of the clusters that were sent.
     sent: HashMap<Uuid, Arc<str>>,
     upserts: Vec<pb::Cluster>,
     removals: Vec<String>,
@@ -369,7 +369,7 @@ impl Subject for Clusters {
     }
 }
 
-/// What was sent last of the nodes of a cluster.
+/// The nodes of a cluster as last sent.
 struct Sent {
     cluster: Arc<str>,
     /// Id and fingerprint, by slot.
@@ -379,14 +379,14 @@ struct Sent {
 struct Nodes {
     filter: Filter,
     sent: HashMap<Uuid, Sent>,
-    /// Nodes in all of `sent`.
+    /// Total number of nodes in `sent`.
     count: usize,
     upserts: Vec<pb::Node>,
     removals: Vec<String>,
 }
 
 impl Nodes {
-    /// Nodes of these slots that were sent and are not there any more.
+    /// Reports nodes in this range of slots that were sent and no longer exist.
     fn drop_gone(&mut self, uid: Uuid, slots: std::ops::Range<u64>, here: &BTreeSet<u64>) {
         let Some(sent) = self.sent.get_mut(&uid) else {
             return;
@@ -495,7 +495,7 @@ impl Subject for Nodes {
     }
 }
 
-/// Tells two answers about a node apart, and how large one is. When it was last seen is no news.
+/// Fingerprint and size of a node in a response. The time when a node was last seen does not count as a change.
 fn fingerprint(node: &pb::Node) -> (u64, usize) {
     use std::hash::Hasher;
     let mut node = node.clone();

@@ -61,7 +61,7 @@ fn removal() -> Option<Removal> {
     })
 }
 
-/// What is planned for a cluster that wants nothing any more, on a platform where earlier processes have no calls.
+/// The plan for an empty spec, on a platform where calls of earlier processes have ended.
 fn plan(state: &State) -> drover_planner::Plan {
     let view = PlatformView {
         uid: "u".into(),
@@ -117,7 +117,7 @@ fn a_call_that_is_under_way_is_not_taken_for_one_of_an_earlier_process() {
     let carried = new.requests.get(&ID).unwrap();
     assert!(carried.sent);
     assert_eq!(carried.call, FLYING);
-    // Its slot is proven absent only when the call that is under way cannot make it any more.
+    // The request settles only once the call in flight can no longer create the node.
     let plan = plan(&new);
     let settled = plan.ops.iter().find_map(|op| match op {
         Op::Close { settled, .. } => Some(*settled),

@@ -1,4 +1,4 @@
-//! The messages.
+//! The stored messages.
 
 use bytes::Bytes;
 use prost::Message;
@@ -51,32 +51,32 @@ pub(super) struct NodeRow {
     pub(super) maybe_until: u64,
     #[prost(string, tag = "23")]
     pub(super) host: String,
-    /// 0: active, as all were before there were standby nodes.
+    /// 0: active, which includes all rows from before there were standby nodes.
     #[prost(uint32, tag = "24")]
     pub(super) role: u32,
     #[prost(bool, tag = "40")]
     pub(super) storage: bool,
     #[prost(bool, tag = "41")]
     pub(super) retain: bool,
-    /// Empty: not known, as of all before templates had digests.
+    /// Empty if unknown, as in all rows from before templates had digests.
     #[prost(string, tag = "50")]
     pub(super) template: String,
     #[prost(message, optional, tag = "30")]
     pub(super) adoption: Option<FormerRow>,
     #[prost(uint64, tag = "31")]
     pub(super) drain: u64,
-    /// Where its agent was when the row was written. Empty: not known.
+    /// Address of the agent when the row was written. Empty if unknown.
     #[prost(string, tag = "51")]
     pub(super) agent_address: String,
-    /// Absent: that of its slot.
+    /// Absent if the id is that of the slot.
     #[prost(string, optional, tag = "52")]
     pub(super) given_id: Option<String>,
 }
 
-/// The slot that a node has until it is adopted.
+/// The slot of a node under adoption, until the adoption is complete.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct FormerRow {
-    /// Empty: none.
+    /// Empty if there was none.
     #[prost(string, tag = "1")]
     pub(super) owner: String,
     #[prost(string, tag = "2")]
@@ -125,7 +125,7 @@ pub(super) struct HeadState {
     pub(super) rollouts: Vec<RolloutRow>,
     #[prost(message, repeated, tag = "40")]
     pub(super) storage: Vec<PolicyRow>,
-    /// Last order to adopt that was carried out.
+    /// Number of the last adoption request that was carried out.
     #[prost(uint64, tag = "10")]
     pub(super) adopted: u64,
     #[prost(message, repeated, tag = "11")]
@@ -136,7 +136,7 @@ pub(super) struct HeadState {
     pub(super) abandoned: Vec<Used>,
 }
 
-/// What becomes of the storage of a group; true: it is deleted.
+/// Storage policy of a group: `true` if the storage is deleted.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct PolicyRow {
     #[prost(string, tag = "1")]
@@ -205,7 +205,7 @@ pub(super) struct BackOffRow {
     pub(super) etag: String,
     #[prost(string, tag = "9")]
     pub(super) message: String,
-    /// Empty: not of one machine.
+    /// Empty unless it applies to a single host.
     #[prost(string, tag = "10")]
     pub(super) host: String,
     #[prost(bool, tag = "11")]
@@ -237,8 +237,8 @@ pub(crate) struct Used {
     pub(crate) uid: String,
 }
 
-/// What is kept of a deleted cluster: backends that it used, its last generation, and the sequences that no
-/// request of it has, in bounds of ranges.
+/// The tombstone of a deleted cluster: the backends that it used, its last generation, and the sequences that none of
+/// its requests has, as range bounds.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct UsedList {
     #[prost(message, repeated, tag = "1")]

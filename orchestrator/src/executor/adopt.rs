@@ -1,4 +1,4 @@
-//! Asking a platform to give a foreign node its slot here.
+//! Requests that a platform assigns a foreign node its slot in this cluster.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,6 @@ use crate::{
     shared::Shared,
 };
 
-/// Deadline of an UpdateNode call.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(super) async fn adopt(

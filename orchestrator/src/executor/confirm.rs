@@ -1,4 +1,4 @@
-//! Complete reads: looking for what may be gone.
+//! Complete reads: confirming whether nodes are gone.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -15,12 +15,11 @@ use crate::{
     shared::Shared,
 };
 
-/// Deadline of a complete read.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// How long an agent may take to prove that its node lives.
+/// Deadline for an agent to prove that its node is alive.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Reads a platform completely for one cluster: what neither list nor look-up by id shows is missing.
+/// Reads a platform completely for one cluster: nodes found neither in the list nor by id are missing.
 pub(super) async fn confirm(
     shared: &Arc<Shared>,
     cluster: &Arc<Cluster>,
@@ -45,16 +44,16 @@ pub(super) async fn confirm(
     Some(Urgency::Urgent)
 }
 
-/// What a complete read showed.
+/// Result of a complete read.
 struct Read {
     uid: String,
-    /// Since when it was made, by our clock.
+    /// The time as of which the result is valid, by our clock.
     as_of: Millis,
     nodes: Vec<Heard>,
-    /// So many of them, the first ones, were listed; the others were found by id.
+    /// The number of leading nodes that were listed; the rest were found by id.
     listed: usize,
     warnings: Vec<wire::Warning>,
-    /// Ids of nodes whose agents proved that they live.
+    /// Ids of nodes whose agents proved that they are alive.
     alive: HashSet<String>,
 }
 
@@ -121,7 +120,7 @@ async fn read(
     })
 }
 
-/// What a platform lists of a cluster, what it has of the rest by id, and the agents of those.
+/// Lists the nodes of a cluster and looks up by id those that the list lacks. Also returns the agents of the latter.
 async fn both(
     client: &PlatformClient,
     cluster: &Cluster,
@@ -135,7 +134,7 @@ async fn both(
     if missing.is_empty() {
         return Ok((listed, None, agents));
     }
-    // Looked for by id too: some backends list late what they know already.
+    // Looked up by id as well, because the lists of some backends lag behind.
     let message = wire::DiscoverRequest {
         node_ids: missing,
         ..message
@@ -144,7 +143,7 @@ async fn both(
     Ok((listed, Some(found), agents))
 }
 
-/// Ids of recorded nodes that a list lacks, and the agents of those that nobody asked to go.
+/// Ids of recorded nodes that the list lacks, and the agents of those whose removal was not requested.
 fn missing(
     cluster: &Cluster,
     platform: &Sym,

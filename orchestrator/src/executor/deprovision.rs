@@ -1,4 +1,4 @@
-//! Asking a platform to remove a node.
+//! Requests that a platform removes a node.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     shared::Shared,
 };
 
-/// Deadline of the call: the platform answers when it has begun, not when it is done.
+/// Deadline of the call: the platform responds once the removal has begun, not when it is complete.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(super) async fn deprovision(

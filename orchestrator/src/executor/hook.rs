@@ -1,4 +1,4 @@
-//! Hooks: commands that are run inside nodes, through their platforms. Neither command nor output is kept or logged.
+//! Hooks: commands run inside nodes, through their platforms. Neither commands nor output are kept or logged.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,10 +9,10 @@ use futures::StreamExt;
 use super::envelope::{Envelope, Kind, Open};
 use crate::{cluster::Cluster, hooks::Point, queue::Urgency, secrets, shared::Shared};
 
-/// How long a platform may take to open a stream.
+/// Deadline for a platform to open a stream.
 pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A node as its platform knows it. None: the platform has not said under which id it has the node.
+/// A node as its platform identifies it. `None` if the platform has not reported an id yet.
 pub(crate) fn target(cluster: &Cluster, node: &Node) -> Option<wire::NodeTarget> {
     Some(wire::NodeTarget {
         expected_platform_uid: node.platform_uid.to_string(),
@@ -27,12 +27,12 @@ pub(crate) fn target(cluster: &Cluster, node: &Node) -> Option<wire::NodeTarget>
     })
 }
 
-/// Runs a hook in the node of a slot, within its timeout and `most`. It is ended with the call.
+/// Runs a hook in the node of a slot, limited by its timeout and by `most`. Dropping the call ends the command.
 ///
 /// # Errors
-/// The hook failed, took too long, or cannot be run: in words for people, without what it wrote. `CapabilityMissing` if
-/// the platform runs nothing in nodes, `NodeNotRunning` if there is nothing to run it in; after `NotSent`, `Unavailable` and
-/// `PlatformRestarted` it may be run again.
+/// The hook failed, timed out, or cannot be run; the message is for users and never contains the output.
+/// `CapabilityMissing` if the platform cannot run commands in nodes, `NodeNotRunning` if the node does not run. After
+/// `NotSent`, `Unavailable` and `PlatformRestarted` the hook may be retried.
 pub(crate) async fn run(
     shared: &Arc<Shared>,
     cluster: &Arc<Cluster>,

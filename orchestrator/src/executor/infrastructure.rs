@@ -1,4 +1,4 @@
-//! Calls about infrastructure: exactly what a plan says. What they answer is taken in by the next pass.
+//! Infrastructure calls, exactly as planned. The next pass takes in the results.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{
 /// Deadline of a read.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a call needs of the record.
+/// The fields of the record that a call needs.
 struct Ask {
     key: BackendKey,
     asked: Asked,
@@ -30,7 +30,7 @@ struct Ask {
     left: Duration,
 }
 
-/// Makes a call about infrastructure.
+/// Makes an infrastructure call.
 pub(super) async fn call(
     shared: &Arc<Shared>,
     cluster: &Arc<Cluster>,
@@ -103,7 +103,7 @@ async fn send(
     drover_convert::infrastructure::observed(platform, state, poll_after.as_ref())
 }
 
-/// What a platform says of infrastructure, and when it is to be asked again.
+/// The platform's report on infrastructure, and when to ask again.
 type Said = (
     Option<wire::InfrastructureState>,
     Option<prost_types::Duration>,

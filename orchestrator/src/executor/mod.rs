@@ -1,5 +1,5 @@
-//! Calls to platforms: exactly what a plan says, each as a task of its own and in one [envelope](Envelope). What they answer
-//! is taken in by the next pass; nothing is decided here.
+//! Calls to platforms, exactly as planned, each as a task of its own and in one [envelope](Envelope). The next pass
+//! takes in their results; nothing is decided here.
 
 mod adopt;
 mod confirm;
@@ -25,7 +25,7 @@ use crate::{
 
 pub(crate) use envelope::{Envelope, Kind};
 
-/// Makes a call, as a task of its own.
+/// Starts a call as a task of its own.
 pub(crate) fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>, call: &Call, urgency: Urgency) {
     let (shared, cluster, call) = (shared.clone(), cluster.clone(), call.clone());
     let owner = shared.clone();
@@ -53,7 +53,7 @@ pub(crate) fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>, call: &Call, u
     }));
 }
 
-/// Runs the hook in a node before its removal.
+/// Runs the pre-stop hook of a node before its removal.
 async fn drain(
     shared: &Arc<Shared>,
     cluster: &Arc<Cluster>,

@@ -1,4 +1,4 @@
-//! Asking a platform for the nodes of a request.
+//! Requests the nodes of a provision request from a platform.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::{
     template,
 };
 
-/// Metadata of a NO_CAPACITY error that names the one failure domain that has none.
+/// Metadata key of a `NO_CAPACITY` error that names the single failure domain that is short.
 const FAILURE_DOMAIN: &str = "failure_domain";
 
 pub(super) async fn provision(
@@ -125,7 +125,7 @@ pub(super) async fn provision(
     Some(urgency)
 }
 
-/// What capacity a request takes.
+/// The capacity pool that a request draws from.
 fn pool_of(inner: &ClusterState, request: &Request) -> Sym {
     let group = inner.spec.groups.iter().find(|g| g.path == request.group);
     let choice = group.and_then(|group| {
@@ -135,8 +135,8 @@ fn pool_of(inner: &ClusterState, request: &Request) -> Sym {
     choice.map_or_else(|| request.class.clone(), |choice| choice.pool.clone())
 }
 
-/// What became of each index. One that is missing, stands there twice, or is of another request, is unknown: such an
-/// answer proves nothing.
+/// The result of each index. An index that is missing, duplicated, or of another request is unknown: such a response
+/// proves nothing about it.
 fn outcomes(
     answer: wire::ProvisionResponse,
     count: usize,
@@ -154,7 +154,7 @@ fn outcomes(
         }
     };
     for node in answer.nodes {
-        // One of another request is not what was asked for here, whatever its index.
+        // A node of another request is not a result of this one, whatever its index.
         if let Some((of, made_by, index)) = drover_convert::node::slot(&node)
             && (of, made_by) == (owner, request)
             && !node.node_id.is_empty()
@@ -185,7 +185,7 @@ fn outcomes(
         .collect())
 }
 
-/// A platform without capacity is left alone by all clusters for a while.
+/// Records a capacity shortage, so that all clusters back off from the platform.
 fn note_capacity(
     shared: &Shared,
     platform: &Sym,
@@ -206,7 +206,7 @@ fn note_capacity(
     let short = errors
         .into_iter()
         .filter(|error| error.class() == Class::NoCapacity);
-    // Many nodes of a request may fail for the same want.
+    // Many nodes of a request may fail because of the same shortage.
     let short: BTreeMap<&str, Option<Duration>> = short
         .map(|error| {
             let domain = error.metadata().get(FAILURE_DOMAIN);

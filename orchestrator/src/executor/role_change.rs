@@ -1,4 +1,4 @@
-//! Changes of roles: the platform is told, and then the node itself, by its hook. Both may be told again.
+//! Role changes: first the platform is told, then the node itself, by its hook. Both may be repeated.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,10 +16,11 @@ use crate::{
     shared::Shared,
 };
 
-/// Deadline of an UpdateNode call: a label, a tag or a file.
+/// Deadline of an UpdateNode call, which only changes a label, a tag or a file.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Has a node take the role that its record intends: first its platform, then, to become active, the node by its hook.
+/// Makes a node take the role that its record intends: first its platform is told, then, on promotion, the hook runs in
+/// the node.
 pub(super) async fn change(
     shared: &Arc<Shared>,
     cluster: &Arc<Cluster>,
@@ -111,20 +112,20 @@ async fn tell(
         })
 }
 
-/// What is run in a node to make it active: what its group says, or else its template.
+/// The promotion hook of a node: its group's own, or else its template's.
 fn post_promote(inner: &ClusterState, slot: u64) -> Option<Hook> {
     let node = inner.state.node(slot)?;
     inner.lifecycle(&node.group)?.post_promote
 }
 
-/// Whether a hook that ended like this has not made the node active, for certain.
+/// Whether a hook that failed with this error has certainly not made the node active.
 fn says_no(error: &Error) -> bool {
     matches!(
         error.reason(),
         Reason::Precondition
             | Reason::CapabilityMissing
             | Reason::NodeNotRunning
-            // It was never begun.
+            // The hook never started.
             | Reason::NotSent
             | Reason::PlatformRestarted
             | Reason::Fenced

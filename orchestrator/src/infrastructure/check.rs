@@ -1,4 +1,4 @@
-//! Infrastructure at apply: checked by us and by the platforms that are to make it.
+//! Validation of infrastructure on apply, by the orchestrator and by the platforms that are to create it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,16 +14,16 @@ use crate::{
     shared::Shared,
 };
 
-/// How long a platform may take to check an entry: it makes nothing, and somebody waits.
+/// Deadline for a platform to validate an entry: nothing is created, and a user waits.
 const VALIDATE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Questions to platforms under way at once for one document.
+/// Maximum concurrent validation calls for one document.
 const VALIDATE_AT_ONCE: usize = 16;
 
 fn field(index: usize) -> String {
     format!("spec.infrastructure[{index}]")
 }
 
-/// What registrations and handshakes alone can tell. Answers the places and names of platforms that nobody knows.
+/// Validation against registrations and handshakes alone. Returns the positions and names of unknown platforms.
 pub(crate) fn read(
     shared: &Shared,
     resolved: &Resolved,
@@ -62,8 +62,8 @@ pub(crate) fn read(
     missing
 }
 
-/// Has every platform that can be reached check what it would have to make or change. What it cannot is refused, what
-/// it could not say becomes a warning.
+/// Has every reachable platform validate what it would create or change. Rejections become violations; checks that
+/// could not be made become warnings.
 pub(crate) async fn ask(
     shared: &Shared,
     name: &str,
@@ -71,7 +71,7 @@ pub(crate) async fn ask(
     cluster: Option<&Arc<Cluster>>,
     warnings: &mut Vec<String>,
 ) -> Result<()> {
-    // A new cluster has no uid yet; nothing is made under this one.
+    // A new cluster has no uid yet; nothing is created under this one.
     let owner = cluster.map_or_else(Uuid::now_v7, |cluster| cluster.uid);
     let (known, sequence) = cluster.map_or_else(
         || (Vec::new(), 1),
@@ -82,7 +82,7 @@ pub(crate) async fn ask(
     );
     let mut asked = Vec::new();
     for (index, wanted) in resolved.infrastructure.iter().enumerate() {
-        // What was accepted before is not asked about again.
+        // Entries that were accepted before are not validated again.
         if known.contains(wanted) {
             continue;
         }
@@ -136,7 +136,7 @@ pub(crate) async fn ask(
     }
 }
 
-/// What a platform refuses, at the fields of the document.
+/// Maps a platform's rejection to fields of the document.
 fn refused(field: &str, platform: &str, error: &Error) -> Vec<Violation> {
     let what = match error.reason() {
         Reason::Immutable => "cannot be changed once it is made",
@@ -161,7 +161,7 @@ fn refused(field: &str, platform: &str, error: &Error) -> Vec<Violation> {
         .collect()
 }
 
-/// An entry goes only when the cluster has no nodes on that platform: they stand on what would be released.
+/// An entry can only be removed if the cluster has no nodes on that platform, since they depend on its infrastructure.
 pub(crate) fn refuse_removed(inner: &ClusterState, resolved: &Resolved) -> Result<()> {
     let mut wrong = Vec::new();
     for before in &inner.spec.infrastructure {
@@ -199,13 +199,13 @@ pub(crate) fn refuse_removed(inner: &ClusterState, resolved: &Resolved) -> Resul
     }
 }
 
-/// Stands for an address that is not allocated yet where a template is tried (RFC 2606).
+/// Placeholder for an address that is not allocated yet when a template is test-rendered (RFC 2606).
 const UNKNOWN_HOST: &str = "endpoint.invalid";
-/// Port of an endpoint that says none, as the protos promise.
+/// Default port of an endpoint, as documented in the protos.
 const DEFAULT_PORT: u32 = 6443;
 
-/// The infrastructure that nodes on a platform will have, as a check of them is told it: that of their own platform first,
-/// nothing known of it yet but what the spec says.
+/// The infrastructure that nodes on a platform will have, for validating them: their own platform's first. Contains
+/// only what the spec determines.
 pub(crate) fn announced(resolved: &Resolved, platform: &str) -> Vec<wire::InfrastructureOutputs> {
     let of = |own: bool| {
         let wanted = resolved.infrastructure.iter();

@@ -1,4 +1,4 @@
-//! The record of infrastructure as it is stored.
+//! The stored record of infrastructure.
 
 use std::collections::BTreeSet;
 
@@ -71,7 +71,7 @@ struct ResourceRow {
     create_time: u64,
 }
 
-/// Phases by their stored number, from 1: 0 is a field that is not there.
+/// Phases by their stored number, which starts at 1, because 0 is an absent field.
 const PHASES: [ResourcePhase; 6] = [
     ResourcePhase::Pending,
     ResourcePhase::Ready,
@@ -99,7 +99,7 @@ fn damaged() -> Error {
     )
 }
 
-/// The name of a record below its kind.
+/// The row key of a record within its kind.
 fn row_name((platform, uid): &BackendKey) -> String {
     format!("{platform}/{uid}")
 }
@@ -178,7 +178,7 @@ pub(crate) fn decode(bytes: &[u8], interner: &Interner) -> Result<(BackendKey, I
     Ok((key, record))
 }
 
-/// Records of a cluster from the store, into its state.
+/// Loads the records of a cluster from the store into its state.
 pub(crate) fn load(
     rows: Vec<drover_store::ResourceRow>,
     state: &mut State,
@@ -194,7 +194,7 @@ pub(crate) fn load(
     Ok(())
 }
 
-/// Rows to write and rows that go: the records that operations touched, as `after` has them.
+/// Adds the rows to write and to delete: the records that operations touched, as they are in `after`.
 pub(crate) fn fill(
     step: &mut drover_store::Step,
     keys: &BTreeSet<BackendKey>,

@@ -1,5 +1,5 @@
-//! Infrastructure: checked at apply, asked for and freed as plans say, stored, shown, and looked for where nobody
-//! should have any left.
+//! Infrastructure: validated on apply, created and released as planned, stored, shown, and swept where clusters no
+//! longer exist.
 
 pub(crate) mod check;
 pub(crate) mod codec;
@@ -13,10 +13,10 @@ use drover_planner::State;
 use drover_proto::platform::v1 as wire;
 use prost::Message;
 
-/// The kind under which the store keeps its records.
+/// Row kind of infrastructure records in the store.
 pub(crate) const KIND: &str = "infrastructure";
 
-/// What the infrastructure of a cluster offers to nodes on a platform, that platform's first.
+/// The infrastructure outputs of a cluster for nodes on a platform, that platform's first.
 pub(crate) fn outputs(state: &State, platform: &str) -> Vec<wire::InfrastructureOutputs> {
     let own = |first: bool| {
         state
@@ -28,13 +28,13 @@ pub(crate) fn outputs(state: &State, platform: &str) -> Vec<wire::Infrastructure
     own(true).chain(own(false)).collect()
 }
 
-/// A stored spec.
+/// Decodes a stored spec.
 pub(crate) fn decode(body: &[u8]) -> Result<wire::InfrastructureSpec> {
     wire::InfrastructureSpec::decode(body)
         .map_err(|_| Error::internal("the stored infrastructure cannot be read"))
 }
 
-/// What a stored spec asks for, for people: `network, endpoint`.
+/// Summary of the parts that a stored spec requests: `network, endpoint`.
 fn parts(body: &[u8]) -> String {
     let spec = decode(body).unwrap_or_default();
     let parts: Vec<&str> = [

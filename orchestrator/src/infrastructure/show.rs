@@ -1,4 +1,4 @@
-//! Infrastructure as it is answered and told.
+//! Infrastructure in API responses and events.
 
 use drover_core::infrastructure::{Infrastructure, Resource, ResourcePhase};
 use drover_planner::{BackendKey, ConditionKind, InfrastructureChange, Op, State};
@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 use super::parts;
 use crate::cluster::{Cluster, ClusterState};
 
-/// Most resources of an abandoned backend that are told one by one.
+/// Maximum number of resources of an abandoned backend that get an event of their own.
 const MAX_TOLD: usize = 64;
 
-/// What is to be told of one operation: how serious, reason, message.
+/// Severity, reason and message of an event.
 pub(crate) type Told = (EventSeverity, &'static str, String);
 
-/// What happened with an operation, given the record before it.
+/// The event of an operation, given the record before it.
 pub(crate) fn told(
     state: &State,
     key: &BackendKey,
@@ -123,7 +123,7 @@ fn named(resources: &[&Resource], why: bool) -> String {
     words.join(", ")
 }
 
-/// An operation as an action of a plan. None: it is none.
+/// An operation as an action of a plan. `None` if it is not about infrastructure.
 pub(crate) fn action(
     key: &BackendKey,
     to: Option<&Infrastructure>,
@@ -151,7 +151,7 @@ pub(crate) fn action(
     })
 }
 
-/// How far the infrastructure of a cluster is: in the order of the spec, then what is left of earlier ones.
+/// Infrastructure status of a cluster: in the order of the spec, then remnants of earlier specs.
 pub(crate) fn status(cluster: &Cluster, inner: &ClusterState) -> Vec<pb::InfrastructureStatus> {
     let owner = cluster.uid.to_string();
     let place = |key: &BackendKey| {
@@ -185,7 +185,7 @@ pub(crate) fn status(cluster: &Cluster, inner: &ClusterState) -> Vec<pb::Infrast
     list
 }
 
-/// Whether the infrastructure is as wanted, why not, and since when. None: nothing of the kind is wanted.
+/// Whether the infrastructure is as desired, the reason and message if not, and since when. `None` if none is desired.
 pub(crate) fn condition(inner: &ClusterState) -> Option<(bool, String, String, u64)> {
     let state = &inner.state;
     if state.deleting || inner.spec.infrastructure.is_empty() {
@@ -216,7 +216,7 @@ pub(crate) fn condition(inner: &ClusterState) -> Option<(bool, String, String, u
     ))
 }
 
-/// Gives up the record of a backend that will never answer again, and names what may be left there.
+/// Drops the record of a backend that will never respond again, with events that name what may be left there.
 pub(crate) fn abandon(state: &State, key: &BackendKey, now: u64) -> Option<(Op, Vec<NewEvent>)> {
     let record = state.infrastructure.get(key)?;
     let event = |message: String| NewEvent {

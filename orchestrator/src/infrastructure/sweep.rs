@@ -1,5 +1,5 @@
-//! Infrastructure that nobody should have any more: what is left of deleted clusters is released, what is foreign is
-//! counted and never touched.
+//! Sweeps leaked infrastructure: remnants of deleted clusters are released; foreign resources are only counted, never
+//! touched.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,33 +18,33 @@ use crate::{
     shared::{Registered, Shared},
 };
 
-/// Time between two looks at all resources of the platforms.
+/// Interval between complete reads of the platforms' resources.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// How long what is left of a deleted cluster is seen before it is released.
+/// Time for which remnants of a deleted cluster must be visible before they are released.
 const GRACE: Millis = 120_000;
 /// Deadline of a complete read.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Deadline of a release.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The same for platforms on which nobody has had any since this process started.
+/// Interval for platforms on which no infrastructure was requested since this process started.
 const IDLE_INTERVAL: Millis = 3_600_000;
 
-/// What is left of deleted clusters, by platform and owner, and since when this process sees it.
+/// Remnants of deleted clusters, by platform and owner, and since when this process has seen them.
 #[derive(Debug, Default)]
 pub(crate) struct Leaks {
     left: Mutex<BTreeMap<(Sym, Uuid), Millis>>,
-    /// Platforms that were asked for infrastructure since this process started.
+    /// Platforms on which infrastructure was requested since this process started.
     used: Mutex<BTreeSet<Sym>>,
 }
 
 impl Leaks {
-    /// Deleted clusters of which something is left.
+    /// Deleted clusters with remnants.
     pub(crate) fn owners(&self) -> Vec<Uuid> {
         self.left.lock().keys().map(|(_, owner)| *owner).collect()
     }
 
-    /// A deleted cluster of which something is left on a platform.
+    /// A deleted cluster with remnants on a platform.
     pub(crate) fn user(&self, platform: &str) -> Option<Uuid> {
         let leaks = self.left.lock();
         leaks
@@ -53,24 +53,24 @@ impl Leaks {
             .map(|(_, owner)| *owner)
     }
 
-    /// A platform is registered no more.
+    /// Called when a platform is unregistered.
     pub(crate) fn forget(&self, platform: &str) {
         self.left.lock().retain(|(name, _), _| **name != *platform);
     }
 
-    /// A platform is asked for infrastructure, so something may be left of it one day.
+    /// Marks that infrastructure is requested on a platform, so that remnants may exist there one day.
     pub(crate) fn used(&self, platform: &Sym) {
         self.used.lock().insert(platform.clone());
     }
 
-    /// Whether it is worth a call to look at a platform again, when it was last looked at then.
+    /// Whether a platform last read at `last` is due for another read.
     fn is_worth(&self, platform: &Sym, last: Millis, now: Millis) -> bool {
         last + IDLE_INTERVAL <= now
             || self.used.lock().contains(platform)
             || self.user(platform).is_some()
     }
 
-    /// Takes in who has something on a platform now. Answers those that were seen for long enough.
+    /// Takes in the owners that have remnants on a platform now. Returns those that have been visible for long enough.
     fn seen(&self, platform: &Sym, owners: &BTreeSet<Uuid>, now: Millis) -> Vec<Uuid> {
         let mut leaks = self.left.lock();
         leaks.retain(|(name, owner), _| name != platform || owners.contains(owner));
@@ -85,7 +85,7 @@ impl Leaks {
     }
 }
 
-/// Looks at all platforms again and again, until the orchestrator stops.
+/// Reads all platforms periodically, until the orchestrator stops.
 pub(crate) async fn run(shared: Arc<Shared>) {
     let mut turn = tokio::time::interval(INTERVAL);
     turn.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -121,7 +121,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// Answers whether the platform was looked at.
+/// Returns whether the platform was read.
 async fn look(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<bool> {
     let platform = &registered.platform;
     let now = shared.now();
@@ -137,7 +137,7 @@ async fn look(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<bool
         kind: Kind::Read,
         platform: &platform.name,
         uid: &uid,
-        // A list is about all of them, and carries no fence.
+        // A list covers all owners and carries no fence.
         owner: Uuid::nil(),
         urgency: Urgency::Bulk,
     };
@@ -167,11 +167,11 @@ async fn look(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<bool
     Ok(true)
 }
 
-/// Resources of a platform by whose they are.
+/// Resources of a platform by ownership.
 struct Sorted {
-    /// Deleted clusters of which something is left.
+    /// Deleted clusters with remnants.
     left: BTreeSet<Uuid>,
-    /// Number of resources that are none of ours.
+    /// Number of resources of unknown owners.
     foreign: u32,
 }
 
@@ -205,12 +205,12 @@ fn sort(shared: &Shared, platform: &Sym, resources: &[wire::Resource]) -> Sorted
             sorted.left.insert(owner);
         }
     }
-    // A release would free all that the owner has.
+    // A release would free everything of the owner.
     sorted.left.retain(|owner| !newer.contains(owner));
     sorted
 }
 
-/// Releases what is left of a deleted cluster. Its tombstone is the durable intent; the owner decides what is freed.
+/// Releases the remnants of a deleted cluster. The tombstone is the durable intent; the owner identifies what is freed.
 async fn release(shared: &Arc<Shared>, registered: &Arc<Registered>, owner: Uuid) -> Result<()> {
     let Some(name) = shared.tombstones.name(owner) else {
         return Ok(());

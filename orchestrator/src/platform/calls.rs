@@ -1,4 +1,4 @@
-//! How a platform may be called: how many at once, how often, when again after failures, and for what it has room.
+//! Call limits of a platform: concurrency, rate, circuit breaker, and capacity backoff.
 
 use std::time::Duration;
 
@@ -9,38 +9,37 @@ use crate::queue::Urgency;
 
 use super::Platform;
 
-/// Failures in a row after which a platform is left alone for a while.
+/// Consecutive failures that open the circuit breaker.
 pub(super) const BREAKER_FAILURES: u32 = 5;
 
-/// How long it is left alone at first; it doubles.
+/// Initial open time of the circuit breaker; doubles with each further failure.
 pub(super) const BREAKER_FIRST: Millis = 1_000;
 
-/// How long it is left alone at most.
+/// Maximum open time of the circuit breaker.
 const BREAKER_MOST: Millis = 30_000;
 
-/// First wait after a platform had no capacity; it doubles.
+/// Initial backoff after a capacity shortage; doubles with each further shortage.
 pub(super) const CAPACITY_FIRST: Millis = 5_000;
 
-/// Longest wait after a platform had no capacity.
+/// Maximum backoff after a capacity shortage.
 const CAPACITY_MOST: Millis = 300_000;
 
-/// More shortages than that are not remembered once they are over.
+/// Above this number, shortages are forgotten once their backoff has ended.
 const MAX_SHORTAGES: usize = 1_000;
 
-/// Longest wait for a permit before a call is given up unsent.
+/// Maximum wait for a permit; then the call is given up without being sent.
 const PERMIT_WAIT: Duration = Duration::from_secs(20);
 
-/// What to make of an answer, for whoever made the call.
+/// Effect of a call result on the circuit breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BreakerChange {
-    /// The platform is used as before.
     Same,
-    /// Too many calls failed in a row, or it works again: who waits for it is to be planned.
+    /// The circuit breaker opened or closed: clusters that wait for the platform must be planned.
     Changed,
 }
 
 impl Platform {
-    /// Waits for a turn to call. None: none came in time.
+    /// Waits for a permit to call. `None` if the wait timed out.
     pub(crate) async fn permit(
         &self,
         urgency: Urgency,
@@ -60,7 +59,7 @@ impl Platform {
                 .ok()?
                 .ok()?,
         };
-        // After the place, so that nobody who waits for one saves up calls that come all at once when it is free.
+        // Paced after the permit is held, so that callers that wait for one do not accumulate a burst.
         let pause = self.pace(now());
         if pause > 0 {
             tokio::time::sleep(Duration::from_millis(pause)).await;
@@ -68,7 +67,7 @@ impl Platform {
         Some(permit)
     }
 
-    /// How long the next call waits for the rate that the platform states.
+    /// How long the next call must wait to keep the platform's rate limit.
     fn pace(&self, now: Millis) -> Millis {
         let mut inner = self.inner.lock();
         let handshake = inner.handshake.as_ref();
@@ -88,7 +87,7 @@ impl Platform {
         at.saturating_sub(now)
     }
 
-    /// Takes in how a call ended, for the circuit breaker.
+    /// Records the result of a call for the circuit breaker.
     pub(crate) fn record_call_result(&self, error: Option<&Error>, now: Millis) -> BreakerChange {
         let failed = error.is_some_and(|error| {
             matches!(
@@ -126,18 +125,18 @@ impl Platform {
         }
     }
 
-    /// A suspension that is over: one call may try.
+    /// Ends an expired suspension, so that one call may probe the platform.
     pub(crate) fn end_suspension(&self, now: Millis) -> bool {
         let mut inner = self.inner.lock();
         if inner.suspended_until > 0 && inner.suspended_until <= now {
-            // One more failure suspends it again, for longer.
+            // One more failure suspends the platform again, for longer.
             inner.suspended_until = 0;
             return true;
         }
         false
     }
 
-    /// It had nothing of a pool, in this failure domain, or if that is empty, in any.
+    /// Records a shortage of a pool in this failure domain, or in all domains if that is empty.
     pub(crate) fn out_of(
         &self,
         pool: &Sym,
@@ -147,7 +146,7 @@ impl Platform {
     ) -> Millis {
         let mut inner = self.inner.lock();
         if inner.capacity.len() >= MAX_SHORTAGES {
-            // Those that are over have been forgiven by now.
+            // Expired shortages no longer matter.
             inner.capacity.retain(|_, (_, until)| *until > now);
         }
         let key = (pool.clone(), domain.into());
@@ -161,7 +160,7 @@ impl Platform {
         *until
     }
 
-    /// It had some of a pool, in these failure domains.
+    /// Records that a pool had capacity in these failure domains.
     pub(crate) fn has_again<'a>(
         &self,
         pool: &Sym,

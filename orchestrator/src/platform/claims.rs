@@ -1,20 +1,20 @@
-//! Nodes that a platform shows and that are recorded on another one: told to people, believed by nobody.
+//! Nodes that a platform shows although they are recorded on another one: reported to users, but never believed.
 
 use std::collections::BTreeMap;
 
 use drover_core::{Millis, Sym};
 
-/// So many are remembered.
+/// Maximum number of claims that are remembered.
 const MAX_CLAIMS: usize = 1_000;
-/// So many are named.
+/// Maximum number of nodes named in a message.
 const NAMED: usize = 3;
 
-/// Such nodes, by cluster and node id: when each was shown last, and the platform that it is recorded on.
+/// Claimed nodes, by cluster and node id: when each was last shown, and the platform that it is recorded on.
 #[derive(Debug, Default)]
 pub(super) struct Claims(BTreeMap<(Box<str>, Box<str>), (Millis, Sym)>);
 
 impl Claims {
-    /// Answers whether it is the first one.
+    /// Adds or renews a claim. Returns whether it is the first one.
     pub(super) fn add(
         &mut self,
         cluster: &str,
@@ -37,7 +37,7 @@ impl Claims {
         }
     }
 
-    /// What a whole list since then has not shown is claimed no more.
+    /// Drops claims that no complete list since `began` has shown.
     pub(super) fn shown_since(&mut self, began: Millis) {
         self.0.retain(|_, (last, _)| *last >= began);
     }
@@ -46,7 +46,7 @@ impl Claims {
         self.0.len()
     }
 
-    /// What people are told of them. None: there are none.
+    /// Human-readable summary. `None` if there are no claims.
     pub(super) fn in_words(&self) -> Option<String> {
         if self.0.is_empty() {
             return None;

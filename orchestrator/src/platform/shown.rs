@@ -1,4 +1,4 @@
-//! What planners, metrics and users are told of a platform.
+//! Views of a platform for the planner, metrics and API users.
 
 use std::sync::Arc;
 
@@ -9,21 +9,21 @@ use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 
 use super::{Phase, Platform, has};
 
-/// Time from accepted to running before a node is sick.
+/// Maximum time from acceptance to running before a node counts as unhealthy.
 const PROVISION_TIMEOUT: Millis = 15 * 60_000;
 
-/// The same on machines that boot from firmware on.
+/// The same for bare metal, which boots through its firmware.
 const PROVISION_TIMEOUT_METAL: Millis = 60 * 60_000;
 
-/// How a platform is, for metrics.
+/// Health of a platform, for metrics.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlatformHealth {
     pub(crate) visible: bool,
-    /// It is left alone for a while.
+    /// The circuit breaker is open.
     pub(crate) suspended: bool,
-    /// When its backend was last known whole, by our clock. None: never.
+    /// When the backend was last known completely, by our clock. `None` if never.
     pub(crate) fresh_at: Option<Millis>,
-    /// Nodes of other platforms that it shows as its own.
+    /// Number of nodes recorded on other platforms that this one shows as its own.
     pub(crate) claims: usize,
 }
 
@@ -38,7 +38,7 @@ impl Platform {
         }
     }
 
-    /// What planners may know of it.
+    /// The planner's view of the platform.
     pub(crate) fn view(&self, now: Millis) -> PlatformView {
         let inner = self.inner.lock();
         let limits = inner
@@ -94,7 +94,7 @@ impl Platform {
         }
     }
 
-    /// It as the registry answers it.
+    /// The platform as the registry API returns it.
     pub(crate) fn to_proto(&self, now: Millis) -> pb::Platform {
         let inner = self.inner.lock();
         let visible = inner.visible(now);

@@ -1,4 +1,4 @@
-//! What is seen of a platform, and what calls to it teach.
+//! Visibility of a platform, and the effects of call results.
 
 use super::calls::{BREAKER_FAILURES, BREAKER_FIRST, CAPACITY_FIRST};
 use super::*;
@@ -35,7 +35,7 @@ fn a_platform_that_comes_again_and_again_with_other_nodes_fills_no_memory() {
             assert!(shown <= 2 * MAX_ITEMS);
         }
         assert!(kept() as usize <= 2 * MAX_ITEMS + 2, "{round}: {}", kept());
-        // Who shows few again is heard again.
+        // A platform that shows few nodes again is accepted again.
         connect(&platform);
         platform.refuse_flood().unwrap();
     }
@@ -95,7 +95,7 @@ fn calls_are_suspended_after_failures_in_a_row_for_longer_each_time() {
         "twice as long"
     );
     assert!(platform.end_suspension(3_000 + 2 * BREAKER_FIRST));
-    // What a platform refuses it does answer.
+    // A rejection is a response, so the platform is available.
     platform.record_call_result(Some(&Error::invalid("a", "b")), 9_000);
     platform.record_call_result(Some(&failure), 9_000);
     assert!(platform.view(9_000).callable);

@@ -1,4 +1,4 @@
-//! Probes by a command inside the node, which its platform runs.
+//! Probes by a command that the platform runs inside the node.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use tokio::time::timeout;
 use super::{Failed, Target};
 use crate::shared::Shared;
 
-/// How long a platform may take to begin, beside the time that the command has.
+/// Deadline for the platform to start the command, in addition to the timeout of the command itself.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Runs a command; exit code 0 is good. What it writes is read and shown nowhere: it may be secret.
+/// Runs a command; exit code 0 means healthy. The output is drained but never shown, because it may be secret.
 pub(super) async fn ask(
     shared: &Shared,
     target: &Target,
@@ -63,7 +63,7 @@ pub(super) async fn ask(
     }
 }
 
-/// What a refusal says: of the node if it does not run, else of the way to it.
+/// Classifies a rejection: a failure of the node if it is not running, else of the way to it.
 fn failed(error: &Error) -> Failed {
     let why = if is_unreachable(error) {
         "the platform cannot be reached".to_owned()

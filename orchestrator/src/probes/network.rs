@@ -19,12 +19,12 @@ use super::{
     tls::{self, Secure, Spoken},
 };
 
-/// Bytes of an answer of HTTP until after its status.
+/// Length of an HTTP response up to the end of the status code.
 const HTTP_STATUS: usize = 12;
-/// What whoever speaks TLS answers a request in plaintext with begins with.
+/// The first bytes with which a TLS server responds to a plaintext request.
 const TLS_ALERT: &[u8] = &[0x15, 3];
 
-/// Asks a node, over TLS if `secure` says how. The error says why it is not well.
+/// Probes a node, over TLS if `secure` is given. The error explains why the node is unhealthy.
 pub(super) async fn ask(
     health: &Health,
     address: &str,
@@ -55,14 +55,14 @@ pub(super) async fn ask(
     })
 }
 
-/// A connection to one of the addresses that a probe may go to.
+/// Connects to one of the addresses that the probe may use.
 async fn connected(address: &str, gate: Gate<'_>) -> Result<TcpStream, Failed> {
     let at = gate.pass(address).await?;
     let stream = TcpStream::connect(&at[..]).await;
     stream.map_err(|error| Failed::Node(plain(&error)))
 }
 
-/// The address that a probe goes to, of those that it may go to.
+/// Chooses among the addresses that the probe may use.
 async fn chosen(address: &str, gate: Gate<'_>) -> Result<SocketAddr, Failed> {
     let at = gate.pass(address).await?;
     match at[..] {
@@ -96,13 +96,13 @@ async fn http(
     judge(&line).map_err(Failed::Node)
 }
 
-/// Asks for a path, and reads the begin of the answer. Shorter: it was closed before.
+/// Requests a path and reads the beginning of the response, which is shorter if the connection was closed early.
 async fn status_line(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     address: &str,
     path: &str,
 ) -> std::io::Result<Vec<u8>> {
-    /// A status line is all that is read.
+    /// Only the status line is read.
     const STATUS_LINE: usize = 64;
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     let written = async {
@@ -113,7 +113,7 @@ async fn status_line(
     let mut line = Vec::with_capacity(STATUS_LINE);
     while line.len() < HTTP_STATUS {
         match stream.read_buf(&mut line).await {
-            // Whoever closes a connection may have said why before.
+            // A server that closes the connection may have sent the reason before.
             Ok(0) => return written.map(|()| line),
             Ok(_) => {}
             Err(error) => return Err(error),
@@ -122,7 +122,7 @@ async fn status_line(
     Ok(line)
 }
 
-/// Whether the begin of an answer is good.
+/// Checks the beginning of an HTTP response.
 fn judge(line: &[u8]) -> Result<(), String> {
     if line.starts_with(TLS_ALERT) {
         return Err("it speaks TLS there: set http.tls".to_owned());
@@ -175,7 +175,7 @@ async fn grpc(
     if status != ServingStatus::Serving {
         return Err(Failed::Node(format!("{status:?}")));
     }
-    // Another node may have taken over the address: its good health says nothing of this one.
+    // Another node may have taken over the address: its health says nothing about this one.
     match AgentServiceClient::new(channel)
         .get_info(GetInfoRequest {})
         .await
@@ -185,7 +185,7 @@ async fn grpc(
             let why = format!("it is another node ({})", info.get_ref().node_id);
             Err(Failed::Node(why))
         }
-        // It has no agent of ours.
+        // The node does not run our agent.
         Err(status) if status.code() == tonic::Code::Unimplemented => Ok(()),
         Err(status) => Err(answered(&status)),
     }
@@ -195,7 +195,7 @@ fn answered(status: &tonic::Status) -> Failed {
     Failed::Node(format!("{:?}: {}", status.code(), status.message()))
 }
 
-/// Whether an agent at this address proves that the node of this id lives.
+/// Whether the agent at this address proves that the node with this id is alive.
 pub(crate) async fn agent_says(address: &str, id: &str, within: Duration, gate: Gate<'_>) -> bool {
     let Some((scheme, address)) = address.split_once("://") else {
         return false;

@@ -1,5 +1,6 @@
-//! Where probes go. An address is what a platform says of a node, and in what it says is what others wrote: a name that
-//! leads anywhere, an annotation. So names are resolved once, every address is judged, and what was judged is connected to.
+//! Restricts the targets of probes. Addresses come from platforms, and may contain text that others control: a name
+//! that resolves to anything, an annotation. Therefore each name is resolved once, every address is checked, and the
+//! connection goes to the checked address.
 
 use std::{
     io,
@@ -25,7 +26,7 @@ pub struct ProbeSettings {
     pub deny: Vec<String>,
 }
 
-/// Addresses at which clouds tell machines who they are and what they may, beside the link-local ones.
+/// Metadata services of clouds that are not link-local.
 const METADATA: [IpAddr; 7] = [
     // Alibaba Cloud, Azure, Oracle Cloud.
     IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
@@ -37,13 +38,13 @@ const METADATA: [IpAddr; 7] = [
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe)),
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42)),
 ];
-/// What translators of IPv6 lead to the IPv4 address in the last bits from (RFC 6052).
+/// Well-known prefix of NAT64 translators, which embed an IPv4 address in the last bits (RFC 6052).
 const TRANSLATED: u128 = 0x64_ff9b << 96;
 
-/// What the system says of `host:port`.
+/// Resolver of `host:port`.
 type Lookup = fn(String) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>>;
 
-/// Judges where probes may go.
+/// Decides which addresses may be probed.
 #[derive(Clone, Debug)]
 pub(crate) struct Reach {
     allow: Vec<Range>,
@@ -51,11 +52,11 @@ pub(crate) struct Reach {
     pub(super) lookup: Lookup,
 }
 
-/// Whose node is probed.
+/// The restrictions for probes of one node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gate<'a> {
     pub(crate) reach: &'a Reach,
-    /// Whether its platform runs on this machine.
+    /// Whether the platform of the node runs on this machine.
     pub(crate) local: bool,
 }
 
@@ -72,7 +73,7 @@ impl Default for Reach {
 }
 
 impl Reach {
-    /// As the settings say. Errors: `Invalid` with the range that cannot be read.
+    /// Returns `Invalid` with the range that cannot be parsed.
     pub(crate) fn of(settings: &ProbeSettings) -> Result<Self> {
         let read = |list: &str, ranges: &[String]| -> Result<Vec<Range>> {
             let ranges = ranges.iter().enumerate();
@@ -89,7 +90,7 @@ impl Reach {
         })
     }
 
-    /// Why nothing is probed there. None: it may be.
+    /// Why an address must not be probed. `None` if it may be.
     fn refusal(&self, ip: IpAddr, local: bool) -> Option<&'static str> {
         let ip = ip.to_canonical();
         for face in [Some(ip), embedded(ip)].into_iter().flatten() {
@@ -111,7 +112,7 @@ impl Reach {
 }
 
 impl Gate<'_> {
-    /// The addresses of `host:port` that may be connected to. Errors: there is none.
+    /// Resolves `host:port` to the addresses that may be connected to. Fails if there are none.
     pub(super) async fn pass(self, address: &str) -> std::result::Result<Vec<SocketAddr>, Failed> {
         let found = (self.reach.lookup)(address.to_owned()).await;
         let found = found.map_err(|error| Failed::Node(plain(&error)))?;
@@ -124,7 +125,7 @@ impl Gate<'_> {
             }
         }
         match refused {
-            // It says nothing of the node: another one in its place would be no better.
+            // Not a failure of the node: a replacement would fare no better.
             Some((ip, why)) if passed.is_empty() => {
                 Err(Failed::Way(format!("{ip} is not probed: {why}")))
             }
@@ -134,7 +135,7 @@ impl Gate<'_> {
     }
 }
 
-/// Whether an endpoint of a platform is on this machine.
+/// Whether the endpoint of a platform is on this machine.
 pub(crate) fn is_local(endpoint: &str) -> bool {
     let Ok(target) = endpoint.parse::<drover_client::Target>() else {
         return false;
@@ -158,7 +159,7 @@ fn is_never(ip: IpAddr) -> bool {
     unusable || METADATA.contains(&ip)
 }
 
-/// The IPv4 address that an IPv6 one leads to by way of a translator or a tunnel.
+/// The IPv4 address that an IPv6 address leads to through a translator or a tunnel.
 fn embedded(ip: IpAddr) -> Option<IpAddr> {
     let IpAddr::V6(ip) = ip else {
         return None;
@@ -169,7 +170,7 @@ fn embedded(ip: IpAddr) -> Option<IpAddr> {
         Some(IpAddr::V4(Ipv4Addr::from_bits(low)))
     };
     match bits >> 32 {
-        // What was once "IPv4-compatible"; `::` and `::1` are themselves.
+        // The deprecated IPv4-compatible addresses, without `::` and `::1`.
         0 if bits > 1 => v4(bits),
         high if high == TRANSLATED >> 32 => v4(bits),
         // 6to4.
@@ -178,7 +179,7 @@ fn embedded(ip: IpAddr) -> Option<IpAddr> {
     }
 }
 
-/// A range of addresses.
+/// A range of addresses in CIDR notation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Range {
     ip: IpAddr,
@@ -188,7 +189,7 @@ struct Range {
 impl Range {
     fn has(&self, ip: IpAddr) -> bool {
         let same = |bits: u128, own: u128, width: u32| {
-            // A shift by all bits is no shift.
+            // `checked_shr` by the full width returns `None`.
             let differ = (bits ^ own).checked_shr(width - self.length);
             differ.unwrap_or_default() == 0
         };
@@ -213,7 +214,7 @@ impl FromStr for Range {
         let most = if ip.is_ipv4() { 32 } else { 128 };
         let length = match length {
             "" if !text.contains('/') => most,
-            // `u32` alone would take a sign, too.
+            // `u32::from_str` alone would accept a sign.
             digits if digits.bytes().all(|b| b.is_ascii_digit()) => {
                 digits.parse().map_err(|_| wrong())?
             }

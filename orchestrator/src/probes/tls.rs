@@ -1,4 +1,4 @@
-//! Probes over TLS: by https, and of gRPC. What they name of secrets is looked up again once it has changed.
+//! Probes over TLS: HTTPS and gRPC. The secrets that they refer to are read again once they have changed.
 
 use std::{collections::HashMap, io, sync::Arc};
 
@@ -17,16 +17,16 @@ use crate::{
     secrets::{self, Secrets},
 };
 
-/// Most ways of speaking TLS that are kept ready: far more than groups differ in. Beyond it all are made anew.
+/// Maximum number of cached TLS configurations, far more than groups differ in. When it is exceeded, all are rebuilt.
 const MAX_KEPT: usize = 1_024;
-/// What is spoken over it.
+/// ALPN protocol.
 const HTTP1: &[u8] = b"http/1.1";
 
-/// How probes speak TLS, by what they name.
+/// Cached TLS configurations of probes, by the secrets that they refer to.
 #[derive(Debug, Default)]
 pub(crate) struct Kept(Mutex<HashMap<ProbeTls, (Vec<Bytes>, Secure)>>);
 
-/// How a probe speaks TLS, read.
+/// A loaded TLS configuration.
 #[derive(Clone, Debug)]
 pub(crate) struct Secure {
     pub(super) settings: ClientSettings,
@@ -41,7 +41,7 @@ impl Secure {
 }
 
 impl Kept {
-    /// How to speak as `tls` says, as its secrets are now. Errors: one of them is not there, or holds something else.
+    /// The TLS configuration for `tls`, with the current secrets. Fails if a secret is missing or unusable.
     pub(super) async fn get(
         &self,
         secrets: &Secrets,
@@ -49,7 +49,7 @@ impl Kept {
         tls: &ProbeTls,
     ) -> Result<Secure, Failed> {
         let named = tls.secrets();
-        // Before what they hold: what changes in between is noticed by the next probe.
+        // Read before the contents, so that a change in between is noticed by the next probe.
         let version = |(_, of): &(_, SecretRef)| secrets.version(of);
         let versions: Vec<Bytes> = named.iter().map(version).collect();
         if let Some((known, secure)) = self.0.lock().get(tls)
@@ -68,7 +68,8 @@ impl Kept {
     }
 }
 
-/// How to speak as `tls` says. Errors: the field that names what cannot be used, and why. Never what is in a secret.
+/// Loads the TLS configuration of `tls`. The error names the field that is unusable and the cause, never the content of
+/// a secret.
 pub(crate) async fn read(
     store: &Store,
     tls: &ProbeTls,
@@ -108,20 +109,20 @@ pub(crate) async fn read(
     })
 }
 
-/// A connection over TLS, and what says what the other side has against it.
+/// A TLS connection, with the means to explain its failures.
 pub(super) struct Spoken {
     pub(super) stream: TlsStream<TcpStream>,
     pub(super) words: Words,
 }
 
-/// Puts what ends a connection into words.
+/// Explains errors of a connection.
 pub(super) struct Words {
     ready: Arc<Ready>,
     name: String,
 }
 
 impl Words {
-    /// What an error of the connection says.
+    /// Explains an error of the connection.
     pub(super) fn of(&self, error: &io::Error) -> Failed {
         match explain::find(error) {
             Some(found) => judged(explain::to_caller(found, &self.name, &self.ready)),
@@ -130,7 +131,7 @@ impl Words {
     }
 }
 
-/// A server that refuses the certificate of probes says nothing of itself: replacing it would not help.
+/// A server that rejects the probe's client certificate is not at fault: replacing the node would not help.
 pub(super) fn judged(why: String) -> Failed {
     if explain::is_of_client(&why) {
         Failed::Way(why)
@@ -139,7 +140,7 @@ pub(super) fn judged(why: String) -> Failed {
     }
 }
 
-/// Speaks TLS with a node at this address.
+/// Establishes TLS with the node at this address.
 pub(super) async fn speak(
     stream: TcpStream,
     address: &str,

@@ -1,4 +1,5 @@
-//! What texts about nodes may not repeat: what the nodes were given, by the present spec or by one before it.
+//! Redaction of texts about nodes: they must not repeat secrets that the nodes were given, by the current spec or an
+//! earlier one.
 
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
@@ -15,20 +16,19 @@ use crate::{
     shared::Shared,
 };
 
-/// What stands for a text of which nobody can say what it may not repeat.
+/// Replaces a text if it is unknown what to redact in it.
 const UNREADABLE: &str = "[hidden: what this may not repeat cannot be read]";
 
-/// What a text may not repeat.
+/// What to redact.
 #[derive(Debug)]
 pub(crate) enum Unsaid {
-    /// These contents.
     Contents(Hidden),
-    /// Nobody knows what, so that nothing of the text is shown.
+    /// Unknown, so that nothing of the text is shown.
     Everything,
 }
 
 impl Unsaid {
-    /// A text without it.
+    /// Redacts a text.
     pub(crate) fn text<'a>(&self, text: &'a str) -> Cow<'a, str> {
         match self {
             Self::Contents(hidden) => hidden.text(text),
@@ -37,7 +37,7 @@ impl Unsaid {
         }
     }
 
-    /// An error without it, in any of its texts.
+    /// Redacts all texts of an error.
     pub(crate) fn error(&self, error: Error) -> Error {
         match self {
             Self::Contents(hidden) => hidden.error(error),
@@ -52,7 +52,7 @@ impl Unsaid {
     }
 }
 
-/// What groups name of secrets, and of user data by its digest.
+/// References of groups to secrets, and to user data by its digest.
 #[derive(Clone, Debug, Default)]
 struct Named {
     secrets: BTreeSet<SecretRef>,
@@ -86,7 +86,7 @@ impl Named {
         self.user_data.extend(other.user_data.iter().cloned());
     }
 
-    /// All of its content, and of what was perhaps named what is still there.
+    /// Reads all referenced contents, and those of `perhaps` that still exist.
     async fn read(&self, shared: &Shared, cluster: &Cluster, perhaps: &Self) -> Result<Hidden> {
         let mut hidden = Hidden::default();
         for digest in &self.user_data {
@@ -107,7 +107,7 @@ impl Named {
         for of in perhaps.secrets.difference(&self.secrets) {
             match read(&shared.store, of).await {
                 Ok(found) => hidden = hidden.secret(&found.content),
-                // No node is known that was given it.
+                // No known node was given this secret.
                 Err(error) if error.reason() == Reason::SecretNotFound => {}
                 Err(error) => return Err(error),
             }
@@ -116,11 +116,11 @@ impl Named {
     }
 }
 
-/// A group as a spec had it that is kept: which nodes it made, and what it gave them.
+/// A group of a retained former spec: identifies the nodes that it made and the secrets that it gave them.
 #[derive(Debug)]
 pub(crate) struct FormerGroup {
     path: Sym,
-    /// Of its choices, by all formulas.
+    /// Hashes of its choices, by all formula versions.
     hashes: Vec<Sym>,
     named: Named,
 }
@@ -141,9 +141,9 @@ impl FormerGroup {
     }
 }
 
-/// The groups of all specs that are kept of before a generation, and that generation. They are read once for each.
+/// The groups of all retained former specs, and the generation that these specs precede. Cached for each generation.
 async fn former(shared: &Shared, cluster: &Cluster) -> Result<(u64, Arc<Vec<FormerGroup>>)> {
-    // Before they are read: a spec is kept before another one takes its place.
+    // The generation is read first, because a spec is retained before another one replaces it.
     let generation = cluster.inner.lock().desired.value.generation;
     if let Some((of, groups)) = &*cluster.former.lock()
         && *of == generation
@@ -161,7 +161,7 @@ async fn former(shared: &Shared, cluster: &Cluster) -> Result<(u64, Arc<Vec<Form
     Ok((generation, groups))
 }
 
-/// An error of a call about a node without what its group was given: platforms may repeat what they were sent.
+/// Redacts errors of a call about a node, because platforms may repeat what they were sent.
 pub(crate) async fn hide<T>(
     shared: &Shared,
     cluster: &Cluster,
@@ -172,7 +172,7 @@ pub(crate) async fn hide<T>(
         Ok(answer) => return Ok(answer),
         Err(error) => error,
     };
-    // Of a node that has gone meanwhile nobody knows the group: it may have been any.
+    // The group of a node that was removed meanwhile is unknown, so it may have been any group.
     let group = {
         let inner = cluster.inner.lock();
         let node = inner.state.node(slot);
@@ -181,14 +181,14 @@ pub(crate) async fn hide<T>(
     Err(hidden(shared, cluster, &group).await.error(error))
 }
 
-/// What no text about a node of a group may repeat: what the spec gives the group, and what those gave it that made the
-/// nodes that it has; or what any group was given if there is no such group any more. What a secret held before it was
-/// changed is not known any more.
+/// What to redact in texts about a node of a group: the secrets of the current spec, and those of former specs that
+/// made existing nodes of the group; those of all groups if the group no longer exists. Previous contents of a changed
+/// secret are no longer known.
 pub(crate) async fn hidden(shared: &Shared, cluster: &Cluster, group: &str) -> Unsaid {
     hidden_with(shared, cluster, group, &BTreeSet::new()).await
 }
 
-/// The same if it has nodes with these hashes, too: of a node that is only about to be recorded nobody else knows.
+/// Like [`hidden`], also for nodes with these hashes: a node that is about to be recorded is not known otherwise.
 pub(crate) async fn hidden_with(
     shared: &Shared,
     cluster: &Cluster,
@@ -209,15 +209,15 @@ pub(crate) async fn hidden_with(
     }
 }
 
-/// Whether a group makes nodes that have this path and this hash.
+/// Whether a group makes nodes with this path and hash.
 fn makes(group: &Group, path: &str, hash: &str) -> bool {
     *group.path == *path && group.choices.iter().any(|choice| choice.is_hash(hash))
 }
 
-/// Nodes of a cluster that its present spec does not make, by path and hash.
+/// Nodes of a cluster that its current spec does not make, by path and hash.
 type Others = BTreeSet<(Sym, Sym)>;
 
-/// Of these paths, what runs or is there without a record.
+/// Nodes and orphans in the selected groups that the current spec does not make.
 fn others(inner: &ClusterState, meant: impl Fn(&str) -> bool) -> Others {
     let groups = &inner.spec.groups;
     let is_other = |path: &str, hash: &str| !groups.iter().any(|one| makes(one, path, hash));
@@ -242,7 +242,7 @@ async fn contents(
         let (named, perhaps) = {
             let inner = cluster.inner.lock();
             if inner.desired.value.generation != generation {
-                // What was the present spec then is one of before now.
+                // The spec that was current is now a former one.
                 continue;
             }
             named(&inner, &former, group, hashes)
@@ -251,7 +251,7 @@ async fn contents(
     }
 }
 
-/// What nodes of a group were given, and what they may have been given as far as anybody knows.
+/// The references that nodes of a group were given, and those that they may have been given as far as is known.
 fn named(
     inner: &ClusterState,
     former: &[FormerGroup],
@@ -279,7 +279,7 @@ fn named(
         }
     }
     others.retain(|(path, hash)| !former.iter().any(|one| one.makes(path, hash)));
-    // The specs of the rest are not kept any more; those that are may have had something in common with them.
+    // The specs that made the remaining nodes are no longer retained; those that are may share secrets with them.
     for one in former {
         if !known || others.iter().any(|(path, _)| *path == one.path) {
             perhaps.add(&one.named);
@@ -288,8 +288,8 @@ fn named(
     (named, perhaps)
 }
 
-/// Who has nodes that were given a secret, or one key of it, though no spec names it any more, the first 100: what they say
-/// could not be told from it without it.
+/// Clusters with nodes that were given a secret, or one key of it, although no current spec refers to it; at most 100.
+/// Without the secret, texts about these nodes could not be redacted.
 pub(crate) async fn holders(shared: &Shared, name: &str, key: Option<&str>) -> Result<Vec<String>> {
     let mut holders = Vec::new();
     for cluster in shared.by_name() {

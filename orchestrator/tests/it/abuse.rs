@@ -1,5 +1,5 @@
-//! Ten thousand idle connections and a flood of watches that nobody reads, against the orchestrator as a process: its
-//! memory is bounded, and another caller is answered all the while.
+//! Ten thousand idle connections and a flood of unread watches against the orchestrator as a process: its memory stays
+//! bounded, and another caller is served all the while.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -32,14 +32,14 @@ use futures::StreamExt as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, time::Instant};
 
-/// Preface and empty SETTINGS of HTTP/2.
+/// HTTP/2 preface and empty SETTINGS.
 const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long one answer to the other caller may take on a busy machine.
+/// Maximum response time for the other caller on a busy machine.
 const PROMPT: Duration = Duration::from_secs(10);
-/// Bound for one idle connection, and for one with TLS, in bytes.
+/// Maximum memory per idle connection, without and with TLS, in bytes.
 const IDLE: (usize, usize) = (32 * 1024, 96 * 1024);
-/// Bound for one watch that nobody reads, in bytes: a batch of objects as they are and as they are sent, and buffers.
+/// Maximum memory per unread watch, in bytes: a batch of objects, both in memory and encoded, plus buffers.
 const WATCH: usize = 1024 * 1024;
 
 struct Orchestrator {
@@ -60,7 +60,7 @@ impl Orchestrator {
         Self::start_as(directory, more, tls, None).await
     }
 
-    /// The same, and whoever asks shows a token.
+    /// Like `start`, with callers authenticated by a token.
     async fn start_as(
         directory: &Path,
         more: &[&str],
@@ -123,7 +123,8 @@ impl Orchestrator {
         kib.parse::<usize>().unwrap() * 1024
     }
 
-    /// Asks again and again, on a kept connection and on new ones, until it is told to stop. Answers the longest time.
+    /// Calls repeatedly, on a kept connection and on new ones, until stopped. Returns the number of calls and the
+    /// longest response time.
     fn ask(&self) -> (Arc<AtomicBool>, tokio::task::JoinHandle<(u32, Duration)>) {
         let stop = Arc::new(AtomicBool::new(false));
         let (told, target) = (stop.clone(), self.target.clone());
@@ -148,7 +149,7 @@ impl Orchestrator {
     }
 }
 
-/// As many file descriptors as may be had.
+/// Raises the file descriptor limit to its maximum and returns it.
 fn files() -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -177,7 +178,7 @@ async fn ten_thousand_idle_connections_take_little_and_others_are_answered() {
         stream.write_all(HELLO).await.unwrap();
         idle.push(stream);
     }
-    // Whoever came last has been seen by then.
+    // All earlier connections have been accepted by the time of this response.
     orchestrator.list().await.unwrap();
     let each = orchestrator.memory().saturating_sub(before) / crowd;
     stop.store(true, Ordering::Relaxed);
@@ -190,7 +191,7 @@ async fn ten_thousand_idle_connections_take_little_and_others_are_answered() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_connections_over_mutual_tls_take_little_and_give_way() {
-    /// Handshakes take their time where nothing is optimised.
+    /// TLS handshakes are slow in unoptimised builds.
     const CROWD: usize = 600;
     const PLACES: usize = 400;
     files();
@@ -327,7 +328,7 @@ fn document(number: usize, generation: usize) -> pb::ApplyClusterRequest {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watches_that_nobody_reads_are_bounded_and_others_are_answered() {
     const CLUSTERS: usize = 1500;
-    /// Watches of clusters, of nodes and of events, each.
+    /// Number of watches of clusters, of nodes and of events, each.
     const WATCHES: usize = 60;
     let directory = tempfile::tempdir().unwrap();
     let orchestrator = Orchestrator::start(directory.path(), &[], None).await;
@@ -376,7 +377,7 @@ async fn watches_that_nobody_reads_are_bounded_and_others_are_answered() {
         };
         held.push(Box::new(client.watch_events(request).await.unwrap()));
     }
-    // Everything changes, three times, and they do not look.
+    // Everything changes three times while the watches are not read.
     for generation in 1..4 {
         apply(generation).await;
     }
@@ -389,7 +390,7 @@ async fn watches_that_nobody_reads_are_bounded_and_others_are_answered() {
     );
     assert!(each < WATCH, "{each} bytes");
 
-    // Who reads is told everything all the same.
+    // A caller that does read still receives everything.
     let mut client = ClusterServiceClient::new(orchestrator.channel());
     let mut watch = client
         .watch_clusters(pb::WatchClustersRequest::default())
@@ -411,7 +412,7 @@ async fn watches_that_nobody_reads_are_bounded_and_others_are_answered() {
     assert_eq!(seen.len(), CLUSTERS);
 }
 
-/// One who may do everything, and one who only looks.
+/// A caller with all permissions, and a read-only one.
 const RULES: &str = "
 tokens:
   - {name: admin, token: admin-0123456789abcdef}
@@ -421,7 +422,7 @@ bindings:
   - {role: viewer, subjects: ['token:greedy']}
 ";
 
-/// Whether a caller was told that it has enough, and when it may come again.
+/// Whether a caller was rejected for its limit, with a retry delay.
 fn is_told(status: &tonic::Status) -> bool {
     let error = drover_client::to_error(status);
     status.code() == tonic::Code::ResourceExhausted && error.retry_after().is_some()
@@ -431,7 +432,8 @@ fn is_told(status: &tonic::Status) -> bool {
 async fn one_greedy_viewer_of_ten_thousand_nodes_takes_what_is_set_and_no_more() {
     const CLUSTERS: usize = 10;
     const NODES: u32 = 1_000;
-    /// What one caller may hold of watches, and what the process may grow by: buffers, and what the allocator keeps.
+    /// Memory limit of one caller for watches, and what the process may grow by: buffers and memory retained by the
+    /// allocator.
     const SET: usize = 4 << 20;
     const BOUND: usize = 3 * SET + (32 << 20);
     const TRIES: usize = 200;
@@ -495,7 +497,7 @@ async fn one_greedy_viewer_of_ten_thousand_nodes_takes_what_is_set_and_no_more()
         assert!(most < BOUND, "{most} bytes more");
         watch.map(tonic::Response::into_inner)
     };
-    // As many as it gets, which nobody reads.
+    // As many unread watches as are permitted.
     let channel = connect(&greedy);
     for _ in 0..TRIES {
         match open(&channel).await {
@@ -508,14 +510,14 @@ async fn one_greedy_viewer_of_ten_thousand_nodes_takes_what_is_set_and_no_more()
     }
     let unread = held.len();
     drop((held, channel));
-    // And as many as it gets that are read to the end, each on a connection of its own.
+    // And as many watches as are permitted that are read to the end, each on a connection of its own.
     let (mut kept, mut full) = (Vec::new(), false);
     while !full {
         let mut watch = match open(&connect(&greedy)).await {
             Ok(watch) => watch,
             Err(status) => {
                 assert!(is_told(&status), "{status:?}");
-                // Those before may not have been seen to end yet.
+                // The server may not have noticed yet that the previous watches ended.
                 full = !kept.is_empty();
                 continue;
             }

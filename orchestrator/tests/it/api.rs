@@ -1,4 +1,4 @@
-//! The services of the orchestrator, called as users call them.
+//! The services of the orchestrator, called like a user would.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! The orchestrator as its callers see it.
+//! The orchestrator as seen by its callers.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! What is named and cannot be read keeps the orchestrator from starting, and is said to be the reason.
+//! Configured files that cannot be read prevent the start, and are named as the cause.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whether it ends by itself as a failure, and what it says.
+/// Starts the server, which must fail on its own. Returns its error output.
 fn start(directory: &Path, flags: &BTreeMap<&str, String>) -> String {
     let mut child = drover_testing::processes::program(env!("CARGO_BIN_EXE_drover-orchestrator"))
         .args(["--listen", "127.0.0.1:0", "--data-dir"])

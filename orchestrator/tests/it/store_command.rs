@@ -1,4 +1,4 @@
-//! `drover-orchestrator store` as a person uses it.
+//! `drover-orchestrator store`, used like a person would.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::{path::Path, process::Output};
@@ -32,7 +32,7 @@ async fn a_store_is_copied_restored_held_and_confirmed() {
         ..Default::default()
     };
     opened.create_cluster(desired).await.unwrap();
-    // While somebody has it, nobody else gets it, and is told who; a copy can be taken all the same.
+    // While the store is in use, other commands fail and name its owner, but a backup is possible.
     let live = home.path().join("live");
     assert!(
         store(&first, &["backup", live.to_str().unwrap()])
@@ -90,7 +90,7 @@ fn a_directory_without_a_store_is_named_and_nothing_is_made_there() {
     assert!(!nowhere.exists());
 }
 
-/// Where SQLite keeps the version of the format and whose file it is, in the first page.
+/// Offsets of the format version and of the application id in the first page of an SQLite file.
 const VERSION: usize = 60;
 const OWNER: usize = 68;
 
@@ -130,7 +130,7 @@ async fn a_store_that_is_newer_foreign_or_damaged_is_refused_and_left_as_it_is()
                 "{arguments:?}: {why}"
             );
         }
-        // The server itself, which would otherwise run on.
+        // The server itself, which would otherwise keep running.
         let server = drover_testing::processes::program(env!("CARGO_BIN_EXE_drover-orchestrator"))
             .args(["--listen", "127.0.0.1:0", "--data-dir"])
             .arg(&directory)

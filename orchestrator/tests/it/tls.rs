@@ -20,7 +20,7 @@ use drover_proto::orchestrator::v1::{
 use drover_server::{Running, ServerSettings, Shutdown, settings::TlsSettings};
 use drover_testing::certs::{Authority, Pair, Wanted};
 
-/// Time that a condition may take.
+/// Maximum wait for a condition.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 async fn platform(pair: &Pair, authority: &Authority) -> (PlatformServer, Running) {

@@ -189,9 +189,44 @@ pub fn node_id(group: &str, ordinal: u32, owner: Uuid, request: Uuid, index: u32
     id
 }
 
+/// The name that was most likely meant, if one is similar enough: at most a third of the letters are wrong, missing, too many
+/// or swapped with their neighbour. Case does not matter.
+pub fn closest<'a>(wrong: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    /// Longer names are not compared, since the work grows with the square of their length.
+    const MAX_LENGTH: usize = 64;
+    if wrong.len() > MAX_LENGTH {
+        return None;
+    }
+    let wrong = wrong.to_lowercase();
+    let most = (wrong.chars().count() / 3).max(1);
+    let names = names.into_iter().filter(|name| name.len() <= MAX_LENGTH);
+    names
+        .map(|name| (strsim::osa_distance(&wrong, &name.to_lowercase()), name))
+        .filter(|(distance, _)| *distance <= most)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, name)| name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_closest_name_is_suggested_only_if_it_may_have_been_meant() {
+        let known = ["local", "simulated"];
+        for (wrong, meant) in [
+            ("locl", Some("local")),
+            ("Local", Some("local")),
+            ("lcoal", Some("local")),
+            ("simlated", Some("simulated")),
+            ("aws", None),
+            ("", None),
+        ] {
+            assert_eq!(closest(wrong, known), meant, "{wrong}");
+        }
+        assert_eq!(closest("ba", ["ab", "bc"]), Some("ab"), "the first of two");
+        assert_eq!(closest(&"a".repeat(65), known), None);
+    }
 
     #[test]
     fn names_of_the_oldest_sample_are_names() {

@@ -1,5 +1,5 @@
-//! Clients that ask again as soon as they are answered: HTTP/2 over TLS, each on a connection of its own that it keeps.
-//! The same for whatever answers, so that what is compared is the server.
+//! Closed-loop clients over HTTP/2 and TLS, each with a persistent connection of its own. The same for all servers, so
+//! that only the servers are compared.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -15,25 +15,25 @@ use rustls::{
 use tokio::{net::TcpStream, time::Instant};
 use tokio_rustls::TlsConnector;
 
-/// Window of a connection and of a stream: no answer here waits for one.
+/// Window of a connection and of a stream: large enough that no response has to wait for it.
 const WINDOW: u32 = 1024 * 1024;
 
-/// A server, and how it is spoken to.
+/// Address and credentials of a server.
 #[derive(Clone)]
 pub struct Server {
     pub address: SocketAddr,
     pub tls: Arc<ClientConfig>,
-    /// Value of `authorization`.
+    /// Value of the `authorization` header.
     pub authorization: String,
 }
 
-/// What a client asks: the request with this number. Its answer is right if `check` says so.
+/// A kind of request. `request` creates the one with this number; `check` validates its response.
 pub trait Question: Send + Sync + 'static {
     fn request(&self, server: &Server, number: usize) -> Request<Full<Bytes>>;
     fn check(&self, headers: &HeaderMap, body: &[u8], trailers: Option<&HeaderMap>);
 }
 
-/// What a measurement found.
+/// Results of a measurement.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
     pub took: Duration,
@@ -59,7 +59,7 @@ impl Measured {
     }
 }
 
-/// TLS towards a server of an authority, with a certificate of ours if there is one (certificate and key, PEM).
+/// TLS settings for a server with this CA, and the client certificate and key in PEM, if any.
 pub fn tls(authority: &[u8], own: Option<(&[u8], &[u8])>) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(authority) {
@@ -83,7 +83,6 @@ pub fn tls(authority: &[u8], own: Option<(&[u8], &[u8])>) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// One client.
 pub struct Client {
     server: Server,
     sender: SendRequest<Full<Bytes>>,
@@ -105,7 +104,7 @@ impl Client {
             .handshake(TokioIo::new(stream))
             .await
             .unwrap();
-        // Ends with the sender.
+        // Ends when the sender is dropped.
         tokio::spawn(connection);
         Self {
             server: server.clone(),
@@ -113,7 +112,7 @@ impl Client {
         }
     }
 
-    /// Asks once; the length of the answer.
+    /// Sends one request and returns the response body.
     pub async fn ask(&mut self, question: &dyn Question, number: usize) -> Bytes {
         let request = question.request(&self.server, number);
         let answer = self.sender.send_request(request).await.unwrap();
@@ -131,7 +130,7 @@ impl Client {
     }
 }
 
-/// Has all clients ask for this long, about objects that are drawn from so many.
+/// Lets all clients send requests for this time, with random numbers below `objects`.
 pub async fn measure(
     clients: &mut Vec<Client>,
     question: Arc<dyn Question>,

@@ -1,8 +1,10 @@
-//! How many requests one orchestrator with 10,000 clusters answers, beside a Kubernetes API server with as many objects
-//! of the same size: on this machine, in this run, in turns, by the same clients. Both over TLS, both with a token that
-//! is judged anew for each request; Drover with client certificates, metrics and an audit log, too. Run by `tests/bench`.
+//! Request throughput of one orchestrator with 10,000 clusters, compared to a Kubernetes API server with as many
+//! objects of the same size: on the same machine, in the same run, interleaved, with the same clients. Both use TLS and
+//! a token that is verified for each request; Drover also has client certificates, metrics and an audit log. Run by
+//! `tests/bench`.
 //!
-//! `BENCH_RUNS` (5): turns of each side, `BENCH_SECONDS` (3) each; all of them count. `BENCH_SMALL=1`: ten times smaller.
+//! `BENCH_RUNS` (5): rounds of each side, `BENCH_SECONDS` (3) each; all of them count. `BENCH_SMALL=1`: ten times
+//! smaller.
 #![allow(
     missing_docs,
     unreachable_pub,
@@ -38,18 +40,18 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
-/// Clients, each with a connection of its own.
+/// Number of clients, each with a connection of its own.
 const CLIENTS: usize = 64;
-/// Nodes of a cluster.
+/// Nodes per cluster.
 const NODES: u32 = 3;
-/// Calls under way at once while things are made.
+/// Concurrent calls during the setup.
 const MAKERS: usize = 32;
-/// Most time until everything is there.
+/// Timeout of the setup.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Measured and thrown away before anything counts.
+/// Warm-up whose results are discarded.
 const WARM_UP: Duration = Duration::from_millis(500);
 const TOKEN: &str = "bench-0123456789abcdef";
-/// Bytes before a message of gRPC.
+/// Length of the frame header of gRPC.
 const PREFIX: usize = 5;
 const API: &str = "/drover.orchestrator.v1.ClusterService";
 
@@ -57,7 +59,7 @@ fn name(number: usize) -> String {
     format!("bench-{number:05}")
 }
 
-/// A call of gRPC with one message and one answer.
+/// A unary gRPC call.
 struct Call {
     path: String,
     message: fn(usize) -> Vec<u8>,
@@ -104,7 +106,7 @@ fn nodes(number: usize) -> Vec<u8> {
     request.encode_to_vec()
 }
 
-/// A GET of one of many objects of Kubernetes, in its own encoding, which costs it less than JSON.
+/// A GET of one of many Kubernetes objects in protobuf, which is cheaper for the server than JSON.
 struct Get {
     folder: String,
     query: &'static str,
@@ -125,7 +127,7 @@ impl Question for Get {
     }
 }
 
-/// The orchestrator in a process of its own, and a platform in ours.
+/// An orchestrator in a process of its own, and a platform in this process.
 struct Drover {
     process: Process,
     authority: Authority,
@@ -161,7 +163,7 @@ impl Drover {
                 .arg(&rules)
                 .arg("--audit-log")
                 .arg(directory.path().join("audit.jsonl"))
-                // As it is run: the log level is not lowered.
+                // The default log level, as in production.
                 .stderr(Stdio::null())
         });
         let settings = Settings::from(SimulatedSettings {
@@ -206,7 +208,7 @@ impl Drover {
         }
     }
 
-    /// Makes so many clusters, and waits until all of them are as wanted.
+    /// Creates clusters and waits until all of them have converged.
     async fn fill(&self, clusters: usize) {
         let mut registry = PlatformRegistryServiceClient::new(self.channel());
         let platform = pb::Platform {
@@ -259,7 +261,7 @@ impl Drover {
         }
     }
 
-    /// Waits until it has nothing left to do of its own.
+    /// Waits until the orchestrator is idle.
     async fn settle(&self) {
         let began = Instant::now();
         loop {
@@ -327,7 +329,7 @@ impl Kubernetes {
         }
     }
 
-    /// Makes so many objects whose answers have this many bytes; the folder that they are in.
+    /// Creates objects whose responses have this size in bytes; returns the path of their collection.
     async fn fill(&self, objects: usize, bytes: usize) -> String {
         let namespace = self.rig.namespace().await;
         let folder = namespace.path("configmaps");
@@ -337,7 +339,7 @@ impl Kubernetes {
                 "data": {"value": "x".repeat(pad)},
             })
         };
-        // Lengths of lengths change, so it is tried until it fits.
+        // The encoded size also depends on the number of digits of lengths, so the padding is found by trial.
         let mut client = Client::connect(&self.server).await;
         let question = Get {
             folder: folder.clone(),
@@ -372,7 +374,7 @@ impl Kubernetes {
     }
 }
 
-/// Base64, as kubeconfigs have it.
+/// Decodes base64 as found in kubeconfigs.
 fn decode(text: &str) -> Vec<u8> {
     let value = |byte: u8| match byte {
         b'A'..=b'Z' => byte - b'A',
@@ -394,7 +396,7 @@ fn decode(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// One way to ask, and what came of it.
+/// One kind of request and its measurements.
 struct Side {
     what: String,
     clients: Vec<Client>,
@@ -417,7 +419,7 @@ impl Side {
     }
 }
 
-/// Ours, theirs, and theirs from the cache, in turns.
+/// Compares Drover, Kubernetes, and Kubernetes served from its cache, interleaved.
 async fn compare(
     (drover, kubernetes): (&Drover, &Kubernetes),
     call: &str,

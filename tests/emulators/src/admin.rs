@@ -1,4 +1,4 @@
-//! What people may do to a running emulator over HTTP, under `/_emulator/`: read the log and the machines, add faults.
+//! Administration of a running emulator over HTTP, under `/_emulator/`: reads the log and the machines, injects faults.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::control::{Control, Fault};
 use crate::server::{Answer, Api, Call};
 use crate::world::{Clock, Hand};
 
-/// The answer, if the path is one of these. These requests are not in the log and meet no fault.
+/// Returns the response if the path is an administrative one. Such requests are not logged and not subject to faults.
 pub(crate) fn answer<A: Api>(
     api: &A,
     control: &Control,

@@ -2,7 +2,7 @@
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// The text of these bytes.
+/// Encodes bytes.
 pub fn encode(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {
@@ -22,7 +22,7 @@ pub fn encode(bytes: &[u8]) -> String {
     out
 }
 
-/// The bytes of a text; white space in it is passed over. `None`: it is not base64.
+/// Decodes a text, ignoring white space. `None` if it is not valid base64.
 pub fn decode(text: &str) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(text.len() / 4 * 3);
     let (mut word, mut bits, mut padding, mut digits) = (0u32, 0u32, 0, 0);

@@ -1,4 +1,4 @@
-//! What a test or a person decides about an emulator from outside: faults to meet, and the log of what was asked.
+//! External control of an emulator by tests and people: fault injection and the request log.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -9,54 +9,55 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Stands for every operation where an operation is named.
+/// Matches every operation where an operation is named.
 pub const ANY: &str = "*";
 
-/// Requests kept in the log; the oldest go first. Enough for the largest benchmark, and bounded for an emulator left on for days.
+/// Maximum number of requests in the log; the oldest are dropped. Enough for the largest benchmark, and bounded for an
+/// emulator that runs for days.
 const LOG: usize = 100_000;
 
-/// What goes wrong with one request.
+/// A fault to inject into one request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fault {
-    /// Answers this error, in the API's own format, and does nothing.
+    /// Returns this error in the API's own format without executing the request.
     Refuse {
-        /// The HTTP status.
+        /// HTTP status.
         status: u16,
-        /// The API's own name of the error.
+        /// Error code of the API.
         code: String,
-        /// What the API says besides.
+        /// Error message.
         message: String,
     },
-    /// Does what was asked, and then answers this error.
+    /// Executes the request and then returns this error.
     RefuseAfter {
-        /// The HTTP status.
+        /// HTTP status.
         status: u16,
-        /// The API's own name of the error.
+        /// Error code of the API.
         code: String,
-        /// What the API says besides.
+        /// Error message.
         message: String,
     },
-    /// The API's own error for too many calls; does nothing.
+    /// Returns the API's throttling error without executing the request.
     Throttle {
-        /// What the API says about when to come again, where it can say that.
+        /// Delay to announce to the client, if the API has a means to do so.
         retry_after: Option<Duration>,
     },
-    /// Does what was asked, and closes the connection without an answer.
+    /// Executes the request and closes the connection without a response.
     LoseAnswer,
-    /// Does what was asked, and sends the first half of the answer's body only.
+    /// Executes the request and sends only the first half of the response body.
     CutAnswer,
-    /// Closes the connection without doing anything.
+    /// Closes the connection without executing the request.
     Refused,
-    /// Waits, then does what was asked and answers, even if the client has gone by then.
+    /// Waits, then executes the request and responds, even if the client has disconnected by then.
     Stall(Duration),
-    /// The API's own error for a zone without room; does nothing.
+    /// Returns the API's error for a zone without capacity, without executing the request.
     NoCapacity,
-    /// The API's own error for an account that has used up what it may have; does nothing.
+    /// Returns the API's error for an exceeded quota, without executing the request.
     Quota,
 }
 
 impl Fault {
-    /// [`Fault::Refuse`] with these words.
+    /// Creates a [`Fault::Refuse`].
     pub fn refuse(status: u16, code: &str, message: &str) -> Fault {
         Fault::Refuse {
             status,
@@ -65,7 +66,7 @@ impl Fault {
         }
     }
 
-    /// [`Fault::RefuseAfter`] with these words.
+    /// Creates a [`Fault::RefuseAfter`].
     pub fn refuse_after(status: u16, code: &str, message: &str) -> Fault {
         Fault::RefuseAfter {
             status,
@@ -75,27 +76,27 @@ impl Fault {
     }
 }
 
-/// One request, as it was met.
+/// A logged request.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The API's own name of what was asked; `?` if the emulator does not know it.
+    /// The API's own name of the operation; `?` if the emulator does not know it.
     pub operation: String,
-    /// The HTTP method.
+    /// HTTP method.
     pub method: String,
-    /// The path, without the query.
+    /// Path without the query.
     pub path: String,
-    /// Parameters worth asserting on, in the order of the request; never user data, never credentials.
+    /// Parameters worth asserting on, in the order of the request; never user data or credentials.
     pub parameters: Vec<(String, String)>,
-    /// The status answered; `None` while it is under way and if the connection was closed instead.
+    /// Status of the response; `None` while the request is in progress or if the connection was closed instead.
     pub status: Option<u16>,
-    /// The fault that it met.
+    /// The injected fault.
     pub fault: Option<Fault>,
-    /// When it came, by tokio's clock.
+    /// Time of arrival by tokio's clock.
     pub at: Instant,
 }
 
 impl Request {
-    /// The first value of a parameter.
+    /// Returns the first value of a parameter.
     pub fn parameter(&self, name: &str) -> Option<&str> {
         self.parameters
             .iter()
@@ -104,7 +105,7 @@ impl Request {
     }
 }
 
-/// The handle on an emulator's faults and log. Clones share them.
+/// Handle on the faults and the log of an emulator. Clones share them.
 #[derive(Clone)]
 pub struct Control(Arc<Shared>);
 
@@ -118,7 +119,7 @@ struct State {
     next: HashMap<String, VecDeque<Fault>>,
     always: HashMap<String, Fault>,
     log: VecDeque<Request>,
-    /// The number of the first request in `log`.
+    /// Number of the first request in `log`.
     first: u64,
     counts: HashMap<String, usize>,
     total: usize,
@@ -139,7 +140,7 @@ impl fmt::Debug for Control {
 }
 
 impl Control {
-    /// Without faults and with an empty log.
+    /// Creates a control without faults and with an empty log.
     pub fn new() -> Control {
         Control(Arc::new(Shared {
             state: Mutex::default(),
@@ -147,8 +148,9 @@ impl Control {
         }))
     }
 
-    /// The next request of this operation meets this fault. Several are met one after the other, in this order.
-    /// The operation is the API's own name (`RunInstances`, `droplets.create`, `instances.insert`), or [`ANY`].
+    /// Injects this fault into the next request of this operation. Several faults are injected one after the other, in
+    /// the order of the calls. The operation is the API's own name (`RunInstances`, `droplets.create`,
+    /// `instances.insert`), or [`ANY`].
     pub fn fail_next(&self, operation: &str, fault: Fault) {
         self.0
             .state
@@ -159,8 +161,8 @@ impl Control {
             .push_back(fault);
     }
 
-    /// Every request of this operation (or of [`ANY`]) meets this fault, after those of [`Control::fail_next`];
-    /// `None` ends it.
+    /// Injects this fault into every request of this operation (or of [`ANY`]), after the faults of
+    /// [`Control::fail_next`]; `None` ends it.
     pub fn fail_always(&self, operation: &str, fault: Option<Fault>) {
         let mut state = self.0.state.lock();
         match fault {
@@ -169,24 +171,24 @@ impl Control {
         };
     }
 
-    /// Forgets every fault that has not been met.
+    /// Removes every pending fault.
     pub fn clear_faults(&self) {
         let mut state = self.0.state.lock();
         state.next.clear();
         state.always.clear();
     }
 
-    /// How many faults of [`Control::fail_next`] have not been met yet.
+    /// Number of faults of [`Control::fail_next`] that are still pending.
     pub fn faults_left(&self) -> usize {
         self.0.state.lock().next.values().map(VecDeque::len).sum()
     }
 
-    /// The log since the last [`Control::clear_requests`], oldest first.
+    /// Returns the log since the last [`Control::clear_requests`], oldest first.
     pub fn requests(&self) -> Vec<Request> {
         self.0.state.lock().log.iter().cloned().collect()
     }
 
-    /// The log's requests of one operation.
+    /// Returns the logged requests of one operation.
     pub fn requests_of(&self, operation: &str) -> Vec<Request> {
         self.0
             .state
@@ -198,13 +200,13 @@ impl Control {
             .collect()
     }
 
-    /// Requests of this operation (or of [`ANY`]) since the last [`Control::clear_requests`]. A request counts when it
-    /// comes, before it is answered.
+    /// Number of requests of this operation (or of [`ANY`]) since the last [`Control::clear_requests`]. A request
+    /// counts on arrival, before the response.
     pub fn count(&self, operation: &str) -> usize {
         self.0.state.lock().count(operation)
     }
 
-    /// Empties the log and the counts.
+    /// Clears the log and the counts.
     pub fn clear_requests(&self) {
         let mut state = self.0.state.lock();
         state.first += state.log.len() as u64;
@@ -213,7 +215,7 @@ impl Control {
         state.total = 0;
     }
 
-    /// Waits until [`Control::count`] of this operation is at least `n`.
+    /// Waits until [`Control::count`] of this operation reaches `n`.
     pub async fn wait_for(&self, operation: &str, n: usize) {
         let mut arrivals = self.0.arrivals.subscribe();
         while self.count(operation) < n {
@@ -223,7 +225,8 @@ impl Control {
         }
     }
 
-    /// Takes the fault that a request meets now. Those asked for by name go before those for any operation.
+    /// Takes the fault to inject into a request of this operation. Faults for the named operation take precedence over
+    /// those for [`ANY`].
     pub(crate) fn take_fault(&self, operation: &str) -> Option<Fault> {
         let mut state = self.0.state.lock();
         for name in [operation, ANY] {
@@ -238,7 +241,7 @@ impl Control {
             .cloned()
     }
 
-    /// Writes a request into the log; the number is for [`Control::answered`].
+    /// Adds a request to the log; returns its number for [`Control::answered`].
     pub(crate) fn arrived(&self, request: Request) -> u64 {
         let number = {
             let mut state = self.0.state.lock();

@@ -6,8 +6,8 @@
 //! `tags.tag`, `tags.untag`, `account.get`, `keys.list`, `keys.get`, `keys.create`, `regions.list`, `sizes.list`,
 //! `images.list`, `images.get`, `vpcs.list`, `vpcs.get`, `actions.get`.
 //!
-//! As at the real one, there is no idempotency token: two equal creations make two droplets. What is destroyed or
-//! powered on or off while another event of it is pending is refused.
+//! As in the real API, there is no idempotency token: two identical create requests create two droplets. A request to
+//! destroy a droplet or to power it on or off is refused while another event of the droplet is pending.
 
 mod catalogue;
 mod create;
@@ -29,28 +29,28 @@ use crate::{
 pub use state::SshKey;
 use state::State;
 
-/// The token that is valid if the settings name no others.
+/// Default access token, valid unless the settings name others.
 pub const TOKEN: &str = "dop_v1_emulator";
-/// Calls an hour that DigitalOcean allows.
+/// DigitalOcean's rate limit in calls per hour.
 pub const HOURLY: u64 = 5000;
-/// Most elements of a page, and the default.
+/// Maximum page size, in elements.
 const MAX_PAGE: usize = 200;
 const DEFAULT_PAGE: usize = 20;
 
 /// Settings of the emulator.
 #[derive(Clone, Debug)]
 pub struct DigitalOceanSettings {
-    /// What every emulator takes. `quota` is the account's droplet limit; `None`: 10,000.
+    /// Common settings. `quota` is the account's droplet limit; `None`: 10,000.
     pub common: Settings,
-    /// Tokens that may do everything.
+    /// Tokens with full access.
     pub tokens: Vec<String>,
-    /// Tokens that may only read.
+    /// Tokens with read-only access.
     pub read_only_tokens: Vec<String>,
-    /// Calls an hour, over a moving hour. `None`: no limit; the headers then say that none was used.
+    /// Calls per hour in a sliding window. `None`: no limit; the headers then report that none of it is used.
     pub hourly_limit: Option<u64>,
     /// SSH keys of the account.
     pub keys: Vec<SshKey>,
-    /// Private images (snapshots): id and name.
+    /// Private images (snapshots) as id and name.
     pub snapshots: Vec<(u64, String)>,
 }
 
@@ -74,7 +74,7 @@ impl Default for DigitalOceanSettings {
 /// A running emulator.
 pub type DigitalOcean = Emulator<World>;
 
-/// The API's state.
+/// State of the emulated API.
 pub struct World {
     settings: DigitalOceanSettings,
     clock: Arc<Clock>,
@@ -83,10 +83,10 @@ pub struct World {
 }
 
 impl Emulator<World> {
-    /// Serves the API on the settings' port of 127.0.0.1. Must run within tokio.
+    /// Serves the API on the settings' port of 127.0.0.1. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// Those of the port.
+    /// Returns the error of binding the port.
     pub async fn start(settings: DigitalOceanSettings) -> io::Result<Self> {
         let clock = Arc::new(Clock::default());
         let common = settings.common.clone();
@@ -99,33 +99,35 @@ impl Emulator<World> {
         Self::serve(Arc::new(world), clock, &common).await
     }
 
-    /// Droplets of somebody else, running and visible at once, in all regions.
+    /// Adds droplets of another owner in all regions; they are running and visible immediately.
     pub fn add_foreign(&self, count: usize) {
         self.api().add_foreign(count);
     }
 
-    /// From now on every token is refused; `false`: they are accepted again.
+    /// Rejects every token while `expired` is true.
     pub fn expire_credentials(&self, expired: bool) {
         self.api().state.lock().expired = expired;
     }
 
-    /// A token is refused from now on.
+    /// Revokes a token.
     pub fn revoke(&self, token: &str) {
         self.api().state.lock().revoked.push(token.to_owned());
     }
 
-    /// A droplet is locked by an administrator, or not any more. False: there is none.
+    /// Locks or unlocks a droplet, as an administrator of the provider would. Returns false if there is no such
+    /// droplet.
     pub fn lock(&self, id: &str, locked: bool) -> bool {
         self.api().lock(id, locked)
     }
 
-    /// The id of the account's default VPC in a region.
+    /// Returns the id of the account's default VPC in a region.
     #[must_use]
     pub fn default_vpc(&self, region: &str) -> Option<String> {
         self.api().state.lock().default_vpc(region)
     }
 
-    /// Names of all droplets that requests ever made, gone ones included, by id. A name says which slot a droplet is for.
+    /// Names by id of all droplets ever created by requests, including deleted ones. A name tells which slot a droplet
+    /// is for.
     #[must_use]
     pub fn names(&self) -> BTreeMap<String, String> {
         let state = self.api().state.lock();
@@ -135,14 +137,13 @@ impl Emulator<World> {
             .collect()
     }
 
-    /// Tags of the account, as they were first written, with the number of droplets that have them.
+    /// Tags of the account as first written, with the number of droplets that have them.
     #[must_use]
     pub fn tags(&self) -> Vec<(String, usize)> {
         self.api().tags_with_counts()
     }
 }
 
-/// The operation of a call.
 fn operation(call: &Call) -> &'static str {
     let segments = call.segments();
     let parts: Vec<&str> = segments.iter().map(String::as_str).collect();
@@ -225,7 +226,7 @@ impl Api for World {
             "tags.create" => self.create_tag(call),
             "tags.tag" => self.tag_resources(id, call, true),
             "tags.untag" => self.tag_resources(id, call, false),
-            // Never used by a driver that takes care of what is not its own.
+            // Affects resources of other owners, so a driver that handles only its own never calls it.
             "droplets.delete-by-tag" | "tags.delete" | "keys.create" => Err(error(
                 403,
                 "forbidden",
@@ -304,7 +305,7 @@ impl World {
         self.settings.hourly_limit.unwrap_or(HOURLY)
     }
 
-    /// The headers that every answer has.
+    /// Adds the headers that every response has.
     fn headers(&self, answer: Answer) -> Answer {
         let (remaining, reset) = self.remaining();
         answer
@@ -314,7 +315,7 @@ impl World {
             .header("x-request-id", uuid::Uuid::new_v4().to_string())
     }
 
-    /// One page of these, as the query asks.
+    /// Returns the page that the query asks for.
     fn page<T>(
         &self,
         call: &Call,
@@ -336,7 +337,8 @@ impl World {
             .max(1);
         let page = number("page", 1, usize::MAX)?;
         let (total, pages) = (all.len(), all.len().div_ceil(per_page).max(1));
-        // The real ones, wherever the request went: a client that follows them takes its token there.
+        // Absolute URLs of the real API, whatever host the request went to, as that API does: a client that follows
+        // them sends its token there.
         let filter = call
             .query("tag_name")
             .map(|tag| format!("&tag_name={tag}"))

@@ -36,39 +36,39 @@ use crate::ec2::xml::Xml;
 use crate::server::{Answer, Api, Call, Emulator, Refusal};
 use crate::world::{Clock, Hand, Ledger, Machine, Made, Settings};
 
-/// The account that owns everything.
+/// Account that owns all resources.
 pub const ACCOUNT: &str = "123456789012";
-/// The version of the API.
+/// API version.
 const VERSION: &str = "2016-11-15";
 
-/// Settings of the emulated region.
+/// Settings of an emulated region.
 #[derive(Clone, Debug)]
 pub struct Ec2Settings {
-    /// What every emulator takes. `quota` counts instances; `capacity` counts on-demand ones.
+    /// Common settings. `quota` counts instances; `capacity` counts on-demand instances.
     pub common: Settings,
-    /// The region; its zones end in a, b and c. Default: `eu-central-1`.
+    /// Region name; its zones end in a, b and c. Default: `eu-central-1`.
     pub region: String,
-    /// The access key ids that are let in; empty, the default: all. Signatures are not checked.
+    /// Accepted access key ids. Empty, the default: all. Signatures are not checked.
     pub access_keys: Vec<String>,
-    /// Operations that the account is not allowed; [`ANY`] stands for all.
+    /// Operations that the account is not authorized for; [`ANY`] matches all.
     pub denied: Vec<String>,
-    /// Names of key pairs that are there from the start. Default: `default`.
+    /// Names of the initial key pairs. Default: `default`.
     pub key_pairs: Vec<String>,
-    /// The most spot instances of a zone; a zone that is not named has room without end.
+    /// Maximum number of spot instances per zone; unlimited for a zone that is not named.
     pub spot_capacity: BTreeMap<String, usize>,
-    /// The price of a spot instance in dollars an hour; a lower offer is refused. Default: 0.0042.
+    /// Spot price in dollars per hour; a lower maximum price is refused. Default: 0.0042.
     pub spot_price: f64,
-    /// The most spot instances of the account; `None`: no limit.
+    /// Maximum number of spot instances of the account; `None`: unlimited.
     pub spot_quota: Option<usize>,
-    /// The most virtual processors of on-demand instances; `None`: no limit.
+    /// Maximum number of vCPUs of on-demand instances; `None`: unlimited.
     pub vcpu_quota: Option<u32>,
-    /// The most elastic addresses; default: 5, as for a new account.
+    /// Maximum number of Elastic IP addresses. Default: 5, as for a new account.
     pub address_quota: usize,
-    /// The most networks; default: 5.
+    /// Maximum number of VPCs. Default: 5.
     pub vpc_quota: usize,
-    /// How long a terminated instance is still shown; default: 1 h.
+    /// How long a terminated instance is still listed. Default: 1 h.
     pub terminated_shown: Duration,
-    /// How long a client token is remembered; default: 24 h.
+    /// How long a client token is remembered. Default: 24 h.
     pub token_life: Duration,
 }
 
@@ -92,11 +92,11 @@ impl Default for Ec2Settings {
     }
 }
 
-/// The running emulator.
+/// A running emulator of EC2.
 pub type Ec2 = Emulator<World>;
 
 impl Emulator<World> {
-    /// Starts it, with a default network, one subnet in each zone, and images of Debian and Amazon Linux.
+    /// Starts the emulator with a default VPC, one subnet in each zone, and images of Debian and Amazon Linux.
     pub async fn start(settings: Ec2Settings) -> io::Result<Ec2> {
         let common = settings.common.clone();
         let clock = Arc::new(Clock::default());
@@ -104,30 +104,30 @@ impl Emulator<World> {
         Emulator::serve(world, clock, &common).await
     }
 
-    /// Adds running instances that are not the driver's, spread over the zones.
+    /// Adds running instances of another owner, spread over the zones.
     pub fn add_foreign(&self, n: usize) {
         let mut state = self.api().state.lock();
         self.api().add_foreign(&mut state, n);
     }
 
-    /// From now on every credential has expired.
+    /// Lets all credentials expire.
     pub fn expire_credentials(&self) {
         self.api().state.lock().expired = true;
     }
 
-    /// Credentials are good again.
+    /// Makes the credentials valid again.
     pub fn renew_credentials(&self) {
         self.api().state.lock().expired = false;
     }
 
-    /// The user data of an instance, decoded.
+    /// Returns the decoded user data of an instance.
     pub fn user_data(&self, id: &str) -> Option<Vec<u8>> {
         let state = self.api().state.lock();
         let instance = state.instances.get(state.by_id.get(id)?)?;
         crate::base64::decode(instance.user_data.as_deref()?)
     }
 
-    /// Changes how many on-demand instances a zone takes; `None`: without end.
+    /// Changes the on-demand capacity of a zone; `None`: unlimited.
     pub fn set_capacity(&self, zone: &str, most: Option<usize>) {
         let mut capacity = self.api().capacity.lock();
         match most {
@@ -137,7 +137,7 @@ impl Emulator<World> {
     }
 }
 
-/// The region: its settings, and everything in it.
+/// An emulated region: its settings and all resources in it.
 pub struct World {
     settings: Ec2Settings,
     delays: Delays,
@@ -174,7 +174,7 @@ impl World {
         ["a", "b", "c"].map(|letter| format!("{}{letter}", self.settings.region))
     }
 
-    /// A time as the API writes it.
+    /// A timestamp in the API's format.
     fn timestamp(&self, at: Instant) -> String {
         self.clock
             .at(at)
@@ -197,7 +197,7 @@ impl World {
         let now = Instant::now();
         let mut state = self.state.lock();
         state.sweep(now, &self.delays);
-        // RunInstances says so itself, after it has looked at the parameters.
+        // RunInstances handles it itself, after validating its parameters.
         if operation != "RunInstances" && params.bool("DryRun")? == Some(true) {
             return Err(dry_run());
         }
@@ -422,7 +422,7 @@ impl Api for World {
     }
 }
 
-/// A request may carry its parameters in a form or in the query.
+/// Collects the parameters, which may be in a form or in the query.
 fn parameters(call: &Call) -> Vec<(String, String)> {
     let mut parameters = call.query.clone();
     parameters.extend(call.form());
@@ -436,7 +436,7 @@ fn success(operation: &str, inner: Xml) -> Answer {
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<{operation}Response \
          xmlns=\"http://ec2.amazonaws.com/doc/{VERSION}/\"><requestId>{id}</requestId>"
     );
-    // In place: a list may be megabytes.
+    // Inserted in place, because a list may be megabytes in size.
     xml.insert_str(0, &head);
     xml.push_str(&format!("</{operation}Response>"));
     Answer::text(200, "text/xml;charset=UTF-8", xml).header("x-amzn-requestid", id)
@@ -459,7 +459,6 @@ fn failure(wrong: &Wrong) -> Answer {
         .header("x-amzn-requestid", id)
 }
 
-/// Whether a list of operations names this one.
 fn names(list: &[String], operation: &str) -> bool {
     list.iter().any(|name| name == operation || name == ANY)
 }

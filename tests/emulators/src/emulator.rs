@@ -1,4 +1,4 @@
-//! What a test or a person holds of a running emulator.
+//! Handle on a running emulator for tests and people.
 
 use std::io;
 use std::sync::Arc;
@@ -7,10 +7,11 @@ use crate::control::Control;
 use crate::server::{Api, Server};
 use crate::world::{Clock, Hand, Machine, Made, Settings};
 
-/// A running emulator: its API behind a [`Server`]. Clones are the same emulator; it ends when the last of them goes.
+/// A running emulator: its API behind a [`Server`]. Clones are the same emulator; it stops when the last of them is
+/// dropped.
 ///
-/// A module of an API names its own with `pub type Ec2 = Emulator<World>` and adds `start` and what else it has in an
-/// `impl Emulator<World>`.
+/// The module of an API names its own with `pub type Ec2 = Emulator<World>` and adds `start` and its other methods in
+/// an `impl Emulator<World>`.
 pub struct Emulator<A> {
     api: Arc<A>,
     server: Arc<Server>,
@@ -34,7 +35,7 @@ impl<A> std::fmt::Debug for Emulator<A> {
 }
 
 impl<A: Api> Emulator<A> {
-    /// Serves an API; `clock` is the one that it takes its times from.
+    /// Serves an API; `clock` is the one from which the API takes its times.
     pub async fn serve(
         api: Arc<A>,
         clock: Arc<Clock>,
@@ -44,7 +45,7 @@ impl<A: Api> Emulator<A> {
         Ok(Emulator { api, server })
     }
 
-    /// The API, past HTTP.
+    /// Direct access to the API, bypassing HTTP.
     pub fn api(&self) -> &A {
         &self.api
     }
@@ -54,37 +55,39 @@ impl<A: Api> Emulator<A> {
         self.server.url()
     }
 
-    /// Faults and log.
+    /// Fault injection and request log.
     pub fn control(&self) -> &Control {
         self.server.control()
     }
 
-    /// How far the emulator's clock is ahead of the machine's, in milliseconds; negative: behind.
+    /// Sets the offset of the emulator's clock from the machine's, in milliseconds; negative if it is behind.
     pub fn set_skew_ms(&self, skew_ms: i64) {
         self.server.clock().set_skew_ms(skew_ms);
     }
 
-    /// Every machine that is not gone, visible to lists or not.
+    /// All machines that are not deleted, whether lists show them or not.
     pub fn machines(&self) -> Vec<Machine> {
         self.api.machines()
     }
 
-    /// Everything that was ever made, oldest first.
+    /// All resources ever created, oldest first.
     pub fn ledger(&self) -> Vec<Made> {
         self.api.ledger()
     }
 
-    /// Terminates a machine as a person at the console would, whatever protects it. False: there is none.
+    /// Terminates a machine out of band, as a person at the console would, even if it is protected. Returns false if
+    /// there is no such machine.
     pub fn terminate_behind(&self, id: &str) -> bool {
         self.api.by_hand(id, &Hand::Terminate)
     }
 
-    /// Stops a machine as a person at the console would. False: there is none, or it does not run.
+    /// Stops a machine out of band, as a person at the console would. Returns false if there is no such machine or it
+    /// is not running.
     pub fn stop_by_hand(&self, id: &str) -> bool {
         self.api.by_hand(id, &Hand::Stop)
     }
 
-    /// Sets tags of a machine, and removes those without a value. False: there is no such machine.
+    /// Sets tags of a machine, and removes those without a value. Returns false if there is no such machine.
     pub fn retag_by_hand(&self, id: &str, tags: &[(&str, Option<&str>)]) -> bool {
         let tags = tags
             .iter()
@@ -92,7 +95,7 @@ impl<A: Api> Emulator<A> {
         self.api.by_hand(id, &Hand::Retag(tags.collect()))
     }
 
-    /// Closes every connection and the port. The state stays readable.
+    /// Closes all connections and the port. The state remains readable.
     pub async fn shutdown(&self) {
         self.server.shutdown().await;
     }

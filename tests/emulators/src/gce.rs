@@ -1,7 +1,7 @@
 //! Compute Engine v1: instances, their operations, zones, machine types and images of one project.
 //!
-//! `requestId` is honoured as documented: the same id within the window answers the operation of the first call,
-//! a failed one included. Lists leave out what is younger than the visibility delay; reading by name or id does not.
+//! `requestId` is honoured as documented: the same id within the window returns the operation of the first call, even
+//! if it failed. Lists omit instances younger than the visibility delay; reads by name or id do not.
 
 mod calls;
 mod filter;
@@ -30,7 +30,7 @@ use state::State;
 /// A running emulator of Compute Engine.
 pub type Gce = Emulator<World>;
 
-/// What there is, and what the account may do.
+/// State of the emulated API.
 pub struct World {
     settings: GceSettings,
     clock: Arc<Clock>,
@@ -38,7 +38,7 @@ pub struct World {
 }
 
 impl Emulator<World> {
-    /// Serves Compute Engine on the settings' port of 127.0.0.1. Must run within tokio.
+    /// Serves Compute Engine on the settings' port of 127.0.0.1. Must be called within a tokio runtime.
     pub async fn start(settings: GceSettings) -> io::Result<Gce> {
         let clock = Arc::new(Clock::default());
         let common = settings.common.clone();
@@ -50,7 +50,7 @@ impl Emulator<World> {
         Emulator::serve(Arc::new(world), clock, &common).await
     }
 
-    /// Running machines of somebody else, spread over the zones of the first region.
+    /// Adds running machines of another owner, spread over the zones of the first region.
     pub fn add_foreign(&self, n: usize) {
         let world = self.api();
         let zones: Vec<String> = world.settings.zones().map(str::to_owned).collect();
@@ -60,19 +60,19 @@ impl Emulator<World> {
         }
     }
 
-    /// From now on every access token that was valid is refused as expired.
+    /// Rejects all access tokens that were valid as expired.
     pub fn expire_credentials(&self) {
         let mut state = self.api().state.lock();
         state.tokens.clear();
         state.any_token = false;
     }
 
-    /// From now on this access token is valid.
+    /// Makes this access token valid.
     pub fn accept_token(&self, token: &str) {
         self.api().state.lock().tokens.insert(token.to_owned());
     }
 
-    /// Whether the control plane of a zone answers.
+    /// Sets whether the control plane of a zone responds.
     pub fn set_reachable(&self, zone: &str, reachable: bool) {
         let mut state = self.api().state.lock();
         if reachable {
@@ -82,7 +82,7 @@ impl Emulator<World> {
         }
     }
 
-    /// A machine as the API shows it, by id or name. `None`: there is none.
+    /// Returns a machine in the API's format, by id or name. `None` if there is no such machine.
     pub fn instance(&self, id: &str) -> Option<serde_json::Value> {
         let world = self.api();
         let state = world.state.lock();
@@ -92,7 +92,7 @@ impl Emulator<World> {
         Some(world.instance_json(instance))
     }
 
-    /// Protects a machine from deletion, as a person at the console would. False: there is none.
+    /// Protects a machine from deletion, as a person at the console would. Returns false if there is no such machine.
     pub fn protect_by_hand(&self, id: &str) -> bool {
         let mut state = self.api().state.lock();
         state.find(id).is_some_and(|instance| {

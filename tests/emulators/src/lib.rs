@@ -1,7 +1,8 @@
-//! Emulators of the cloud APIs that the drivers speak to: stateful, with the delays, limits and faults of the real ones.
+//! Stateful emulators of the cloud APIs that the drivers use, with the delays, limits and faults of the real ones.
 //!
-//! An API is a type that implements [`Api`]: it names a request, does it, and words its errors. Everything else is common:
-//! the server, faults and the request log ([`Control`]), throttling, the clock, acts by hand ([`Emulator`]).
+//! An API is a type that implements [`Api`]: it identifies a request, executes it, and formats its errors. The rest is
+//! common: the server, fault injection and the request log ([`Control`]), throttling, the clock, and out-of-band
+//! changes ([`Emulator`]).
 
 mod admin;
 pub mod base64;

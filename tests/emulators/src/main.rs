@@ -1,4 +1,4 @@
-//! Runs an emulator for people.
+//! Command line that runs an emulator.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// How long an emulator may take to say that it is there. It answers from memory.
+/// Timeout of a health check. The emulator responds from memory.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
 
 const LISTEN: &str = "cannot listen on that port of 127.0.0.1";
@@ -230,7 +230,7 @@ async fn metal(args: Common) -> anyhow::Result<()> {
     until_interrupted("metal-stack", metal, &hints).await
 }
 
-/// Says where it is and what a client needs in its environment, and waits.
+/// Prints the URL and the environment that a client needs, and waits.
 async fn until_interrupted<A: Api>(
     name: &str,
     emulator: Emulator<A>,
@@ -250,7 +250,7 @@ async fn until_interrupted<A: Api>(
     Ok(())
 }
 
-/// Asks for what no fault touches. Containers without a shell have nothing else to ask with.
+/// Requests a path that is not subject to faults. A container without a shell has no other means of a health check.
 async fn health(port: u16) -> anyhow::Result<()> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     stream

@@ -1,8 +1,8 @@
-//! metal-stack's metal-api: machines, firewalls, networks, addresses and the catalogue, after its published description
-//! (v1, 0.43). There are no idempotency tokens: what is asked for twice is done twice.
+//! metal-stack's metal-api: machines, firewalls, networks, addresses and the catalogue, according to its published
+//! specification (v1, 0.43). There are no idempotency tokens: a repeated request is executed twice.
 //!
-//! Differences: IPv4 only; no filesystem layouts, reservations, VPN or switches; of the search fields only those in use
-//! are known, any other is refused rather than ignored.
+//! Differences: IPv4 only; no filesystem layouts, reservations, VPN or switches; only the search fields in use are
+//! supported, any other is refused rather than ignored.
 
 mod auth;
 mod machines;
@@ -21,48 +21,48 @@ pub use world::{World, hosts_of};
 use crate::server::{Answer, Api, Call, Emulator, Refusal};
 use crate::world::{Clock, Hand, Machine, Made, Settings};
 
-/// An emulated metal-api.
+/// A running emulator of metal-api.
 pub type Metal = Emulator<World>;
 
-/// What there is at the start.
+/// Initial state of the emulator.
 #[derive(Clone, Debug)]
 pub struct MetalSettings {
-    /// Settings of every emulator. `pending_delay`: from allocated to phoned home. `stopping_delay`: from freed to
-    /// waiting again, and until the addresses of a freed machine are released. `capacity` is by partition.
+    /// Common settings. `pending_delay`: from allocated to phoned home. `stopping_delay`: from freed to waiting again,
+    /// and until the addresses of a freed machine are released. `capacity` is per partition.
     pub common: Settings,
-    /// Partitions.
+    /// Partitions, each with its racks and machines.
     pub partitions: Vec<PartitionSettings>,
-    /// Sizes: name, cores, memory in GiB.
+    /// Sizes as name, cores, and memory in GiB.
     pub sizes: Vec<(String, u32, u64)>,
-    /// Images: id, and whether they are for firewalls.
+    /// Images as id, and whether they are for firewalls.
     pub images: Vec<(String, bool)>,
-    /// Ids of the projects.
+    /// Project ids.
     pub projects: Vec<String>,
-    /// Networks that lead outside: id and prefix (`100.255.254.0/24`).
+    /// External networks as id and prefix (`100.255.254.0/24`).
     pub public_networks: Vec<(String, String)>,
     /// HMAC keys by auth type (`Metal-Edit`).
     pub hmac: BTreeMap<String, String>,
-    /// Bearer tokens and what they allow.
+    /// Bearer tokens and their access levels.
     pub tokens: BTreeMap<String, Access>,
 }
 
-/// One partition.
+/// Settings of one partition.
 #[derive(Clone, Debug)]
 pub struct PartitionSettings {
-    /// Its id.
+    /// Partition id.
     pub id: String,
-    /// Its racks.
+    /// Rack ids.
     pub racks: Vec<String>,
-    /// How many machines of each size, spread over the racks. Their ids are those of [`hosts_of`].
+    /// Number of machines of each size, spread over the racks. Their ids are those of [`hosts_of`].
     pub machines: usize,
-    /// Machines with ids of their own: id and size.
+    /// Additional machines with explicit ids, as id and size.
     pub named: Vec<(String, String)>,
     /// Second byte of its private super network 10.X.0.0/16.
     pub super_network: u8,
 }
 
 impl Default for MetalSettings {
-    /// Two partitions with 64 machines of each of two sizes, and what the CAPM sample names.
+    /// Two partitions with 64 machines of each of two sizes, and the resources that the CAPM sample names.
     fn default() -> MetalSettings {
         let small = "v1-small-x86";
         let named = [
@@ -129,7 +129,7 @@ impl Metal {
     /// Serves a metal-api with these settings.
     ///
     /// # Errors
-    /// Those of listening.
+    /// Returns the error of binding the port.
     pub async fn start(settings: MetalSettings) -> io::Result<Metal> {
         let clock = Arc::new(Clock::default());
         let common = settings.common.clone();
@@ -137,45 +137,45 @@ impl Metal {
         Emulator::serve(world, clock, &common).await
     }
 
-    /// Allocates machines for somebody else in this project; answers their ids.
+    /// Allocates machines of another owner in this project; returns their ids.
     #[must_use]
     pub fn add_foreign(&self, project: &str, n: usize) -> Vec<String> {
         self.api().add_foreign(project, n)
     }
 
-    /// A private network that somebody has in this project and partition; answers its id.
+    /// Adds a private network of another owner in this project and partition; returns its id.
     #[must_use]
     pub fn add_network(&self, project: &str, partition: &str) -> String {
         self.api().add_network(project, partition)
     }
 
-    /// Every key and token is refused from now on, until [`Metal::add_token`].
+    /// Rejects all keys and tokens, until [`Metal::add_token`].
     pub fn expire_credentials(&self) {
         self.api().state.lock().expired = true;
         self.api().state.lock().tokens.clear();
     }
 
-    /// Accepts a token.
+    /// Makes a token valid.
     pub fn add_token(&self, token: &str, access: Access) {
         let mut state = self.api().state.lock();
         state.tokens.insert(token.to_owned(), access);
     }
 
-    /// The user data that an allocated machine was given, as it was sent.
+    /// Returns the user data of an allocated machine, as received.
     #[must_use]
     pub fn user_data(&self, id: &str) -> Option<String> {
         let state = self.api().state.lock();
         state.hosts.get(id)?.allocation.as_ref()?.user_data.clone()
     }
 
-    /// Locks or unlocks a machine: locked ones are neither allocated nor freed.
+    /// Locks or unlocks a machine: a locked machine can neither be allocated nor freed.
     pub fn lock_by_hand(&self, id: &str, locked: bool) {
         if let Some(host) = self.api().state.lock().hosts.get_mut(id) {
             host.locked = locked;
         }
     }
 
-    /// Ends or begins the liveliness of a machine.
+    /// Sets the liveliness of a machine.
     pub fn kill_by_hand(&self, id: &str, alive: bool) {
         if let Some(host) = self.api().state.lock().hosts.get_mut(id) {
             host.alive = alive;
@@ -189,8 +189,8 @@ impl Metal {
         }
     }
 
-    /// What is there besides machines: id (an address or a network) and kind (`ip`, `network`). The networks and
-    /// addresses that are there from the start are left out.
+    /// Resources other than machines: id (an address or a network) and kind (`ip`, `network`). The initial networks and
+    /// addresses are left out.
     #[must_use]
     pub fn things(&self) -> Vec<(String, &'static str)> {
         self.api().things()
@@ -314,7 +314,7 @@ impl World {
     }
 }
 
-/// The API's own name of what is asked.
+/// The API's own name of the operation.
 fn operation(call: &Call) -> Option<&'static str> {
     let segments = call.segments();
     let mut parts: Vec<&str> = segments.iter().map(String::as_str).collect();
@@ -371,7 +371,7 @@ fn is_change(operation: &str) -> bool {
     ["allocate", "allocate-specific", "free", "update", "power"].contains(&verb)
 }
 
-/// An error in the API's own format.
+/// An error in the API's format.
 fn fail(status: u16, message: impl AsRef<str>) -> Answer {
     Answer::json(
         status,

@@ -1,4 +1,5 @@
-//! Prism between a driver and an emulator: it checks every request and every answer against a published specification.
+//! Prism as a proxy between a driver and an emulator: validates every request and response against a published
+//! specification.
 
 use std::{
     env, io,
@@ -17,14 +18,14 @@ use tokio::{
     time::timeout,
 };
 
-/// Starting takes 2 s on an idle machine, and tests run many at a time.
+/// Startup takes 2 s on an idle machine, but many tests run at once.
 const START: Duration = Duration::from_secs(120);
-/// Lines of output that are kept. A test makes fewer calls.
+/// Number of output lines kept. A test makes fewer calls.
 const LINES: usize = 10_000;
-/// What Prism writes once it answers, followed by its address.
+/// Prism's output once it is ready, followed by its address.
 const READY: &str = "Prism is listening on ";
 
-/// A running `prism proxy`. It ends when it is dropped.
+/// A running `prism proxy`, stopped on drop.
 #[derive(Debug)]
 pub struct Prism {
     url: String,
@@ -34,12 +35,12 @@ pub struct Prism {
 }
 
 impl Prism {
-    /// Starts it on a free port, in front of the API at `upstream` (`http://HOST:PORT`), and waits until it answers. A
-    /// request or an answer that breaks the specification is answered with an error (422 or 500,
-    /// `application/problem+json`) and noted in [`Prism::violations`].
+    /// Starts Prism on a free port in front of the API at `upstream` (`http://HOST:PORT`), and waits until it is ready.
+    /// A request or response that violates the specification results in an error response (422 or 500,
+    /// `application/problem+json`) and is recorded in [`Prism::violations`].
     ///
     /// # Errors
-    /// `NotFound` without Prism; what Prism says if it does not start.
+    /// `NotFound` if Prism is not installed; Prism's output if it does not start.
     pub async fn start(specification: &Path, upstream: &str) -> io::Result<Self> {
         let mut child = Command::new(program()?)
             .arg("proxy")
@@ -67,7 +68,7 @@ impl Prism {
                 found,
             )));
         }
-        // Both readers end when Prism does, and the channel with them.
+        // Both readers end when Prism exits, which also closes the channel.
         let ready = timeout(START, url.wait_for(Option::is_some)).await;
         let url = match ready {
             Ok(Ok(url)) => url.clone().unwrap_or_default(),
@@ -92,11 +93,11 @@ impl Prism {
         &self.url
     }
 
-    /// Every error that Prism has written by now: what it found in requests and answers, and its own troubles with the
-    /// API behind it. The driver sees each as an error, so this is for the message of a test that fails.
+    /// All errors that Prism has logged so far: violations in requests and responses, and its own failures to reach the
+    /// upstream API. The driver sees each as an error, so this is for the message of a failed test.
     #[must_use]
     pub fn violations(&self) -> Vec<String> {
-        // Its list of operations has random words in the paths, `error` among them.
+        // Prism's list of operations has random words in the paths, `error` among them.
         let bad = |line: &&String| {
             !line.contains("[CLI]") && (line.contains("error") || line.contains("iolation"))
         };
@@ -132,12 +133,12 @@ async fn read(
     }
 }
 
-/// A specification by the name of its file: `digitalocean-v2-compute.json` or `metal-stack-api.json`. `folder` is
-/// `tests/prism` of this repository. It is looked for there, in `DROVER_SPECS`, in `~/.cache/drover/specs`, and in
-/// `shared/specs` beside the repository.
+/// Finds a specification by its file name: `digitalocean-v2-compute.json` or `metal-stack-api.json`. `folder` is
+/// `tests/prism` of this repository. The file is looked for there, in `DROVER_SPECS`, in `~/.cache/drover/specs`, and
+/// in `shared/specs` beside the repository.
 ///
 /// # Errors
-/// `NotFound`, with what to do.
+/// `NotFound`, with instructions.
 pub fn specification(folder: &Path, name: &str) -> io::Result<PathBuf> {
     let folder = folder.canonicalize()?;
     let mut places = vec![folder.clone()];
@@ -172,7 +173,7 @@ fn program() -> io::Result<PathBuf> {
         })
 }
 
-/// Where `tests/run` keeps what it installs.
+/// Cache directory in which `tests/run` installs programs.
 fn cache() -> Option<PathBuf> {
     let base = env::var_os("XDG_CACHE_HOME")
         .filter(|base| !base.is_empty())

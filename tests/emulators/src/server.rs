@@ -1,4 +1,4 @@
-//! The HTTP server under every emulator: it reads requests, lets them meet their faults, and keeps the log.
+//! The HTTP server of all emulators: reads requests, injects faults, and keeps the log.
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,72 +27,72 @@ use crate::world::{Clock, Hand, Machine, Made, Rate, Settings};
 
 pub use crate::emulator::Emulator;
 
-/// No API emulated here takes a larger body.
+/// Limit of request bodies. None of the emulated APIs accepts larger ones.
 const BODY_LIMIT: usize = 16 << 20;
 
-/// One emulated API. Calls are answered one at a time and at once; the time that things take is computed from the clock
-/// when the next call asks.
+/// An emulated API. Calls are serialized and execute immediately; the effects of elapsed time are computed from the
+/// clock at the next call.
 pub trait Api: Send + Sync + 'static {
-    /// The API's own name of what is asked (`?` if unknown), and parameters worth asserting on: never user data, never
-    /// credentials.
+    /// Returns the API's own name of the operation (`?` if unknown), and parameters worth asserting on: never user data
+    /// or credentials.
     fn name(&self, call: &Call) -> (String, Vec<(String, String)>);
 
-    /// Does it. Credentials are checked here, so that a fault may come before them.
+    /// Executes the call. Credentials are checked here, so that faults take precedence over them.
     fn handle(&self, operation: &str, call: &Call) -> Answer;
 
-    /// An error in the API's own format.
+    /// Formats an error of the API.
     fn refuse(&self, operation: &str, call: &Call, refusal: &Refusal) -> Answer;
 
-    /// Every machine that is not gone, visible to lists or not.
+    /// All machines that are not deleted, whether lists show them or not.
     fn machines(&self) -> Vec<Machine>;
 
-    /// Everything that was ever made.
+    /// All resources ever created.
     fn ledger(&self) -> Vec<Made>;
 
-    /// Does something past the API; false if there is no such machine, or nothing to do.
+    /// Applies a change out of band, bypassing the API. Returns false if there is no such machine, or nothing to do.
     fn by_hand(&self, id: &str, hand: &Hand) -> bool;
 }
 
-/// Why a request is refused.
+/// Reason for which a request is refused.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Refusal {
-    /// This error.
+    /// An injected error.
     Error {
-        /// The HTTP status.
+        /// HTTP status.
         status: u16,
-        /// The API's own name of the error.
+        /// Error code of the API.
         code: String,
-        /// What the API says besides.
+        /// Error message.
         message: String,
     },
-    /// Too many calls.
+    /// Throttling.
     Throttle {
-        /// When to come again, if that is known.
+        /// Delay until the next attempt, if known.
         retry_after: Option<Duration>,
     },
-    /// The zone has no room.
+    /// The zone has no capacity left.
     NoCapacity,
-    /// The account has used up what it may have.
+    /// The quota of the account is exceeded.
     Quota,
 }
 
-/// A request that has been read.
+/// A parsed request.
 #[derive(Clone)]
 pub struct Call {
-    /// The HTTP method.
+    /// HTTP method.
     pub method: Method,
-    /// The path, not decoded, without the query.
+    /// Path without the query, still percent-encoded.
     pub path: String,
-    /// The query's pairs in order, decoded.
+    /// Decoded query parameters in order.
     pub query: Vec<(String, String)>,
-    /// The headers.
+    /// HTTP headers.
     pub headers: HeaderMap,
-    /// The body.
+    /// Complete body; empty if there is none.
     pub body: Bytes,
 }
 
 impl Call {
-    /// The path's parts, decoded, without empty ones.
+    /// The decoded segments of the path, without empty ones.
     pub fn segments(&self) -> Vec<String> {
         self.path
             .split('/')
@@ -101,7 +101,7 @@ impl Call {
             .collect()
     }
 
-    /// The first value of a query parameter.
+    /// Returns the first value of a query parameter.
     pub fn query(&self, name: &str) -> Option<&str> {
         self.query
             .iter()
@@ -109,12 +109,12 @@ impl Call {
             .map(|(_, value)| value.as_str())
     }
 
-    /// A header, if it is there and is text.
+    /// Returns a header if it is present and valid text.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
-    /// The body as JSON; an empty body is null.
+    /// Parses the body as JSON; an empty body is null.
     pub fn json(&self) -> Result<Value, serde_json::Error> {
         if self.body.is_empty() {
             Ok(Value::Null)
@@ -123,25 +123,25 @@ impl Call {
         }
     }
 
-    /// The body's pairs in order, if it is a form.
+    /// Parses the body as form parameters, in order.
     pub fn form(&self) -> Vec<(String, String)> {
         pairs(&String::from_utf8_lossy(&self.body))
     }
 }
 
-/// What is answered.
+/// A response.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// The HTTP status.
+    /// HTTP status.
     pub status: u16,
-    /// Headers besides length and date.
+    /// Headers other than length and date.
     pub headers: Vec<(HeaderName, String)>,
-    /// The body.
+    /// Complete body.
     pub body: Bytes,
 }
 
 impl Answer {
-    /// No body.
+    /// Creates a response without a body.
     pub fn empty(status: u16) -> Answer {
         Answer {
             status,
@@ -150,7 +150,7 @@ impl Answer {
         }
     }
 
-    /// A body of this type.
+    /// Creates a response with a body of this content type.
     pub fn text(status: u16, content_type: &str, body: impl Into<Bytes>) -> Answer {
         let headers = vec![(http::header::CONTENT_TYPE, content_type.to_owned())];
         Answer {
@@ -160,12 +160,12 @@ impl Answer {
         }
     }
 
-    /// JSON.
+    /// Creates a JSON response.
     pub fn json(status: u16, value: &Value) -> Answer {
         Answer::text(status, "application/json", value.to_string())
     }
 
-    /// With one more header.
+    /// Adds a header.
     pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Answer {
         self.headers
             .push((HeaderName::from_static(name), value.into()));
@@ -173,7 +173,7 @@ impl Answer {
     }
 }
 
-/// A running server. It ends when it is shut down or dropped.
+/// A running server. It stops on shutdown or drop.
 pub struct Server {
     address: SocketAddr,
     control: Control,
@@ -183,7 +183,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves an API on the settings' port of 127.0.0.1. Must run within tokio.
+    /// Serves an API on the settings' port of 127.0.0.1. Must be called within a tokio runtime.
     pub async fn start<A: Api>(
         api: Arc<A>,
         clock: Arc<Clock>,
@@ -215,17 +215,17 @@ impl Server {
         format!("http://{}", self.address)
     }
 
-    /// Faults and log.
+    /// Fault injection and request log.
     pub fn control(&self) -> &Control {
         &self.control
     }
 
-    /// The clock that the API's times come from.
+    /// The clock from which the API takes its times.
     pub fn clock(&self) -> &Clock {
         &self.clock
     }
 
-    /// Closes every connection and the port. The state stays readable.
+    /// Closes all connections and the port. The state remains readable.
     pub async fn shutdown(&self) {
         self.stop.send_replace(true);
         let task = self.task.lock().take();
@@ -250,7 +250,7 @@ struct Host<A> {
     control: Control,
     clock: Arc<Clock>,
     rate: Option<Rate>,
-    /// Requests that wait, and go on if their client has gone.
+    /// Stalled requests; they complete even if their client has disconnected.
     stalled: Mutex<JoinSet<()>>,
 }
 
@@ -264,7 +264,7 @@ async fn accept<A: Api>(
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => { connections.spawn(connection(stream, host.clone())); }
-                // Out of file handles, most likely: some will be closed before long.
+                // Most likely out of file descriptors, some of which will be closed soon.
                 Err(error) => {
                     tracing::warn!(%error, "an emulator cannot accept");
                     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -281,19 +281,19 @@ async fn accept<A: Api>(
 }
 
 async fn connection<A: Api>(stream: TcpStream, host: Arc<Host<A>>) {
-    // An answer is one small write; waiting to fill a packet would cost 40 ms a call.
+    // A response is one small write; Nagle's algorithm would delay it by 40 ms.
     let _ = stream.set_nodelay(true);
     let service = service_fn(move |request| {
         let host = host.clone();
         async move { serve(host, request).await }
     });
-    // An error is a connection closed on purpose, or by the client: the log has it.
+    // An error means that the connection was closed by a fault, or by the client: the log has it.
     let _ = http1::Builder::new()
         .serve_connection(TokioIo::new(stream), service)
         .await;
 }
 
-/// The connection is to be closed without an answer.
+/// The connection is to be closed without a response.
 #[derive(Debug)]
 struct Closed;
 
@@ -341,7 +341,7 @@ async fn serve<A: Api>(
 }
 
 impl<A: Api> Host<A> {
-    /// Does what is asked under a fault; `None`: the connection is to be closed.
+    /// Executes a request under a fault; `None` if the connection is to be closed.
     async fn meet(
         self: &Arc<Self>,
         fault: Option<Fault>,
@@ -397,7 +397,7 @@ impl<A: Api> Host<A> {
         }
     }
 
-    /// In a task of its own: hyper drops the request when its client goes.
+    /// Runs in a task of its own, because hyper drops the request when the client disconnects.
     async fn stall(
         self: &Arc<Self>,
         wait: Duration,
@@ -412,7 +412,7 @@ impl<A: Api> Host<A> {
             stalled.spawn(async move {
                 tokio::time::sleep(wait).await;
                 if let Some(host) = host.upgrade() {
-                    // The client may have gone.
+                    // Fails if the client has disconnected.
                     let _ = send.send(host.handle(&operation, &call));
                 }
             });
@@ -458,7 +458,7 @@ fn response(clock: &Clock, answer: Answer, cut: bool) -> http::Response<AnswerBo
     response
 }
 
-/// A whole answer, or its first half and then the end of the connection.
+/// A complete response body, or its first half followed by the end of the connection.
 struct AnswerBody {
     parts: VecDeque<Bytes>,
     cut: Cut,
@@ -468,7 +468,7 @@ struct AnswerBody {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Cut {
     No,
-    /// Lets the connection write what it has before it is closed.
+    /// Lets the connection flush its buffer before it is closed.
     Flush,
     Close,
 }
@@ -505,7 +505,7 @@ impl Body for AnswerBody {
     }
 }
 
-/// The pairs of a query or of a form.
+/// Parses the parameters of a query or a form.
 pub fn pairs(text: &str) -> Vec<(String, String)> {
     text.split('&')
         .filter(|pair| !pair.is_empty())

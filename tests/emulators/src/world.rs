@@ -1,4 +1,4 @@
-//! What every emulator has in common: settings, clock, the ledger of all that was ever made, and acts by hand.
+//! Common parts of all emulators: settings, clock, the ledger of all resources ever created, and out-of-band changes.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -8,71 +8,71 @@ use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Settings that every emulator takes. The defaults are an API without delays, limits or faults.
+/// Settings common to all emulators. The defaults are an API without delays, limits or faults.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// The port of 127.0.0.1 to listen on; 0, the default, is any.
+    /// Port of 127.0.0.1 to listen on. Default: 0, any free port.
     pub port: u16,
-    /// From made to running.
+    /// Time from creation to running.
     pub pending_delay: Duration,
-    /// From deleted, or stopped, to gone, or off.
+    /// Time from deletion to gone, and from stopping to stopped.
     pub stopping_delay: Duration,
-    /// How long a new machine does not appear in lists.
+    /// Delay of eventual consistency: how long lists omit a new machine.
     pub visibility_delay: Duration,
-    /// The most machines of a zone; a zone that is not named has room without end.
+    /// Maximum number of machines per zone; unlimited for a zone that is not named.
     pub capacity: BTreeMap<String, usize>,
-    /// The most machines of the account; `None`: no limit.
+    /// Maximum number of machines of the account; `None`: unlimited.
     pub quota: Option<usize>,
-    /// Calls a second before the API throttles; `None`: no limit.
+    /// Rate limit in calls per second; `None`: no throttling.
     pub rate: Option<f64>,
-    /// Calls at once before `rate` counts; default: one second's worth, at least 1.
+    /// Burst size of the rate limit in calls. Default: one second's worth, at least 1.
     pub burst: Option<f64>,
-    /// The most elements of one page, below what the API allows and whatever the client asks for.
+    /// Cap on the page size, below the API's own limit and regardless of the client's request.
     pub page_size: Option<usize>,
 }
 
-/// A machine as tests and people see it, whatever the API.
+/// A machine, independent of the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// The API's id of it.
+    /// The API's id.
     pub id: String,
-    /// The API's own word for its state.
+    /// State in the API's own terms.
     pub state: String,
-    /// Tags or labels; an API with plain tags has them as keys with empty values.
+    /// Tags or labels; plain tags are keys with empty values.
     pub tags: BTreeMap<String, String>,
-    /// The zone, region or partition.
+    /// Zone, region or partition.
     pub zone: String,
 }
 
-/// One thing that was made: machine, volume, network, address. Entries stay when the thing is gone.
+/// A resource that was created: machine, volume, network, address. Entries stay after the deletion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Made {
-    /// The API's own word for what it is (`instance`, `vpc`, `droplet`, `ip`).
+    /// The API's own resource type (`instance`, `vpc`, `droplet`, `ip`).
     pub kind: String,
-    /// The API's id of it.
+    /// The API's id.
     pub id: String,
-    /// The idempotency key of the call that made it, if it had one.
+    /// Idempotency token of the call that created it, if there was one.
     pub key: Option<String>,
-    /// Its tags when it was made.
+    /// Tags at creation.
     pub tags: BTreeMap<String, String>,
-    /// Made by [`Hand::Foreign`] or there from the start, not by a request.
+    /// Whether it was created out of band or exists from the start, rather than by a request.
     pub foreign: bool,
-    /// It has been deleted, released or terminated.
+    /// Whether it has been deleted, released or terminated.
     pub gone: bool,
 }
 
-/// What someone does to a machine past the driver.
+/// An out-of-band change of a machine that bypasses the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hand {
-    /// Terminates it, whatever protects it.
+    /// Terminates the machine, even if it is protected.
     Terminate,
-    /// Stops it.
+    /// Stops the machine.
     Stop,
     /// Sets these tags and removes those without a value.
     Retag(BTreeMap<String, Option<String>>),
 }
 
-/// Everything that was ever made, in order.
+/// All resources ever created, in order.
 #[derive(Debug, Default)]
 pub struct Ledger(Mutex<Entries>);
 
@@ -83,7 +83,7 @@ struct Entries {
 }
 
 impl Ledger {
-    /// Writes down something new.
+    /// Records a new resource.
     pub fn made(&self, made: Made) {
         let mut entries = self.0.lock();
         let index = entries.all.len();
@@ -91,7 +91,7 @@ impl Ledger {
         entries.all.push(made);
     }
 
-    /// Notes that it is gone.
+    /// Marks a resource as gone.
     pub fn gone(&self, id: &str) {
         let mut entries = self.0.lock();
         if let Some(index) = entries.by_id.get(id).copied() {
@@ -99,13 +99,13 @@ impl Ledger {
         }
     }
 
-    /// Everything, oldest first.
+    /// All entries, oldest first.
     pub fn all(&self) -> Vec<Made> {
         self.0.lock().all.clone()
     }
 }
 
-/// Wall time that follows tokio's clock, so that a test that pauses one pauses both.
+/// Wall-clock time that follows tokio's clock, so that a test that pauses one pauses both.
 #[derive(Debug)]
 pub struct Clock {
     start: Instant,
@@ -124,12 +124,12 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// The emulator's wall time now, its skew included.
+    /// The emulator's wall-clock time, including its skew.
     pub fn now(&self) -> Timestamp {
         self.at(Instant::now())
     }
 
-    /// The emulator's wall time at an instant.
+    /// The emulator's wall-clock time at an instant.
     pub fn at(&self, instant: Instant) -> Timestamp {
         let since = SignedDuration::try_from(instant.saturating_duration_since(self.start))
             .unwrap_or_default();
@@ -140,20 +140,21 @@ impl Clock {
             .unwrap_or(self.wall)
     }
 
-    /// The machine's wall time with the emulator's skew, whatever tokio's clock says: what a request's own date is held against.
+    /// The machine's wall-clock time with the emulator's skew, regardless of tokio's clock: the reference for the date
+    /// of a request.
     pub fn real(&self) -> Timestamp {
         let skew = SignedDuration::from_millis(self.skew_ms.load(Ordering::Relaxed));
         let now = Timestamp::now();
         now.saturating_add(skew).unwrap_or(now)
     }
 
-    /// How far the emulator's clock is ahead of the machine's, in milliseconds; negative: behind.
+    /// Sets the offset of the emulator's clock from the machine's, in milliseconds; negative if it is behind.
     pub fn set_skew_ms(&self, skew_ms: i64) {
         self.skew_ms.store(skew_ms, Ordering::Relaxed);
     }
 }
 
-/// Tokens by time: how an API limits its callers.
+/// A token bucket: the rate limiter of an API.
 #[derive(Debug)]
 pub(crate) struct Rate {
     per_second: f64,
@@ -171,7 +172,7 @@ impl Rate {
         }
     }
 
-    /// Takes a token, or says how long it is until there is one.
+    /// Takes a token. Fails with the time until the next one is available.
     pub(crate) fn take(&self) -> Result<(), Duration> {
         let now = Instant::now();
         let mut state = self.state.lock();
@@ -183,7 +184,7 @@ impl Rate {
             Ok(())
         } else {
             *state = (tokens, now);
-            // A rate of zero never has a token again: an hour stands for never.
+            // With a rate of zero there is never a next token: an hour stands for never.
             let wait = ((1.0 - tokens) / self.per_second.max(1.0 / 3600.0)).min(3600.0);
             Err(Duration::from_secs_f64(wait))
         }

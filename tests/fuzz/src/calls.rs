@@ -1,4 +1,4 @@
-//! Calls of every method, as bytes.
+//! Raw calls of all gRPC methods.
 
 use std::time::Duration;
 
@@ -9,28 +9,29 @@ use prost_reflect::MessageDescriptor;
 use tonic::{Code, Status, body::Body};
 use tower::Service;
 
-/// How long a stream may take to say something: most have nothing to say, and that is no answer to wait for.
+/// How long to wait for the next message of a stream: most streams have nothing to send, so there is no point in
+/// waiting.
 const STREAM: Duration = Duration::from_millis(20);
 
-/// A method, and who has it.
+/// A method and the channel to its service.
 pub(crate) struct Method {
     pub(crate) path: String,
-    /// None: bytes will do.
+    /// `None` for a method that only receives raw bytes.
     pub(crate) input: Option<MessageDescriptor>,
     pub(crate) streams: bool,
     pub(crate) channel: Channel,
 }
 
-/// How a call ended.
+/// Outcome of a call.
 pub(crate) struct Answer {
     pub(crate) code: Code,
     pub(crate) message: String,
-    /// What was said in it that may not be.
+    /// The secret that was leaked in the response.
     pub(crate) told: Option<String>,
 }
 
 impl Method {
-    /// Calls it. Errors: there was no answer of gRPC at all.
+    /// Calls the method. Fails if there is no gRPC response at all.
     pub(crate) async fn call(&self, body: Vec<u8>, needles: &Needles) -> Result<Answer, String> {
         let request = http::Request::post(format!("http://localhost{}", self.path))
             .header("content-type", "application/grpc")
@@ -59,7 +60,7 @@ impl Method {
             let frame = if self.streams {
                 match tokio::time::timeout(STREAM, next).await {
                     Ok(frame) => frame,
-                    // It goes on, and would for as long as somebody listens.
+                    // The stream stays open for as long as somebody listens.
                     Err(_) => return Ok(answer(&Status::ok(""), needles, &said)),
                 }
             } else {

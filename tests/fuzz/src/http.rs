@@ -1,4 +1,4 @@
-//! A client of HTTP that keeps its connection.
+//! An HTTP client with a persistent connection.
 
 use std::net::SocketAddr;
 
@@ -22,12 +22,12 @@ impl Client {
         }
     }
 
-    /// What is answered. Errors: the connection ended without an answer.
+    /// Sends a request. Fails if the connection ends without a response.
     pub(crate) async fn ask(
         &mut self,
         request: Request<Full<Bytes>>,
     ) -> Result<Response<Bytes>, String> {
-        // A connection that was used before may be closed at any time, as the server likes.
+        // The server may close an idle connection at any time.
         if self.sender.is_some()
             && let Ok(answer) = self.ask_once(request.clone()).await
         {
@@ -48,7 +48,7 @@ impl Client {
             let (sender, connection) = handshake(TokioIo::new(stream))
                 .await
                 .map_err(|error| error.to_string())?;
-            // Ends with its sender.
+            // Ends when the sender is dropped.
             tokio::spawn(connection);
             self.sender = Some(sender);
         }

@@ -1,8 +1,8 @@
-//! Hostile input for every door of Drover, and what may not come of it: a panic, the death of a process, an answer that
-//! never comes or is that of a defect, memory that is not given back, a secret that was planted.
+//! Fuzzing of all entry points of Drover, checking for panics, crashes, responses that never arrive or report an
+//! internal error, memory leaks, and leaks of a planted secret.
 //!
-//! `cargo run --release -p drover-fuzz -- --inputs 10000000`. Each input follows from the seed and its number alone, so that
-//! what was found can be had again; what the servers hold by then follows from the inputs before it.
+//! `cargo run --release -p drover-fuzz -- --inputs 10000000`. Each input depends only on the seed and its number, so
+//! that findings can be reproduced; the state of the servers depends on the preceding inputs.
 #![allow(
     missing_docs,
     missing_debug_implementations,

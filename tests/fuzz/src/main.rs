@@ -1,4 +1,4 @@
-//! Sends as many inputs as it is told, and says how fast they were, or what was found.
+//! Fuzzes with the given number of inputs, and reports the throughput or the finding.
 #![allow(clippy::print_stdout, reason = "it is a program that reports")]
 
 use std::{process::ExitCode, time::Duration};
@@ -30,7 +30,7 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    // It serves a platform.
+    // The fuzzer runs a platform server, which starts this program again as its worker.
     if let Some(code) = drover_templates::worker::enter() {
         return code;
     }

@@ -1,11 +1,11 @@
-//! Messages of any type: random ones, valid ones that were changed, and bytes that are none.
+//! Generator of messages of any type: random ones, mutated valid ones, and bytes that are not messages.
 
 use prost_reflect::{
     DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, MessageDescriptor,
     ReflectMessage, Value, prost::Message,
 };
 
-/// Texts that mean something somewhere.
+/// Strings with a meaning in some field.
 const WORDS: [&str; 28] = [
     "orders",
     "db",
@@ -37,19 +37,19 @@ const WORDS: [&str; 28] = [
     "2026-01-01T00:00:00Z",
 ];
 
-/// What is sent.
+/// A request body.
 pub(crate) struct Input {
     pub(crate) what: &'static str,
-    /// As it goes over the wire, with its frame.
+    /// Encoded and framed for the wire.
     pub(crate) body: Vec<u8>,
-    /// A message of the type: if its answer is that of a defect, there is one.
+    /// Whether it is a valid message of the type: a response that reports an internal error is then a bug.
     pub(crate) valid: bool,
 }
 
-/// Messages by chance. Which they are follows from its numbers alone.
+/// A deterministic generator: its output depends only on the state of `rng`.
 pub(crate) struct Random {
     pub(crate) rng: fastrand::Rng,
-    /// Names and ids that there are.
+    /// Existing names and ids.
     words: Vec<String>,
 }
 
@@ -135,7 +135,7 @@ impl Random {
         self.value(&field.kind(), depth)
     }
 
-    /// Any message of a type.
+    /// A random message of a type.
     pub(crate) fn message(&mut self, of: &MessageDescriptor, depth: u32) -> DynamicMessage {
         let mut message = DynamicMessage::new(of.clone());
         for field in of.fields() {
@@ -152,7 +152,7 @@ impl Random {
         message
     }
 
-    /// Changes something in a message, at any depth.
+    /// Mutates a message at a random depth.
     pub(crate) fn change(&mut self, message: &mut DynamicMessage, depth: u32) {
         let all: Vec<FieldDescriptor> = message.descriptor().fields().collect();
         let set: Vec<FieldDescriptor> = all
@@ -215,7 +215,7 @@ impl Random {
             .collect()
     }
 
-    /// The same bytes with a few that are others.
+    /// Mutates a few of the bytes.
     fn broken(&mut self, mut bytes: Vec<u8>) -> Vec<u8> {
         for _ in 0..self.rng.u32(1..4) {
             if !bytes.is_empty() {
@@ -226,7 +226,7 @@ impl Random {
         bytes
     }
 
-    /// Something to send to a method of this input, most of it like one of the valid ones.
+    /// An input for a method with this request type, mostly derived from a valid message.
     pub(crate) fn input(
         &mut self,
         of: Option<&MessageDescriptor>,
@@ -266,13 +266,13 @@ impl Random {
     }
 }
 
-/// Fields in fields, as deep as this.
+/// Nested fields, to a depth of `levels`.
 fn deep(levels: usize) -> Vec<u8> {
-    // Field 1, of a length that no length fits: whoever reads it stops somewhere.
+    // Field 1 with a length that exceeds the rest: a decoder must stop at some point.
     [0x0a, 0x7f].repeat(levels)
 }
 
-/// A message as it is framed.
+/// Adds the frame of gRPC to a message.
 pub(crate) fn framed(bytes: &[u8]) -> Vec<u8> {
     let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     let mut body = vec![0];

@@ -1,4 +1,4 @@
-//! Inputs one after the other, and what is checked of each.
+//! Executes inputs and checks each result.
 
 use std::{
     collections::BTreeMap,
@@ -30,24 +30,24 @@ use crate::{
     world::{SECRET, World, examples},
 };
 
-/// Inputs after which the servers are others: what they hold of these goes with them, or is lost for good.
+/// Inputs after which the servers are replaced: memory held for these inputs must be released with them, or is leaked.
 const EPOCH: u64 = 20_000;
-/// Inputs after which what the others need is put back.
+/// Inputs after which objects needed by the other inputs are restored.
 const TEND: u64 = 500;
-/// Epochs until memory is as large as it gets: pools are filled, and what the allocator keeps is kept.
+/// Epochs until memory usage is stable: pools are filled, and the allocator has cached its share.
 const WARM: usize = 3;
-/// What memory may grow by from then on: what the allocator keeps differs from epoch to epoch.
+/// Tolerated growth of memory after that: the allocator's caches vary from epoch to epoch.
 const ROOM: u64 = 192 << 20;
 const PROVISION: &str = "/drover.platform.v1.PlatformService/Provision";
 
-/// A door that input comes in by.
+/// An entry point for inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Surface {
-    /// Every method of every service.
+    /// Every method of every gRPC service.
     Calls,
-    /// The reader of manifests.
+    /// The manifest parser.
     Manifests,
-    /// User data that is a template, rendered in its process.
+    /// User data that is a template, rendered in a worker process.
     Templates,
     /// The HTTP API of Replicante.
     Replicante,
@@ -61,7 +61,7 @@ impl Surface {
         Self::Replicante,
     ];
 
-    /// Of a hundred inputs.
+    /// Share of the inputs in percent.
     fn share(self) -> u64 {
         match self {
             Self::Calls => 40,
@@ -97,35 +97,35 @@ impl fmt::Display for Surface {
     }
 }
 
-/// What is to be done.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub seed: u64,
     /// Number of the first input.
     pub first: u64,
-    /// How many, of all surfaces together.
+    /// Number of inputs over all surfaces.
     pub inputs: u64,
     pub surfaces: Vec<Surface>,
-    /// How many at once.
+    /// Number of concurrent inputs.
     pub jobs: usize,
-    /// Longest that an answer may take.
+    /// Maximum time for a response.
     pub longest: Duration,
 }
 
-/// What was done.
+/// Statistics of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Inputs of each surface, and how long they took.
+    /// Number of inputs of each surface, and the time they took.
     pub done: BTreeMap<Surface, (u64, Duration)>,
-    /// Answers of each kind.
+    /// Number of responses of each kind.
     pub answers: BTreeMap<String, u64>,
-    /// Memory after each epoch, in bytes.
+    /// Resident memory after each epoch, in bytes.
     pub memory: Vec<u64>,
-    /// The answer that took longest, and which it was.
+    /// The slowest response: its duration and its input.
     pub slowest: (Duration, String),
 }
 
-/// What may not be.
+/// A violated expectation.
 #[derive(Clone, Debug)]
 pub struct Finding {
     pub surface: Surface,
@@ -147,7 +147,7 @@ impl fmt::Display for Finding {
 
 impl std::error::Error for Finding {}
 
-/// Does it. Errors: the first finding.
+/// Runs the fuzzer. Returns the first finding as the error.
 pub async fn run(plan: Plan) -> Result<Report, Finding> {
     panics();
     let mut report = Report::default();
@@ -180,7 +180,7 @@ pub async fn run(plan: Plan) -> Result<Report, Finding> {
     Ok(report)
 }
 
-/// That memory stays within bounds once it is warm.
+/// Checks that memory stays within bounds after the warm-up.
 fn grown(plan: &Plan, report: &Report) -> Result<(), Finding> {
     let (Some(warm), Some(now)) = (
         report.memory[..WARM.min(report.memory.len())].iter().max(),
@@ -206,7 +206,7 @@ struct Answered {
     slowest: (Duration, String),
 }
 
-/// Inputs of one surface.
+/// Runs inputs of one surface.
 async fn part(
     plan: &Plan,
     world: &Arc<World>,
@@ -268,7 +268,7 @@ async fn part(
     Ok(std::mem::take(&mut *sum.lock()))
 }
 
-/// One of those that ask.
+/// One of the concurrent workers.
 struct Worker {
     world: Arc<World>,
     surface: Surface,
@@ -290,14 +290,14 @@ impl Worker {
         }
     }
 
-    /// Sends one input. Answers what kind of answer it had, and how long that took. Errors: what may not be.
+    /// Sends one input. Returns the kind of response and the time it took. Fails if an expectation is violated.
     async fn one(
         &mut self,
         seed: u64,
         number: u64,
         longest: Duration,
     ) -> Result<(String, Duration), String> {
-        // Neighbours have nothing in common.
+        // Decorrelates the generators of adjacent numbers.
         let mut mixed = fastrand::Rng::with_seed(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let rng = mixed.fork();
         let began = Instant::now();
@@ -306,7 +306,7 @@ impl Worker {
             .await
             .map_err(|_| format!("no answer within {longest:?}"))??;
         let took = began.elapsed();
-        // What waits for nothing is not cut off.
+        // The timeout cannot interrupt a future that never yields.
         if took > longest {
             return Err(format!("{answer} took {took:?}"));
         }
@@ -385,7 +385,7 @@ impl Worker {
         let world = &self.world;
         let mut request = world.provision.clone();
         request.request_id = uuid::Uuid::from_u128(rng.u128(..)).to_string();
-        // Calls may have given the shard of another one away.
+        // Other inputs may have taken over the shard.
         if let Some(fence) = &mut request.fence {
             fence.store_id.clone_from(&request.request_id);
         }
@@ -478,8 +478,8 @@ impl Worker {
     }
 }
 
-/// Whether the reader can know what in a text is secret: its keys are there and nothing was put between them and their
-/// values.
+/// Whether the parser can recognize the secrets of a text: their keys are present, with nothing inserted between a key
+/// and its value.
 fn keeps_secrets(text: &str, needles: &Needles) -> bool {
     let mut lines = text
         .lines()
@@ -505,7 +505,7 @@ fn secret_manifests() -> [String; 2] {
     ]
 }
 
-/// Documents of Replicante, as the SDK and as the specification have them.
+/// Documents of Replicante, in the formats of the SDK and of the specification.
 fn documents() -> Vec<Value> {
     vec![
         json!({

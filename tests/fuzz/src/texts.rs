@@ -1,9 +1,9 @@
-//! Texts that people write, with what they should not have in them: manifests, user data, JSON documents.
+//! Mutated texts of users: manifests, user data, JSON documents.
 
 use fastrand::Rng;
 use serde_json::{Value, json};
 
-/// What means something to readers of YAML, JSON or templates.
+/// Tokens with a meaning in YAML, JSON or templates.
 const TOKENS: [&str; 68] = [
     "\n",
     "\n---\n",
@@ -75,7 +75,7 @@ const TOKENS: [&str; 68] = [
     "${x}",
 ];
 
-/// Parts of templates, of which most are errors together.
+/// Fragments of templates; most combinations of them are errors.
 const PARTS: [&str; 62] = [
     "{{ secrets.p }}",
     "{{ refuse(secrets.p) }}",
@@ -145,12 +145,12 @@ fn pick<'a, T>(rng: &mut Rng, of: &'a [T]) -> &'a T {
     &of[rng.usize(0..of.len())]
 }
 
-/// A place between two characters.
+/// A random position on a character boundary.
 fn place(rng: &mut Rng, text: &str) -> usize {
     text.floor_char_boundary(rng.usize(0..=text.len()))
 }
 
-/// Changes a text in a few places. `others`: what may be put into it.
+/// Mutates a text in a few places. `others` are texts that may be inserted.
 pub(crate) fn change(rng: &mut Rng, text: &mut String, others: &[String]) {
     for _ in 0..rng.u32(1..5) {
         let at = place(rng, text);
@@ -198,11 +198,11 @@ pub(crate) fn change(rng: &mut Rng, text: &mut String, others: &[String]) {
             _ => text.insert_str(at, TOKENS[rng.usize(0..TOKENS.len())]),
         }
     }
-    // More than any reader takes is another matter.
+    // Texts beyond the limits of all parsers are not of interest here.
     text.truncate(text.floor_char_boundary(200_000));
 }
 
-/// Aliases of aliases.
+/// Nested aliases of YAML.
 fn bomb(rng: &mut Rng) -> String {
     let levels = rng.usize(1..40);
     (0..levels).fold("\nz0: &z0 [x, x, x, x]\n".to_owned(), |text, level| {
@@ -211,7 +211,7 @@ fn bomb(rng: &mut Rng) -> String {
     })
 }
 
-/// User data that is a template, or nearly.
+/// User data that is a template or resembles one.
 pub(crate) fn template(rng: &mut Rng) -> String {
     let mut text: String = (0..rng.usize(0..8)).map(|_| *pick(rng, &PARTS)).collect();
     if rng.u32(0..3) == 0 {
@@ -220,7 +220,7 @@ pub(crate) fn template(rng: &mut Rng) -> String {
     text
 }
 
-/// Changes something in a document, at any depth.
+/// Mutates a document at a random depth.
 pub(crate) fn change_json(rng: &mut Rng, value: &mut Value) {
     let deeper = rng.u32(0..6) > 0;
     match value {

@@ -1,4 +1,4 @@
-//! What is seen of the process itself: its panics, and its memory.
+//! Observation of the process: panics and memory usage.
 
 use std::{panic, sync::Once};
 
@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Has panics kept, wherever they are caught.
+/// Records all panics, even if they are caught.
 pub(crate) fn panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -18,7 +18,7 @@ pub(crate) fn panics() {
     });
 }
 
-/// The first panic since the last one that was taken.
+/// Takes the first panic since the last call.
 pub(crate) fn panicked() -> Option<String> {
     let mut panics = PANICS.lock();
     (!panics.is_empty()).then(|| panics.remove(0))

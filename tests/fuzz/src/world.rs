@@ -1,4 +1,4 @@
-//! The servers that are asked: an orchestrator over a simulated platform, and an agent, with a secret in them.
+//! The servers under test: an orchestrator over a simulated platform, and an agent, with a planted secret.
 
 use std::{
     collections::BTreeMap, fs, io::Write, net::SocketAddr, os::unix::fs::OpenOptionsExt,
@@ -29,18 +29,18 @@ use uuid::Uuid;
 
 use crate::calls::Method;
 
-/// Deadline of a call that has to succeed.
+/// Deadline of a call that must succeed.
 const CALL: Duration = Duration::from_secs(60);
-/// Most nodes of the platform: what input makes is bounded by it.
+/// Capacity of the platform in nodes: bounds what inputs can create.
 const CAPACITY: u32 = 300;
-/// Services that are not Drover's own, and get nothing but bytes.
+/// Services that are not part of Drover, and only receive raw bytes.
 const FOREIGN: [&str; 3] = [
     "/grpc.health.v1.Health/Check",
     "/grpc.health.v1.Health/Watch",
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
 ];
 
-/// What nobody may be told.
+/// Must not be leaked to anyone.
 pub(crate) const SECRET: &str = "Zq7/Tr0ub4dor+Zebra=77&Quux!Vortex_42%kM";
 
 pub(crate) struct World {
@@ -49,16 +49,16 @@ pub(crate) struct World {
     running: Running,
     agent: Agent,
     pub(crate) methods: Vec<Method>,
-    /// Valid messages, by type.
+    /// Valid messages by type.
     valid: BTreeMap<String, Vec<DynamicMessage>>,
-    /// What is there, by name and id.
+    /// Names and ids of existing objects.
     pub(crate) words: Vec<String>,
     pub(crate) needles: Needles,
     pub(crate) http: SocketAddr,
-    /// A request for a node with user data, to be changed.
+    /// A request for a node with user data, to be mutated.
     pub(crate) provision: wire::ProvisionRequest,
     pub(crate) platform: Channel,
-    /// Dropped last.
+    /// Declared last, so that it is dropped last.
     _directory: TempDir,
 }
 
@@ -146,7 +146,7 @@ impl World {
         OrchestratorClient::new(in_process(self.orchestrator.routes()))
     }
 
-    /// Puts back what input may have removed.
+    /// Restores objects that inputs may have removed.
     pub(crate) async fn tend(&self) {
         let api = self.api();
         let platform = pb::RegisterPlatformRequest {
@@ -174,7 +174,7 @@ impl World {
         self.valid.get(name).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// Learns the methods, and what there is to be named.
+    /// Discovers the methods, and the existing names and ids.
     async fn learn(&mut self) {
         let pool = DescriptorPool::decode(DESCRIPTORS).unwrap();
         let orchestrator = in_process(self.orchestrator.routes());
@@ -330,7 +330,7 @@ async fn orchestrator(directory: &Path, platform: Channel) -> Orchestrator {
         secrets: SecretsSettings {
             key_file: Some(keys),
         },
-        // All of it is one caller.
+        // All inputs come from the same caller.
         limits: LimitSettings {
             plans_per_caller: 1_000,
             plans_per_second_per_caller: 1_000_000,
@@ -363,7 +363,7 @@ fn secret() -> pb::ApplySecretRequest {
     }
 }
 
-/// A cluster whose nodes are made from the secret.
+/// A cluster whose nodes use the secret.
 fn cluster() -> pb::Cluster {
     let key = pb::SecretKeyRef {
         name: "orders-p".to_owned(),
@@ -397,7 +397,7 @@ fn cluster() -> pb::Cluster {
     }
 }
 
-/// The manifests that are shipped.
+/// The example manifests of the distribution.
 pub(crate) fn examples() -> Vec<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/examples");
     let mut paths: Vec<_> = fs::read_dir(folder)

@@ -1,4 +1,4 @@
-//! A little of it, at each run of the tests.
+//! A short fuzzing run as part of the tests.
 #![allow(
     missing_docs,
     clippy::panic,
@@ -10,7 +10,7 @@ use std::time::Duration;
 use drover_fuzz::{Plan, Surface, run};
 
 async fn nothing_is_found(surface: Surface, inputs: u64) {
-    // Under tests the program is another one.
+    // The test binary cannot act as the worker.
     drover_templates::worker::use_program(env!("CARGO_BIN_EXE_fuzz"));
     let plan = Plan {
         seed: drover_testing::seed::seed(),

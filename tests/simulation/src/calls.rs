@@ -1,4 +1,4 @@
-//! What users ask for.
+//! API calls of users.
 
 use drover_core::{Reason, Result};
 use drover_proto::orchestrator::v1 as pb;
@@ -46,7 +46,7 @@ impl World {
         self.try_apply_with(name, groups, &|_| {}).await
     }
 
-    /// The same with more in its spec.
+    /// Applies a cluster with further settings in its spec.
     pub async fn try_apply_with(
         &mut self,
         name: &str,
@@ -73,7 +73,7 @@ impl World {
         Ok(answer)
     }
 
-    /// The same, and what is there of the cluster without a record is taken over.
+    /// Applies a cluster and adopts its nodes that have no record.
     pub async fn adopt(
         &mut self,
         name: &str,
@@ -119,7 +119,7 @@ impl World {
             .insert(group.to_owned(), size);
     }
 
-    /// Asks for the deletion of a cluster.
+    /// Deletes a cluster.
     pub async fn delete(&mut self, name: &str) {
         let uid = self.cluster(name).await.expect("a cluster to delete").uid;
         let request = pb::DeleteClusterRequest {
@@ -131,7 +131,7 @@ impl World {
             .await;
         match answer {
             Ok(_) => {}
-            // It died after it was durable, and was done with it before it could be asked again.
+            // The orchestrator crashed after the commit, and finished the deletion before the call could be repeated.
             Err(error) if error.reason() == Reason::NotFound && self.restarts > 0 => {}
             Err(error) => panic!("{error}"),
         }
@@ -154,7 +154,7 @@ impl World {
         }
     }
 
-    /// Says that a platform is the same backend under another uid.
+    /// Rebinds a platform, declaring that it is the same backend under another uid.
     pub async fn rebind(&mut self, platform: &str, uid: &str) {
         let request = pb::RegisterPlatformRequest {
             platform: Some(pb::Platform {
@@ -170,7 +170,7 @@ impl World {
             .unwrap();
     }
 
-    /// All clusters.
+    /// Lists all clusters.
     pub async fn clusters(&mut self) -> Vec<pb::Cluster> {
         let request = pb::ListClustersRequest::default();
         let answer = self
@@ -181,7 +181,7 @@ impl World {
         answer.clusters
     }
 
-    /// Whether a condition of a cluster or of one of its groups holds.
+    /// Returns a condition of a cluster or of one of its groups, if it holds.
     pub async fn condition(&mut self, name: &str, kind: &str) -> Option<String> {
         let status = self.cluster(name).await?.status?;
         let groups = status.groups.iter().flat_map(|group| &group.conditions);
@@ -194,7 +194,7 @@ impl World {
         self.records_of(Some(name)).await
     }
 
-    /// Records of a cluster, or of all.
+    /// Records of a cluster, or of all clusters.
     pub async fn records_of(&mut self, cluster: Option<&str>) -> Vec<pb::Node> {
         let mut nodes = Vec::new();
         let mut request = pb::ListNodesRequest {

@@ -1,4 +1,4 @@
-//! Whether all is as wanted, and what is known if not.
+//! Checks of convergence and invariants, and diagnostics for failures.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::{CALL, PATIENCE, World};
 
 impl World {
-    /// What differs from what is wanted; none: all is as it should be.
+    /// Returns the first difference from the desired state, or `None` if the world has converged.
     pub async fn difference(&mut self) -> Option<String> {
         let mut names: BTreeSet<String> = self.wanted.keys().cloned().collect();
         names.extend(self.site.all().into_iter().map(|node| node.cluster_id));
@@ -82,7 +82,7 @@ impl World {
         (known != wanted).then(|| format!("clusters {known:?}, wanted {wanted:?}"))
     }
 
-    /// Waits until all is as wanted.
+    /// Waits until the world has converged.
     pub async fn converge(&mut self) {
         let end = Instant::now() + PATIENCE;
         let mut wait = Duration::from_millis(20);
@@ -110,7 +110,7 @@ impl World {
         }
     }
 
-    /// Converges, stays so, and leaves nothing behind.
+    /// Checks that the world converges, remains stable, and that deleted clusters leave nothing behind.
     pub async fn check(&mut self) {
         self.converge().await;
         let before: BTreeSet<String> = self
@@ -119,7 +119,7 @@ impl World {
             .into_iter()
             .map(|node| node.node_id)
             .collect();
-        // Long enough for whatever is still under way to arrive.
+        // Long enough for everything in flight to take effect.
         self.pass(Duration::from_secs(15)).await;
         assert_eq!(self.difference().await, None, "it did not stay as wanted");
         let after: BTreeSet<String> = self
@@ -148,8 +148,8 @@ impl World {
         );
     }
 
-    /// No slot was ever made while a node of it was there. A backend that has lost a node without a trace may be asked for
-    /// it again, while it is not known whether it was ever made.
+    /// Asserts that no slot was ever created while a node of it existed. After a backend has lost a node without a
+    /// trace, one more creation is allowed, because it is unknown whether the first ever took place.
     pub fn assert_no_doubles(&self) {
         let mut doubles = self.site.backend.doubles();
         doubles.retain(|entry| {
@@ -159,7 +159,7 @@ impl World {
         assert!(doubles.is_empty(), "made more than once: {doubles:?}");
     }
 
-    /// Prints what is known, for whoever has to find out why a test failed.
+    /// Prints diagnostics for a failed test.
     pub async fn explain(&mut self) {
         let platform = self.platform("sim").await.status.unwrap();
         eprintln!(

@@ -1,4 +1,4 @@
-//! A store that outlives its owners.
+//! A store that survives the processes that use it.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -17,16 +17,16 @@ use drover_testing::store::{FaultBackend, MemoryBackend};
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-/// A store that outlives its owners, whose leases die with them.
+/// A store that survives the processes that use it; their leases end with them.
 #[derive(Debug)]
 pub struct Disk {
     inner: Arc<FaultBackend>,
     leases: Mutex<Vec<LeaseId>>,
-    /// Line of a key file. `None`: its owners keep no secrets.
+    /// Line of a key file. `None` if the processes do not keep secrets.
     key: Option<String>,
-    /// How long a commit waits before it is made, and before it is answered.
+    /// Delays of a commit: before it is applied, and before its result is returned.
     delay: Mutex<(Duration, Duration)>,
-    /// Of everything that it was asked to write.
+    /// Hash of all writes.
     asked: Mutex<DefaultHasher>,
 }
 
@@ -35,12 +35,12 @@ impl Disk {
         Self::with(None)
     }
 
-    /// One whose owners have a key for secrets.
+    /// Creates a store whose processes have a key for secrets.
     pub fn with_key() -> Arc<Self> {
         Self::with(Keyring::generate().ok())
     }
 
-    /// An empty one whose owners have the same key.
+    /// Creates an empty store with the same key.
     pub fn another(&self) -> Arc<Self> {
         Self::with(self.key.clone())
     }
@@ -55,7 +55,7 @@ impl Disk {
         })
     }
 
-    /// Ends what the dead owner held, as the lock of a file goes with its process.
+    /// Ends the leases of the dead process, as a file lock ends with its process.
     pub async fn bury(&self) {
         let leases = std::mem::take(&mut *self.leases.lock());
         for lease in leases {
@@ -67,17 +67,17 @@ impl Disk {
         Keyring::parse(self.key.as_ref()?, "key").ok()
     }
 
-    /// What can go wrong with commits.
+    /// Fault injection for commits.
     pub fn faults(&self) -> &FaultBackend {
         &self.inner
     }
 
-    /// How long commits wait from now on, before they are made and before they are answered.
+    /// Sets the delays of commits: before they are applied, and before their results are returned.
     pub fn delay(&self, before: Duration, after: Duration) {
         *self.delay.lock() = (before, after);
     }
 
-    /// A digest of all that it was ever asked to write: two runs in which it is the same have done the same.
+    /// Digest of all writes so far: two runs with the same digest have done the same.
     pub fn digest(&self) -> u64 {
         self.asked.lock().finish()
     }
@@ -95,7 +95,7 @@ impl Disk {
         }
     }
 
-    /// All keys, as text.
+    /// All keys as text.
     pub async fn keys(&self) -> Vec<String> {
         let all = self
             .inner
@@ -121,7 +121,8 @@ impl Backend for Disk {
         if (before, after) == (Duration::ZERO, Duration::ZERO) {
             return self.inner.commit(txn, lane).await;
         }
-        // As in a real store: once it has its place in the lane, it is made, whoever waits for it.
+        // As in a real store, a commit is applied once it has its place in the lane, even if its caller no longer
+        // waits.
         let inner = self.inner.clone();
         let made = tokio::spawn(async move {
             sleep(before).await;

@@ -1,5 +1,5 @@
-//! An orchestrator over a store in memory and simulated platforms, in virtual time, that dies where it is told to; and
-//! [`random`], an operator who does anything at all with it.
+//! Deterministic simulation: an orchestrator over an in-memory store and simulated platforms, in virtual time, that
+//! crashes at chosen crash points; and [`random`], an operator that exercises it at random.
 
 #![allow(
     missing_docs,
@@ -45,12 +45,12 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-/// Virtual time that a condition may take: more than all deadlines of a call that never ends, and every back-off.
+/// Virtual time that a condition may take: beyond all deadlines of a hanging call and every backoff.
 pub const PATIENCE: Duration = Duration::from_secs(3600);
 /// Virtual deadline of a user's call.
 const CALL: Duration = Duration::from_secs(60);
 
-/// A runtime whose clock stands still while there is work, and jumps to the next timer when there is none.
+/// A runtime whose clock stands still while there is work, and jumps to the next timer otherwise.
 pub fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -59,7 +59,7 @@ pub fn runtime() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-/// Where the orchestrator dies.
+/// Crashes the orchestrator at chosen hits of crash points.
 pub struct Crash {
     hits: AtomicUsize,
     at: Mutex<BTreeSet<usize>>,
@@ -68,7 +68,7 @@ pub struct Crash {
 }
 
 impl Crash {
-    /// At these hits, counted over all points.
+    /// Crashes at these hits, counted over all crash points.
     pub fn at(hits: impl IntoIterator<Item = usize>) -> Arc<Self> {
         Arc::new(Self {
             hits: AtomicUsize::new(0),
@@ -96,18 +96,18 @@ impl Crash {
         dies
     }
 
-    /// Dies at the `nth` hit from now on; 1 is the next.
+    /// Crashes at the `nth` hit from now on; 1 is the next.
     pub fn arm(&self, nth: usize) {
         let hit = self.hits.load(Ordering::Relaxed) + nth;
         self.at.lock().insert(hit);
     }
 
-    /// Dies nowhere that is still ahead.
+    /// Removes all pending crashes.
     pub fn disarm(&self) {
         self.at.lock().clear();
     }
 
-    /// Dies here and now.
+    /// Crashes immediately.
     pub fn die(&self) {
         self.dead.send_replace(true);
     }
@@ -116,7 +116,7 @@ impl Crash {
         *self.dead.borrow()
     }
 
-    /// Where it died.
+    /// Hits and crash points of the crashes so far.
     pub fn died(&self) -> Vec<(usize, Point)> {
         self.died.lock().clone()
     }
@@ -126,7 +126,7 @@ impl Crash {
     }
 }
 
-/// What is wanted: sizes by group.
+/// Desired sizes by group.
 pub type Groups = BTreeMap<String, u32>;
 
 /// An orchestrator with the platform `sim` at `http://sim`.
@@ -136,17 +136,17 @@ pub struct World {
     pub sites: Sites,
     pub site: Arc<Site>,
     pub orchestrator: Option<Orchestrator>,
-    /// A way to it, as long as it runs: making one takes longer than many calls.
+    /// Cached while the orchestrator is running, because creating a client takes longer than many calls.
     client: Option<OrchestratorClient>,
     pub wanted: BTreeMap<String, Groups>,
-    /// Infrastructure that every applied cluster asks for.
+    /// Infrastructure requested by every applied cluster.
     pub below: Vec<pb::Infrastructure>,
     pub restarts: usize,
-    /// How many milliseconds the clock of its machine is off.
+    /// Clock error of the orchestrator's machine in milliseconds.
     pub clock_error: Arc<AtomicI64>,
-    /// How often a node of a slot vanished without a trace.
+    /// How often a node of a slot vanished without a trace, by request id and index.
     vanished: BTreeMap<(String, u32), u32>,
-    /// Uids of clusters that are gone.
+    /// Uids of deleted clusters.
     gone: Vec<String>,
 }
 
@@ -158,7 +158,7 @@ impl World {
         Self::over(Disk::new(), sites, site, crash).await
     }
 
-    /// An orchestrator over a store and sites that exist, with the first site registered.
+    /// Creates a world with an existing store and sites, and registers the first site.
     pub async fn over(disk: Arc<Disk>, sites: Sites, site: Arc<Site>, crash: Arc<Crash>) -> Self {
         let mut world = Self {
             crash,
@@ -180,14 +180,14 @@ impl World {
     }
 
     async fn start(&mut self) {
-        // Whoever supervises it starts it again when its store was not there.
+        // A supervisor would restart the process if its store was unavailable.
         for attempt in 0.. {
             let Err(error) = self.try_start().await else {
                 return;
             };
             assert!(attempt < 20, "it does not start: {error}");
             if attempt > 10 {
-                // Of so many commits one always fails, or all together take longer than a lease.
+                // With a high fault rate one of the commits always fails, or together they outlast a lease.
                 self.disk.faults().restart();
                 self.disk.delay(Duration::ZERO, Duration::ZERO);
             }
@@ -204,20 +204,20 @@ impl World {
         let connector = self.sites.connector();
         let hooks = self.crash.hooks();
         let hooks = hooks.with_clock_error(self.clock_error.clone());
-        // Futures without optimisation are large, and a test's thread has 2 MB.
+        // Unoptimized futures are large, and the stack of a test thread is 2 MB.
         let orchestrator = Box::pin(Orchestrator::start(store, connector, hooks)).await?;
         let client = OrchestratorClient::new(in_process(orchestrator.routes()));
         (self.orchestrator, self.client) = (Some(orchestrator), Some(client));
         Ok(())
     }
 
-    /// The death of the process, and its next start.
+    /// Kills the process and starts it again.
     pub async fn restart(&mut self) {
         self.end().await;
         self.begin().await;
     }
 
-    /// The death of the process.
+    /// Kills the process.
     async fn end(&mut self) {
         self.client = None;
         if let Some(dead) = self.orchestrator.take() {
@@ -227,7 +227,7 @@ impl World {
         self.disk.bury().await;
     }
 
-    /// Its next start.
+    /// Starts the process again.
     async fn begin(&mut self) {
         self.crash.dead.send_replace(false);
         self.restarts += 1;
@@ -238,7 +238,7 @@ impl World {
         self.client.clone().unwrap()
     }
 
-    /// A call of a user, who calls again when the orchestrator dies over it.
+    /// Makes a call as a user, who repeats it if the orchestrator crashes meanwhile.
     pub async fn call<T>(
         &mut self,
         call: impl AsyncFn(OrchestratorClient) -> Result<T>,
@@ -255,7 +255,7 @@ impl World {
         }
     }
 
-    /// Lets virtual time pass, whatever dies meanwhile.
+    /// Lets virtual time pass, restarting after crashes.
     pub async fn pass(&mut self, time: Duration) {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -268,7 +268,7 @@ impl World {
         }
     }
 
-    /// Lets nodes of a cluster die, the newest first. Answers how many there were.
+    /// Kills nodes of a cluster, newest first. Returns how many were killed.
     pub fn kill(&mut self, cluster: &str, count: usize, how: Death) -> usize {
         let nodes = self.site.nodes(cluster);
         let mut killed = 0;
@@ -283,10 +283,10 @@ impl World {
     }
 }
 
-/// Virtual time in which a wrong belief would have shown: beyond every grace and every deadline.
+/// Virtual time after which a wrong assumption would have shown: beyond every grace period and every deadline.
 pub const LONG: Duration = Duration::from_secs(20 * 60);
 
-/// A backend whose chances are always the same.
+/// A backend with a fixed seed.
 pub fn settings() -> SimulatedSettings {
     SimulatedSettings {
         seed: Some(1),
@@ -294,12 +294,12 @@ pub fn settings() -> SimulatedSettings {
     }
 }
 
-/// A process that nothing kills.
+/// Never crashes the process.
 pub fn immortal() -> Arc<Crash> {
     Crash::at([])
 }
 
-/// A cluster of groups on one platform.
+/// A cluster with groups on one platform.
 pub fn document(name: &str, platform: &str, groups: &[(&str, u32)]) -> pb::Cluster {
     let group = |(name, size): &(&str, u32)| pb::GroupSpec {
         name: (*name).to_owned(),
@@ -321,7 +321,7 @@ pub fn document(name: &str, platform: &str, groups: &[(&str, u32)]) -> pb::Clust
     }
 }
 
-/// Waits a little of virtual time.
+/// Waits for a short virtual time.
 pub async fn tick() {
     sleep(Duration::from_millis(10)).await;
 }

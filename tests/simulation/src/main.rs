@@ -11,7 +11,7 @@ use drover_simulation::{
 use tokio::time::Instant;
 use tracing_subscriber::EnvFilter;
 
-/// A sixth of the time of a run is in the allocator of the C library.
+/// A sixth of a run's time would be spent in the C library's allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -73,7 +73,8 @@ fn main() -> ExitCode {
     exit_code(report.failures.is_empty())
 }
 
-/// What is logged, with RUST_LOG. Without the time, which would be another one for all who look at the clock then.
+/// Logs according to RUST_LOG. Without timestamps, because reading the clock would shift the time for everything else
+/// that reads it.
 fn listen() {
     if env::var_os("RUST_LOG").is_some() {
         tracing_subscriber::fmt()

@@ -1,4 +1,4 @@
-//! A world after its store was restored from an older copy.
+//! A world after its store was restored from an older backup.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -11,8 +11,8 @@ pub fn ids(site: &Site) -> BTreeSet<String> {
     site.all().into_iter().map(|node| node.node_id).collect()
 }
 
-/// A world whose store is a copy of the store as it was before `later`, held as after a restore, and the nodes
-/// that were there then.
+/// Returns a world whose store was restored to its state before `later` and is held until a confirmation, and the nodes
+/// that existed after `later`.
 pub async fn restored(
     later: impl AsyncFn(&mut World),
     crash: Arc<Crash>,
@@ -35,7 +35,7 @@ pub async fn restored(
 }
 
 impl World {
-    /// A copy of the store while it is in use. None: it cannot be read.
+    /// Backs up the store while it is in use. `None` if it cannot be read.
     pub async fn back_up(&self) -> Option<Vec<u8>> {
         let mut copy = Vec::new();
         let reader = Store::open(self.disk.clone()).await.ok()?;
@@ -43,7 +43,7 @@ impl World {
         Some(copy)
     }
 
-    /// The store is lost with its process, and a copy takes its place, held until somebody confirms.
+    /// Loses the store with its process and replaces it by a backup, which is held until somebody confirms.
     pub async fn restore(&mut self, mut copy: &[u8]) {
         self.end().await;
         let disk = self.disk.another();
@@ -52,7 +52,7 @@ impl World {
         self.begin().await;
     }
 
-    /// A person says that what a restored store does not know may go.
+    /// Confirms that resources unknown to the restored store may be deleted.
     pub async fn confirm_restore(&mut self) {
         self.end().await;
         self.disk.faults().restart();

@@ -1,5 +1,5 @@
-//! Many runs, each in a process of its own, so that a seed finds the same process each time: what it draws, when it is, and
-//! what is counted in statics. The process is the program `simulate` with `--alone`.
+//! Runs many seeds, each in a process of its own, so that a seed always starts from the same process state: random
+//! numbers, time, and counters in statics. The process is the program `simulate` with `--alone`.
 
 use std::{
     fmt,
@@ -16,52 +16,52 @@ use tokio::time::Instant;
 
 use crate::random::{self, Failure, Summary};
 
-/// Environment variable from which what is random in a process follows, as `seeded.c` has it.
+/// Environment variable with the seed for all randomness of the process; read by `seeded.c`.
 const SEED: &str = "DROVER_SIMULATION_SEED";
-/// Real time after which a run that has not ended never will.
+/// Real time after which a run is considered hung.
 const ENDLESS: Duration = Duration::from_secs(300);
-/// So much is shown of what a process said that died.
+/// Maximum length of the output shown of a process that died.
 const LAST_WORDS: usize = 2_000;
 
-/// What a process answers.
+/// Result of a process.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Done(Summary),
     Failed(Failure),
 }
 
-/// What is to be run.
+/// A batch of runs.
 #[derive(Clone, Debug)]
 pub struct Runs {
-    /// The program `simulate`.
+    /// Path of the program `simulate`.
     pub program: PathBuf,
     /// The first seed.
     pub first: u64,
-    /// How many seeds from there.
+    /// Number of consecutive seeds.
     pub seeds: u64,
-    /// Steps of each.
+    /// Steps per run.
     pub steps: usize,
-    /// Processes at a time.
+    /// Number of concurrent processes.
     pub jobs: usize,
-    /// Ends after so many failures.
+    /// Stops after this many failures.
     pub failures: usize,
-    /// Ends after so much time.
+    /// Stops after this time.
     pub within: Duration,
 }
 
-/// What came of it.
+/// Result of a batch.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Seeds that were run.
+    /// Number of seeds run.
     pub seeds: u64,
-    /// What happened in those that hold.
+    /// Statistics of the successful runs.
     pub sum: Summary,
-    /// Those that do not, by seed.
+    /// Failed runs, by seed.
     pub failures: Vec<Failure>,
 }
 
 impl Runs {
-    /// Seeds from a first one, as many at a time as there are processors, until one fails.
+    /// Creates a batch of seeds with one process per CPU that stops at the first failure.
     #[must_use]
     pub fn new(program: &Path, first: u64, seeds: u64, steps: usize) -> Self {
         Self {
@@ -75,7 +75,7 @@ impl Runs {
         }
     }
 
-    /// Runs them all. What came of each is told as soon as it ends.
+    /// Runs all seeds. `told` is called with each result as soon as it is available.
     pub fn run(&self, told: impl Fn(u64, &Result<Summary, Failure>) + Sync) -> Report {
         let (next, report) = (AtomicU64::new(0), Mutex::new(Report::default()));
         let began = Instant::now();
@@ -111,7 +111,7 @@ impl Runs {
 /// Runs one seed in a process of its own.
 ///
 /// # Errors
-/// What does not hold.
+/// Returns the violated invariant.
 pub fn one(program: &Path, seed: u64, steps: usize) -> Result<Summary, Failure> {
     let failed = |what: String| Failure {
         seed,
@@ -132,7 +132,7 @@ pub fn one(program: &Path, seed: u64, steps: usize) -> Result<Summary, Failure> 
     }
 }
 
-/// What a process said that died before it could answer.
+/// Last output of a process that died without a result.
 struct LastWords<'a>(&'a Output);
 
 impl fmt::Display for LastWords<'_> {
@@ -145,7 +145,7 @@ impl fmt::Display for LastWords<'_> {
     }
 }
 
-/// Runs one seed in this process, and says what came of it as [`one`] reads it. Answers whether it holds.
+/// Runs one seed in this process, and prints the result in the format that [`one`] reads. Returns whether it succeeded.
 pub fn alone(seed: u64, steps: usize) -> bool {
     thread::spawn(move || {
         thread::sleep(ENDLESS);

@@ -1,4 +1,4 @@
-//! Simulated backends, and the platform servers over them.
+//! Simulated backends and their platform servers.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -16,12 +16,12 @@ use tokio::time::Instant;
 use tonic::service::Routes;
 use tower::util::MapRequestLayer;
 
-/// A simulated backend, and the platform server over it, if one runs.
+/// A simulated backend, and its platform server if one is running.
 pub struct Site {
     driver: Arc<Simulated>,
     pub backend: SimulatedHandle,
     server: Mutex<Option<Arc<PlatformServer>>>,
-    /// When it was called, by whatever call.
+    /// Times of all calls, of any kind.
     calls: Arc<Mutex<Vec<Instant>>>,
 }
 
@@ -38,30 +38,30 @@ impl Site {
         site
     }
 
-    /// Starts the server.
+    /// Starts the platform server.
     pub fn start(&self) {
         let server = PlatformServer::with_driver(self.driver.clone(), Templates::Anything).unwrap();
         *self.server.lock() = Some(Arc::new(server));
     }
 
-    /// Ends it, as a crash does: the backend and its nodes know nothing of it.
+    /// Stops the platform server like a crash does: the backend and its nodes are unaffected.
     pub fn stop(&self) {
         *self.server.lock() = None;
     }
 
-    /// A way to the server, which runs.
+    /// Routes of the server, which must be running.
     pub fn routes(&self) -> Routes {
         self.server.lock().as_ref().unwrap().routes()
     }
 
-    /// All nodes as they really are, but for those of which a backend only remembers that they have ended.
+    /// Actual nodes of the backend, except terminated ones that it only remembers.
     pub fn all(&self) -> Vec<Node> {
         let all = self.backend.nodes().into_iter();
         all.filter(|node| node.phase() != NodePhase::Terminated)
             .collect()
     }
 
-    /// When it was called, by whatever call.
+    /// Times of all calls, of any kind.
     pub fn calls(&self) -> Vec<Instant> {
         self.calls.lock().clone()
     }
@@ -75,7 +75,7 @@ impl Site {
         routes.into_axum_router().layer(count).into()
     }
 
-    /// Those of a cluster.
+    /// Actual nodes of a cluster.
     pub fn nodes(&self, cluster: &str) -> Vec<Node> {
         self.all()
             .into_iter()
@@ -89,7 +89,7 @@ impl Site {
 pub struct Sites(Arc<Mutex<HashMap<String, Arc<Site>>>>);
 
 impl Sites {
-    /// Nobody listens there any more.
+    /// Makes an endpoint unreachable.
     pub fn remove(&self, endpoint: &str) {
         self.0.lock().remove(endpoint);
     }

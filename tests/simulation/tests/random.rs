@@ -1,11 +1,11 @@
-//! Whole systems under a random operator and random faults.
+//! Complete systems under a random operator and random faults.
 #![allow(clippy::panic, reason = "a test that cannot go on fails")]
 
 use std::path::Path;
 
 use drover_simulation::runs::{self, Runs};
 
-/// The same ones in each run; `simulate` runs others, and as many as one likes.
+/// The same seeds in every run; use `simulate` for others, and for any number of them.
 const SEEDS: u64 = 500;
 const STEPS: usize = 200;
 
@@ -22,13 +22,13 @@ fn nobody_is_lost_and_nothing_is_made_twice_whatever_an_operator_does_and_whatev
     }
     let sum = report.sum;
     assert_eq!(sum.steps, SEEDS * STEPS as u64);
-    // Where every call is refused, nothing is tried.
+    // If every call were refused, nothing would be tested.
     let granted = sum.done.values().filter(|(done, _)| *done > 0).count();
     assert!(granted > 25, "{:?}", sum.done);
     assert!(sum.made > sum.steps / 20, "{} nodes were made", sum.made);
 }
 
-/// Also what is drawn by libraries, the orders of hash maps, and in which order tasks run.
+/// Includes random choices of libraries, the order of hash maps, and the order in which tasks are polled.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[test]
 fn a_seed_does_the_same_again_step_for_step() {

@@ -1,4 +1,4 @@
-//! `api.md`: every service, message and enum, from the descriptors that servers show by reflection.
+//! `api.md`: every service, message and enum, from the descriptors that servers expose by reflection.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -11,7 +11,7 @@ use prost_types::{
 
 use crate::{cell, head};
 
-/// Numbers of fields in `descriptor.proto`, of which the path of a comment is made.
+/// Field numbers in `descriptor.proto`, which make up the path of a comment.
 const MESSAGE: i32 = 4;
 const ENUM: i32 = 5;
 const SERVICE: i32 = 6;
@@ -44,7 +44,7 @@ impl Comments {
             .unwrap_or_default()
     }
 
-    /// The comment with its paragraphs.
+    /// Returns the comment with its paragraphs.
     fn long(&self, path: &[i32]) -> String {
         let Some(text) = self.0.get(path) else {
             return String::new();
@@ -57,7 +57,7 @@ impl Comments {
     }
 }
 
-/// Angle brackets are no markup here.
+/// Escapes angle brackets, which are not meant as markup.
 fn escape(text: &str) -> String {
     text.replace('<', "&lt;")
 }

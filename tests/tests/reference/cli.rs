@@ -1,10 +1,10 @@
-//! `cli.md`: every command and flag, from the help of the programs.
+//! `cli.md`: every command and flag, from the help output of the programs.
 
 use std::{fmt::Write as _, path::PathBuf, process::Command};
 
 use crate::{cell, head, sources};
 
-/// What exit codes mean.
+/// Meanings of exit codes.
 const EXITS: &[(&str, &str)] = &[
     (
         "Done",
@@ -24,7 +24,6 @@ const EXITS: &[(&str, &str)] = &[
     ("Usage", "wrong arguments"),
 ];
 
-/// An option or argument of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     /// `-f, --filename <FILE>`.
@@ -33,14 +32,14 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Its long flag without the hyphens, or nothing.
+    /// The long flag without hyphens, if there is one.
     pub(crate) fn flag(&self) -> Option<&str> {
         let rest = self.name.split_once("--")?.1;
         rest.split([' ', '.', '=']).next()
     }
 }
 
-/// What a program says about itself or one of its commands.
+/// Help output of a program or of one of its commands.
 #[derive(Debug, Default)]
 pub(crate) struct Help {
     about: String,
@@ -49,7 +48,7 @@ pub(crate) struct Help {
     pub(crate) rows: Vec<Row>,
 }
 
-/// Runs a program that was built with all features beside this test, in an environment without settings.
+/// Runs a program that was built with all features next to this test, in an environment without settings.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let own = std::env::current_exe().unwrap();
     let path: PathBuf = own.ancestors().nth(2).unwrap().join(program);
@@ -92,7 +91,7 @@ pub(crate) fn help(program: &str, command: &[&str]) -> Help {
     help
 }
 
-/// A line of a list: a name and what it means, or more of what the name above means.
+/// Parses a line of a list: either a name with its description, or the continuation of the previous description.
 fn add(line: &str, rows: &mut Vec<Row>) {
     let indent = line.len() - line.trim_start().len();
     if indent <= 6 {
@@ -121,7 +120,7 @@ pub(crate) fn page() -> String {
             self::command("drover", &[&command.name], &everywhere, &mut out);
         }
     }
-    // Hidden from the list: people start it by other means.
+    // Hidden from the list because users start it by other means.
     self::command("drover", &["agent"], &everywhere, &mut out);
     out.push_str("\n## drover-orchestrator store\n");
     let store = help("drover-orchestrator", &["store"]);

@@ -1,10 +1,10 @@
-//! `conditions.md`: every condition of clusters and groups, what it means, what to do.
+//! `conditions.md`: every condition of clusters and groups, its meaning and its remedy.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
 use crate::{api, cell, head, sources};
 
-/// Type, of what, what it means, what to do.
+/// Type, subject, meaning, remedy.
 const TEXTS: &[(&str, &str, &str, &str)] = &[
     (
         "Ready",
@@ -194,7 +194,7 @@ pub(crate) fn page() -> String {
     out
 }
 
-/// Every type that the programs state.
+/// All condition types that the programs set.
 fn types() -> BTreeSet<String> {
     let recorded = sources::text("orchestrator/planner/src/state.rs");
     let kinds = recorded.split("impl ConditionKind").nth(1).unwrap();

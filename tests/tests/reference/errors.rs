@@ -1,4 +1,4 @@
-//! `errors.md`: every reason of an error, what it means, what to do.
+//! `errors.md`: every error reason, its meaning and its remedy.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use crate::{
 const ENUM: i32 = 5;
 const VALUE: i32 = 2;
 
-/// What to do, by reason.
+/// Remedies by reason.
 const WAYS_OUT: &[(&str, &str)] = &[
     (
         "NO_CAPACITY",

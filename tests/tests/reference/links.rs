@@ -1,4 +1,4 @@
-//! Relative links and anchors in what people read.
+//! Relative links and anchors in the documentation.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,7 +8,7 @@ use std::{
 
 use crate::root;
 
-/// Links that lead nowhere: file, line, target.
+/// Returns broken links: file, line, target.
 pub(crate) fn broken() -> Vec<String> {
     let mut pages = ["README.md", "CONTRIBUTING.md", "SECURITY.md"]
         .map(|page| root().join(page))
@@ -70,7 +70,7 @@ fn find(folder: &Path, pages: &mut Vec<PathBuf>) {
     }
 }
 
-/// Without `..`, and without looking at the disk.
+/// Resolves `..` lexically, without accessing the file system.
 fn plain(path: &Path) -> PathBuf {
     let mut out = PathBuf::new();
     for part in path.components() {
@@ -85,7 +85,7 @@ fn plain(path: &Path) -> PathBuf {
     out
 }
 
-/// The lines outside of code blocks, inline code emptied.
+/// The lines outside of code blocks, with inline code blanked.
 fn prose(text: &str) -> impl Iterator<Item = (usize, String)> + '_ {
     let mut fenced = false;
     (1..).zip(text.lines()).filter_map(move |(number, line)| {
@@ -114,7 +114,7 @@ fn targets(text: &str) -> Vec<(usize, String)> {
     all
 }
 
-/// What can be linked to: headings as GitHub names them, and explicit ids.
+/// Link targets: headings with the anchors that GitHub gives them, and explicit ids.
 fn ids(text: &str) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     let mut times: BTreeMap<String, usize> = BTreeMap::new();

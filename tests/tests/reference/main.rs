@@ -1,6 +1,6 @@
-//! The pages under `docs/reference` are made from the protos, the programs and the sources, and kept current; links
-//! lead somewhere; messages that people look up are those that the programs say. `tests/reference --write` renews.
-
+//! The pages under `docs/reference` are generated from the protos, the programs and the sources, and must be current;
+//! links must resolve; messages quoted in the documentation must match those of the programs.
+//! `tests/reference --write` regenerates the pages.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -21,10 +21,10 @@ mod sources;
 
 use std::{fs, path::PathBuf};
 
-/// Set: the pages are written instead of compared.
+/// If set, the pages are written instead of compared.
 const WRITE: &str = "DROVER_WRITE_REFERENCE";
 
-/// The folder of the workspace.
+/// Root directory of the workspace.
 pub(crate) fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .parent()
@@ -32,12 +32,12 @@ pub(crate) fn root() -> PathBuf {
         .to_owned()
 }
 
-/// The first line of every page that is made here.
+/// First line of every generated page.
 pub(crate) fn head(title: &str) -> String {
     format!("<!-- Made by tests/reference --write; do not edit. -->\n# {title}\n\n")
 }
 
-/// A text as a cell of a table.
+/// Formats a text as a table cell.
 pub(crate) fn cell(text: &str) -> String {
     text.split_whitespace()
         .collect::<Vec<_>>()

@@ -1,4 +1,4 @@
-//! `manifest.md`: every field of a manifest, as `drover explain` says it, and what is refused in this version.
+//! `manifest.md`: every field of a manifest, as described by `drover explain`, and the fields rejected in this version.
 
 use std::fmt::Write as _;
 
@@ -94,7 +94,7 @@ fn section(
     }
 }
 
-/// The lines of a listing: `  key  (value) about`, and what goes on below it.
+/// Parses the lines of a listing: ` key (value) about`, followed by more deeply indented continuation lines.
 fn fields(listing: &str) -> Vec<Field> {
     let mut all: Vec<Field> = Vec::new();
     for line in listing.lines() {
@@ -119,7 +119,7 @@ fn fields(listing: &str) -> Vec<Field> {
     all
 }
 
-/// What is refused elsewhere, as long as the words are there: file, words, field, feature.
+/// Fields rejected elsewhere, valid as long as the words are found there: file, words, field, feature.
 const ELSEWHERE: &[(&str, &str, &str, &str)] = &[(
     "orchestrator/src/registry.rs",
     "secrets are not available in this version",
@@ -127,7 +127,8 @@ const ELSEWHERE: &[(&str, &str, &str, &str)] = &[(
     "secrets",
 )];
 
-/// What `services/convert` calls lacking, and the rest: the field as it is written in manifests, and what it is.
+/// Returns the fields that `services/convert` reports as unsupported, and those above: the field as spelled in
+/// manifests, and the feature.
 fn refused() -> Vec<(String, String)> {
     let text = sources::text("services/convert/src/spec.rs");
     let code = text.split("#[cfg(test)]").next().unwrap();
@@ -136,7 +137,7 @@ fn refused() -> Vec<(String, String)> {
         let call = call.split(");").next().unwrap();
         let words: Vec<&str> = call.split('"').skip(1).step_by(2).collect();
         if let [field, feature] = words[..] {
-            // Manifests write a reference to a secret as Kubernetes does.
+            // Manifests spell a reference to a secret as Kubernetes does.
             let field = camel(field).replace("secretKey", "secretKeyRef");
             all.push((field, feature.to_owned()));
         }

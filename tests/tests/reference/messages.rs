@@ -1,12 +1,12 @@
-//! The messages that the troubleshooting page quotes, looked up in the sources.
+//! Looks up the messages quoted by the troubleshooting page in the sources.
 
 use crate::sources;
 
-/// Fixed parts shorter than this are found anywhere.
+/// Minimum length of a fixed part: shorter ones are found anywhere.
 const LEAST: usize = 4;
 
-/// Messages of which no source says all fixed parts. A message is what stands in backquotes in the first column of a
-/// table; `…` stands for what varies.
+/// Returns messages whose fixed parts are not all found in one source. A message is text in backquotes in the first
+/// column of a table; `…` stands for the variable parts.
 pub(crate) fn missing() -> Vec<String> {
     let page = sources::text("docs/troubleshooting.md");
     let programs: Vec<String> = sources::programs()
@@ -36,7 +36,7 @@ pub(crate) fn missing() -> Vec<String> {
         .collect()
 }
 
-/// Literals as they are said: continued lines joined, quotes and bars without backslash.
+/// Normalizes string literals: joins continued lines, and unescapes quotes and bars.
 fn flat(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

@@ -1,5 +1,5 @@
-//! `settings.md`: every setting of every server: key, flag, variable, type, default, meaning. Keys and defaults are those
-//! that `--print-config` prints, meanings the comments of the structs that are read.
+//! `settings.md`: every setting of every server: key, flag, variable, type, default, meaning. Keys and defaults come
+//! from `--print-config`, meanings from the comments of the deserialized structs.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -12,7 +12,7 @@ use crate::{
     sources::{self, File, Member},
 };
 
-/// The file in which the struct of a server's own settings is.
+/// A server and the file that declares the struct of its settings.
 struct Server {
     program: &'static str,
     root: (&'static str, &'static str),
@@ -35,7 +35,7 @@ const SERVERS: &[Server] = &[
 
 const EVERY: (&str, &str) = ("services/server/src/settings/mod.rs", "ServerSettings");
 
-/// Types whose name is not the one under which they are declared: file and name there.
+/// Types that are declared under another name: file and name there.
 const ALIASES: &[(&str, &str, &str)] = &[
     (
         "AwsSettings",
@@ -59,7 +59,7 @@ const ALIASES: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Flags whose name does not follow from the setting's.
+/// Flags whose name cannot be derived from the setting's.
 const FLAGS: &[(&str, &str)] = &[
     ("platform_tls.ca", "platform-ca"),
     ("platform_tls.crl", "platform-crl"),
@@ -75,15 +75,15 @@ const FLAGS: &[(&str, &str)] = &[
     ("excluded_namespaces", "excluded-namespace"),
     ("plain_labels", "plain-label"),
 ];
-/// Flags that are no settings.
+/// Flags that are not settings.
 const NO_SETTING: &[&str] = &["config", "print-config", "help", "version"];
 
 struct Page {
     out: String,
     files: BTreeMap<String, File>,
-    /// All sources, to find where a type is declared.
+    /// All sources, to find the declaration of a type.
     programs: Vec<(String, String)>,
-    /// Flags of the program that no setting has had yet.
+    /// Flags of the program that are not yet matched to a setting.
     flags: Vec<Row>,
 }
 
@@ -151,8 +151,8 @@ impl Page {
             .or_insert_with(|| sources::read(path))
     }
 
-    /// The file and name of a struct or enum that a field has, if it is one of ours: in the same file, or the only one of
-    /// its name.
+    /// Finds the declaration of a field's struct or enum, if it is one of ours: in the same file, or else the only one
+    /// of its name. Returns file and name.
     fn declared(&mut self, kind: &str, from: &str) -> Option<(String, String)> {
         let file = self.read(from);
         if file.structs.contains_key(kind) || file.enums.contains_key(kind) {
@@ -181,14 +181,14 @@ impl Page {
             .then_some((path, name))
     }
 
-    /// The words of an enum.
+    /// The values of an enum.
     fn words(&mut self, kind: &str, from: &str) -> Option<Vec<Member>> {
         let (path, name) = self.declared(kind, from)?;
         self.read(&path).enums.get(&name).cloned()
     }
 
-    /// The settings of a struct, then those of the structs in it. `values`: what is printed for it, or nothing for an
-    /// item of a list.
+    /// Documents the settings of a struct, then those of nested structs. `values` is the printed configuration of the
+    /// struct, or empty for an element of a list.
     fn section(
         &mut self,
         prefix: &str,
@@ -319,7 +319,7 @@ impl Page {
     }
 }
 
-/// The variable of a setting; items of lists and maps have none.
+/// The environment variable of a setting; elements of lists and maps do not have any.
 fn variable(key: &str, has_one: bool) -> String {
     let name = key.replace('.', "__").to_uppercase();
     if has_one {
@@ -333,7 +333,7 @@ fn own_name(prefix: &str) -> &str {
     prefix.trim_end_matches('.').rsplit('.').next().unwrap()
 }
 
-/// The type inside of `Option`, `Vec` and the values of maps.
+/// The type inside `Option`, `Vec` and the values of maps.
 fn item(kind: &str) -> &str {
     for wrapper in ["Option<", "Vec<", "Box<"] {
         if let Some(inner) = kind.strip_prefix(wrapper) {
@@ -363,7 +363,7 @@ fn default(value: Option<&Value>) -> String {
     }
 }
 
-/// The comment in the words of people who write YAML.
+/// Rewrites the comment in terms of YAML.
 fn meaning(doc: &str) -> String {
     doc.replace("`None` (default): ", "Absent: ")
         .replace("`None`: ", "Absent: ")

@@ -1,4 +1,4 @@
-//! What the Rust sources say about structs and enums: fields, types and their comments.
+//! Structs and enums parsed from the Rust sources: fields, types and comments.
 
 use std::{collections::BTreeMap, fs};
 
@@ -7,11 +7,11 @@ use crate::root;
 /// A field of a struct, or a variant of an enum.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
-    /// Its name as it is serialized.
+    /// Serialized name.
     pub(crate) name: String,
-    /// Its type; empty for a variant.
+    /// Empty for a variant.
     pub(crate) kind: String,
-    /// Its comment, in one line.
+    /// Comment, joined to one line.
     pub(crate) doc: String,
 }
 
@@ -22,12 +22,12 @@ pub(crate) struct File {
     pub(crate) enums: BTreeMap<String, Vec<Member>>,
 }
 
-/// The text of a file of the workspace.
+/// Contents of a file of the workspace.
 pub(crate) fn text(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Reads a file that rustfmt has been over: a field or variant is a line of its own, four spaces in.
+/// Parses a file formatted by rustfmt: each field or variant is on a line of its own, indented by four spaces.
 pub(crate) fn read(path: &str) -> File {
     let text = text(path);
     let mut file = File::default();
@@ -128,7 +128,7 @@ fn quoted_after(line: &str, key: &str) -> Option<String> {
     Some(rest.split_once('"')?.0.to_owned())
 }
 
-/// All Rust sources of the programs, tests apart: path and text.
+/// All Rust sources of the programs except tests: path and text.
 pub(crate) fn programs() -> Vec<(String, String)> {
     let mut found = Vec::new();
     for folder in ["orchestrator", "platform-cloud", "platform-k8s", "services"] {

@@ -1,4 +1,4 @@
-//! What was given up or is bound elsewhere: nobody deletes what he was told to leave alone, and nothing waits for ever.
+//! Abandoned nodes and rebound platforms: nodes that are to be left alone are never deleted, and nothing waits forever.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{sync::Arc, time::Duration};
@@ -57,7 +57,7 @@ async fn abandon_as(
         .await
 }
 
-/// The first step from now on is written, and none after it.
+/// Lets the next commit succeed and the 18 after it fail.
 fn interrupt(world: &World) {
     for nth in 2..20 {
         world.disk.faults().inject(nth, Fault::Refused);
@@ -73,7 +73,7 @@ async fn unregister(world: &mut World, platform: &str) {
         .unwrap();
 }
 
-/// The cluster has its nodes on another platform from now on.
+/// Moves the cluster's nodes to another platform.
 async fn moves_to(world: &mut World, platform: &str) {
     let there = |spec: &mut pb::ClusterSpec| platform.clone_into(&mut spec.platforms[0].name);
     world
@@ -91,7 +91,7 @@ async fn moves_to(world: &mut World, platform: &str) {
         .await;
 }
 
-/// A cluster of three whose platform went away, so that they were given up. Another one has three in their place.
+/// A cluster of three nodes that were abandoned after their platform went away. It has three others in their place.
 async fn given_up() -> (World, Arc<Site>) {
     let mut world = World::new(settings(), immortal()).await;
     world.apply("one", &[("web", 3)]).await;
@@ -107,8 +107,8 @@ async fn given_up() -> (World, Arc<Site>) {
     (world, old)
 }
 
-/// What was given up comes back under another name, and under another uid if there is one: it is left alone until somebody
-/// asks for more.
+/// The platform of the abandoned nodes comes back under another name, and under another uid if there is one: the nodes
+/// are left alone until somebody asks for their deletion.
 fn stays_under_another_name(uid: Option<&str>) {
     runtime().block_on(async {
         let (mut world, old) = given_up().await;
@@ -125,7 +125,7 @@ fn stays_under_another_name(uid: Option<&str>) {
         assert_eq!(ids(&old), before);
         let said = world.condition("one", "Orphans").await.unwrap();
         assert!(said.contains("drover abandon --delete-nodes"), "{said}");
-        // The way out that it names.
+        // The remedy that the condition names.
         abandon(&mut world, "old", true).await.unwrap();
         world
             .until("they are gone", async |_| old.all().is_empty())
@@ -175,7 +175,7 @@ fn of_two_that_were_given_up_under_one_name_the_one_whose_uid_is_named_is_swept(
         assert_eq!(given.nodes.len(), 3);
         moves_to(&mut world, "other").await;
         unregister(&mut world, "sim").await;
-        // Both come back, under names that nothing was given up under.
+        // Both come back under names that were never abandoned.
         for (name, site) in [("a", &first), ("b", &second)] {
             let endpoint = format!("http://{name}");
             world.sites.put(&endpoint, site);
@@ -230,7 +230,7 @@ fn a_platform_that_was_only_used_once_can_be_given_up_and_used_again() {
             .await;
         world.pass(LONG).await;
         assert_eq!(ids(&old).len(), 3, "its nodes are its own again");
-        // And they go like any others.
+        // They can be removed like any others.
         world.scale("one", "web", 1).await;
         world
             .until("one is left", async |_| old.all().len() == 1)
@@ -247,7 +247,7 @@ fn nodes_of_an_abandonment_that_was_interrupted_are_left_alone() {
         let before = ids(&world.site);
         world.site.stop();
         world.pass(Duration::from_secs(600)).await;
-        // Not all of them fit into one step.
+        // There are too many of them for one step.
         interrupt(&world);
         abandon(&mut world, "sim", false).await.unwrap_err();
         world.disk.faults().restart();
@@ -296,7 +296,7 @@ fn a_move_to_another_uid_that_was_interrupted_can_be_taken_back() {
         world.disk.faults().restart();
         shown_as(&mut world, &uid).await;
         phase(&mut world, "sim", pb::PlatformPhase::Ready).await;
-        // What is recorded under the other uid is there, too.
+        // Some records are still under the other uid.
         let mut said = Vec::new();
         for name in ["one", "two", "three"] {
             let refused = abandon_in(&mut world, name, "sim", false)
@@ -306,7 +306,7 @@ fn a_move_to_another_uid_that_was_interrupted_can_be_taken_back() {
         }
         let way_out = format!("drover rebind sim {uid}");
         assert!(said.iter().any(|said| said.contains(&way_out)), "{said:?}");
-        // What happens meanwhile to those that were moved is not overlooked.
+        // Failures of nodes with moved records are still noticed.
         let mut kept = before;
         for name in ["one", "two", "three"] {
             let victim = world.site.nodes(name).remove(0).node_id;
@@ -339,7 +339,7 @@ fn foreign_nodes_of_a_platform_that_is_unregistered_hold_nobody_back() {
         let mine = Site::new(settings());
         two.sites.put("http://mine", &mine);
         two.register("mine", "http://mine").await.unwrap();
-        // Applied before the platform could be seen, it is found out later.
+        // The apply precedes the first contact with the platform, so the foreign nodes are only found later.
         one.site.stop();
         two.restart().await;
         let here = |spec: &mut pb::ClusterSpec| spec.platforms[0].name = "mine".to_owned();

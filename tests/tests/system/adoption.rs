@@ -1,5 +1,5 @@
-//! Nodes that are there and have no record: of others, of a lost store, of a backend that shows another uid. None is
-//! lost, none is made twice, whatever dies in between.
+//! Existing nodes without a record: of other orchestrators, of a lost store, of a backend whose uid changed. None is
+//! lost and none is created twice, whatever crashes meanwhile.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use drover_simulation as sim;
@@ -28,7 +28,7 @@ async fn visible(world: &mut World) {
         .await;
 }
 
-/// An orchestrator that has made nodes of `same` and is gone for good.
+/// An orchestrator that has created the nodes of `same` and is gone for good.
 async fn abandoned(groups: &[(&str, u32)]) -> World {
     let mut one = World::new(settings(), immortal()).await;
     one.apply("same", groups).await;
@@ -74,7 +74,7 @@ fn nodes_of_another_orchestrator_are_taken_over_and_kept() {
             assert_ne!(owner(now), owner(node));
         }
         assert!(two.condition("same", "ForeignNodes").await.is_none());
-        // They are nodes as any others.
+        // They behave like any other nodes.
         two.scale("same", "web", 1).await;
         two.check().await;
         two.delete("same").await;
@@ -150,7 +150,7 @@ fn nodes_that_a_restored_store_does_not_know_are_taken_in_and_counted_above() {
         world.check().await;
         assert_eq!(ids(&world.site), living);
         assert!(world.condition("one", "StoreBehind").await.is_none());
-        // It counts above what the lost store gave out.
+        // New sequence numbers continue above those of the lost store.
         let most = world.site.all().iter().map(|n| n.sequence).max().unwrap();
         world.scale("one", "web", 6).await;
         world.check().await;
@@ -167,7 +167,7 @@ fn a_restored_store_that_dies_while_it_takes_nodes_in_loses_none() {
         let told = crash.clone();
         runtime().block_on(async move {
             let later = async |world: &mut World| {
-                // Another node has the place of one that the copy knows.
+                // A node that is recorded in the backup has been replaced by another one.
                 world.kill(
                     "one",
                     1,
@@ -240,7 +240,7 @@ fn a_cluster_that_a_restored_store_never_knew_is_taken_over() {
     });
 }
 
-/// An orchestrator with a cluster `same`, and another one on the same platform.
+/// An orchestrator with a cluster `same`, and another orchestrator on the same platform.
 pub(crate) async fn two_of_a_name() -> (World, World) {
     let mut one = World::new(settings(), immortal()).await;
     one.apply("same", &[("web", 2)]).await;
@@ -249,7 +249,7 @@ pub(crate) async fn two_of_a_name() -> (World, World) {
     (one, two)
 }
 
-/// The nodes of the one are named as foreign by the other one.
+/// Waits until the second orchestrator reports the nodes of the first as foreign.
 pub(crate) async fn named_foreign(two: &mut World) {
     two.until("the foreign nodes are named", async |two| {
         two.condition("same", "ForeignNodes").await.is_some()
@@ -261,7 +261,7 @@ pub(crate) async fn named_foreign(two: &mut World) {
 fn foreign_nodes_stop_holding_a_cluster_back_when_they_are_gone() {
     runtime().block_on(async {
         let (mut one, mut two) = two_of_a_name().await;
-        // Applied before the platform could be seen, it is found out later.
+        // The apply precedes the first contact with the platform, so the foreign nodes are only found later.
         one.site.stop();
         two.restart().await;
         two.apply("same", &[("web", 1)]).await;
@@ -400,7 +400,7 @@ fn a_backend_with_another_uid_is_unknown_until_it_is_bound_again() {
     });
 }
 
-/// A node that its platform shows only now, of a cluster that is just being proven absent everywhere.
+/// A node that becomes visible just when its cluster is being confirmed absent on all platforms.
 #[test]
 fn what_shows_up_in_the_moment_in_which_a_cluster_ends_is_removed_too() {
     for after in (0..24).map(|nth| Duration::from_millis(nth * 100)) {
@@ -408,7 +408,7 @@ fn what_shows_up_in_the_moment_in_which_a_cluster_ends_is_removed_too() {
             let mut world = World::new(settings(), immortal()).await;
             world.apply("one", &[("web", 0)]).await;
             world.converge().await;
-            // What is made from now on is not shown, and is lost when complete reads lack it.
+            // Nodes created from now on are not shown, and are considered lost once complete reads lack them.
             world.site.backend.freeze_visibility(true);
             world.scale("one", "web", 1).await;
             world

@@ -1,4 +1,5 @@
-//! What platforms ask of their backends is in the trace of whoever caused it: EC2, emulated, and a real Kubernetes.
+//! Calls from platforms to their backends are part of the caller's trace: with emulated EC2, and with a real
+//! Kubernetes.
 #![cfg(feature = "clouds")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -35,7 +36,7 @@ async fn on_kubernetes(namespace: &str, rig: &Rig, world: &mut World) {
     world.add("pods", settings).await;
 }
 
-/// Names from a span up to the beginning of its trace.
+/// Names from a span up to the root of its trace.
 fn way_up(spans: &[Seen], from: &Seen) -> Vec<String> {
     let mut way = Vec::new();
     let mut at = Some(from);

@@ -1,5 +1,5 @@
-//! A store that is backed up while it is written, lost, and restored as `docs/operate/backup.md` says: no healthy node is
-//! deleted before a person confirms, none is lost and none doubled.
+//! A store that is backed up during writes, lost, and restored according to `docs/operate/backup.md`: no healthy node
+//! is deleted before a person confirms, none is lost and none is duplicated.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::real;
@@ -21,7 +21,7 @@ use real::{World, binary, insist};
 
 const CALL: Duration = Duration::from_secs(10);
 
-/// The commands of a page, in order: lines of its `sh` blocks.
+/// The commands of a page in order: the lines of its `sh` blocks.
 fn commands(page: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../docs/operate")
@@ -39,7 +39,7 @@ fn commands(page: &str) -> Vec<String> {
     commands
 }
 
-/// Where the pages' files are in a test.
+/// Paths in the test for the files named by the pages.
 struct Places {
     store: PathBuf,
     backups: PathBuf,
@@ -55,7 +55,7 @@ impl Places {
         }
     }
 
-    /// Runs the one command of a page that has these words.
+    /// Runs the only command of a page that contains these words.
     fn run(&self, page: &str, words: &str) -> Output {
         let found: Vec<_> = commands(page)
             .into_iter()
@@ -128,7 +128,7 @@ async fn holds(world: &World, name: &str, kind: &str) -> bool {
     })
 }
 
-/// Nodes without a record that are seen and not touched, as the plan says it.
+/// Number of nodes without a record that the plan reports as seen but left alone.
 async fn kept_orphans(world: &World, name: &str) -> usize {
     let request = pb::PlanClusterRequest {
         subject: Some(pb::plan_cluster_request::Subject::Name(name.to_owned())),
@@ -144,7 +144,7 @@ async fn kept_orphans(world: &World, name: &str) -> usize {
     })
 }
 
-/// Every record has one process and one directory, and there are no others.
+/// Whether every record has exactly one process and one directory, and there are no others.
 async fn exact(world: &World, clusters: &[&str], size: usize) -> bool {
     let mut recorded = BTreeSet::new();
     for name in clusters {
@@ -165,7 +165,7 @@ async fn a_lost_store_is_restored_and_what_was_made_since_stays_until_a_person_c
     world.ready("busy", 1).await;
     let kept: BTreeSet<u32> = world.processes().into_keys().collect();
 
-    // The copy is taken while nodes are made, and the orchestrator has the store.
+    // The backup is taken while nodes are being created and the orchestrator has the store open.
     let stop = Arc::new(AtomicBool::new(false));
     let (told, client) = (stop.clone(), world.client());
     let writing = tokio::spawn(async move {
@@ -196,7 +196,7 @@ async fn a_lost_store_is_restored_and_what_was_made_since_stays_until_a_person_c
     );
     assert_eq!(world.orchestrator.pid(), running);
 
-    // Life goes on: more nodes, another start of the orchestrator, then the store is lost.
+    // Operation continues with more nodes and a restart of the orchestrator; then the store is lost.
     world.orchestrator.kill();
     world.orchestrator.start().await;
     insist(async || world.scale("orders", 4).await).await;
@@ -245,11 +245,11 @@ async fn a_lost_store_is_restored_and_what_was_made_since_stays_until_a_person_c
         })
         .await;
     assert!(!holds(&world, "orders", "StoreBehind").await);
-    // Those that the copy knew were never touched: all of `orders`, whatever became of `busy`.
+    // The nodes in the backup were never touched: at least all of `orders`, whatever happened to `busy`.
     let now: BTreeSet<u32> = world.processes().into_keys().collect();
     assert!(now.intersection(&kept).count() >= 2, "{kept:?} {now:?}");
 
-    // It can be worked with.
+    // The restored orchestrator is fully functional.
     insist(async || world.scale("orders", 4).await).await;
     world.ready("orders", 4).await;
     world

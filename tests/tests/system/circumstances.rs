@@ -1,4 +1,4 @@
-//! Bad circumstances: they are named to whoever has to mend them, survived, and over when they are mended.
+//! Adverse conditions are reported to the operator, survived, and recovered from.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::real;
@@ -12,7 +12,7 @@ use tokio::{
     net::TcpListener,
 };
 
-/// Ends like this and says who is in the way.
+/// Expects the server to fail and to name the conflicting process.
 async fn refused(mut server: Server, pid: u32) {
     server.launch();
     let (well, said) = server.ended().await;
@@ -99,7 +99,7 @@ async fn a_platform_that_is_down_is_named_and_used_when_it_is_up() {
     world.ready("hello", 2).await;
 }
 
-/// Answers everything with bytes that mean nothing in HTTP/2, or with a web page.
+/// Responds to everything with bytes that are not HTTP/2, or with a web page.
 async fn garbage(port: u16) -> tokio::task::JoinHandle<()> {
     let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
     let turn = Arc::new(std::sync::atomic::AtomicUsize::new(0));
@@ -141,7 +141,7 @@ async fn a_platform_that_answers_garbage_is_named_and_used_when_it_makes_sense()
     world.platform.start().await;
     world.ready("hello", 2).await;
 
-    // Nodes that are there already outlive the same.
+    // Existing nodes survive the same fault.
     let before: Vec<String> = world
         .records("hello")
         .await

@@ -1,4 +1,4 @@
-//! Whole clusters on clouds: the real orchestrator and the real drivers, the clouds emulated.
+//! End-to-end tests on clouds: the real orchestrator and the real drivers, with emulated clouds.
 #![cfg(feature = "clouds")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -26,7 +26,7 @@ fn properties(value: &Value) -> Option<prost_types::Struct> {
     value.as_object().map(to_struct)
 }
 
-/// Instances that exist or are being made.
+/// Instances that exist or are being created.
 fn alive(ec2: &Ec2) -> Vec<drover_emulators::Machine> {
     let mut machines = ec2.machines();
     machines.retain(|machine| {
@@ -44,7 +44,7 @@ async fn a_quiet_cluster_costs_one_list_each_poll_interval() {
     world.add("aws", settings).await;
     world.apply("quiet", group_on("aws", 100)).await;
     world.ready("quiet", 100).await;
-    // What is still under way from the creation comes to rest.
+    // Wait until all activity caused by the creation has ended.
     let calls = ec2.control().count("DescribeInstances");
     ec2.control()
         .wait_for("DescribeInstances", calls + 15)

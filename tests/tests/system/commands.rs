@@ -1,5 +1,5 @@
-//! The commands that the documentation gives to whoever has to recover something or begins, as they are typed: what is
-//! printed, and what is then true.
+//! The commands that the documentation gives for recovery and for getting started, exactly as typed: their output and
+//! their effect.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::real;
@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use shell::{asked, drover, json, typed};
 
-/// A cluster of two agents whose group has this, too.
+/// A cluster of two agents, with further settings for the group.
 fn document(more: &str) -> String {
     format!(
         "apiVersion: drover.dev/v1\nkind: Cluster\nmetadata: {{name: shop}}\n\
@@ -25,7 +25,7 @@ fn document(more: &str) -> String {
     )
 }
 
-/// A world in whose directory `shop.yaml` is, applied and ready.
+/// A world with an applied and ready `shop.yaml` in its directory.
 async fn shop(more: &str) -> World {
     let world = World::new().await;
     fs::write(world.directory.path().join("shop.yaml"), document(more)).unwrap();
@@ -33,7 +33,7 @@ async fn shop(more: &str) -> World {
     world
 }
 
-/// What a condition of a cluster says, while it holds.
+/// Message of a condition of a cluster while it holds.
 fn condition(world: &World, name: &str, kind: &str) -> Option<String> {
     let answer = json(world, &format!("get cluster {name} -o json"));
     let conditions = answer["cluster"]["status"]["conditions"].as_array()?;
@@ -49,14 +49,14 @@ async fn holds(world: &World, name: &str, kind: &str) -> String {
     condition(world, name, kind).unwrap_or_else(|| panic!("{kind} held and does not any more"))
 }
 
-/// One field of every row of a list.
+/// One field of all rows of a list.
 fn column(rows: &Value, field: &str) -> BTreeSet<String> {
     let rows = rows.as_array().unwrap().iter();
     rows.map(|row| row[field].as_str().unwrap().to_owned())
         .collect()
 }
 
-/// Ids of kept storage.
+/// Ids of retained volumes.
 fn kept(world: &World) -> BTreeSet<String> {
     let answer = json(world, "get storage -o json");
     let rows = answer["storage"].as_array().unwrap().iter();
@@ -64,7 +64,7 @@ fn kept(world: &World) -> BTreeSet<String> {
         .collect()
 }
 
-/// Directories with data that outlives nodes, by id.
+/// Ids of the data directories that outlive their nodes.
 fn data(world: &World) -> BTreeSet<String> {
     let entries = fs::read_dir(world.state().join("storage")).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -73,7 +73,8 @@ fn data(world: &World) -> BTreeSet<String> {
 
 const WITH_STORAGE: &str = ", storage: {size: 1Gi}";
 
-/// A world in which `shop` has one node, and the storage of a second is kept: its id, and that of the one in use.
+/// A world in which `shop` has one node, and the volume of a second one is retained: its id, and that of the one in
+/// use.
 async fn scaled_down() -> (World, String, String) {
     let world = shop(WITH_STORAGE).await;
     let both = data(&world);
@@ -141,7 +142,7 @@ async fn storage_of_another_name_or_in_use_is_not_deleted() {
     drover(&world, &format!("delete storage {one} nope -y")).expect(64, &["one at a time"]);
     assert_eq!((data(&world), kept(&world).len()), (all.clone(), 1));
 
-    // It is kept when the question is asked, and in use when it is answered.
+    // The volume is retained when the prompt appears, and in use when it is answered.
     let line = format!("delete storage {one}");
     let next_node = async |_: &str| {
         drover(&world, "scale shop web 2").expect(0, &["1 to create"]);
@@ -219,7 +220,7 @@ async fn a_deletion_that_a_platform_blocks_which_is_gone_for_good_ends_by_abando
     drover(&world, "delete platform local -y").expect(0, &["platform/local deleted"]);
 }
 
-/// Another orchestrator in the place of one that is lost with all that it knew.
+/// Replaces the orchestrator after the loss of its store by a fresh one.
 async fn lose_the_store(world: &mut World) {
     world.orchestrator.kill();
     fs::remove_dir_all(world.store()).unwrap();
@@ -258,7 +259,7 @@ async fn a_cluster_that_another_orchestrator_made_is_refused_with_the_way_to_tak
     assert_eq!(world.processes(), before);
 }
 
-/// Pids by the node that each is.
+/// Pids by node name.
 fn pids(world: &World) -> BTreeMap<String, u32> {
     let nodes = json(world, "get nodes shop -o json");
     let nodes = nodes["nodes"].as_array().unwrap().iter();
@@ -277,7 +278,7 @@ async fn adopted_nodes_are_the_very_same_processes_and_are_watched_as_any_others
     let mut world = shop("").await;
     let directories = |world: &World| BTreeSet::from_iter(world.node_directories());
     let (before, made) = (pids(&world), directories(&world));
-    // It cannot know of them when it is told to make the cluster.
+    // With the platform down, the nodes are still unknown when the cluster is created.
     world.platform.kill();
     lose_the_store(&mut world).await;
     let said = drover(&world, "apply -f shop.yaml").expect(0, &["cluster/shop created"]);
@@ -298,7 +299,7 @@ async fn adopted_nodes_are_the_very_same_processes_and_are_watched_as_any_others
     let told = drover(&world, "events shop").expect(0, &[]).out;
     assert_eq!(told.matches("NodeAdopted").count(), 2, "{told}");
 
-    // That one hangs is found by probes only, so the other has answered as many by then.
+    // Only probes detect a hung process, so the other node has responded to as many by then.
     let hangs = before["web-1"];
     let pid = Pid::from_raw(hangs.cast_signed()).unwrap();
     kill_process(pid, Signal::STOP).unwrap();
@@ -361,7 +362,7 @@ async fn a_platform_under_another_uid_is_bound_again_with_the_command_that_it_na
     assert_eq!(world.processes().len(), 0);
 }
 
-/// Fails unless this finds the programs of a store.
+/// Fails unless this command finds the programs of a store.
 fn installed(look: &str, packages: &str) {
     let there = Command::new("sh").args(["-c", look]).output().unwrap();
     assert!(
@@ -370,7 +371,7 @@ fn installed(look: &str, packages: &str) {
     );
 }
 
-/// What `init` prints makes so many nodes of a cluster, as it is.
+/// Applies the unmodified output of `init`, and expects this number of nodes.
 async fn is_applied_unchanged(kind: &str, cluster: &str, nodes: usize) {
     let world = World::new().await;
     // Nodes may run as another user.

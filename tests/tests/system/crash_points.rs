@@ -1,5 +1,5 @@
-//! The orchestrator dies at every point that it passes through, and after its next start all is as wanted: no node is
-//! lost, none is made twice, nothing is left over.
+//! The orchestrator crashes at every crash point, and after its restart everything converges: no node is lost, none is
+//! created twice, nothing is left over.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use drover_simulation as sim;
@@ -20,7 +20,7 @@ use drover_platform_cloud::drivers::simulated::{
 use drover_proto::orchestrator::v1 as pb;
 use sim::{Crash, World, runtime};
 
-/// Says where a failed run died, so that it can be run again.
+/// Prints where a failed run crashed, so that it can be reproduced.
 struct Context<'a> {
     scenario: &'a str,
     at: &'a [usize],
@@ -40,7 +40,7 @@ impl Drop for Context<'_> {
     }
 }
 
-/// Runs a scenario with deaths at these hits. Answers whether it died at the first of them.
+/// Runs a scenario with crashes at these hits. Returns whether it crashed at the first of them.
 fn run(
     scenario: &str,
     at: &[usize],
@@ -67,8 +67,8 @@ fn run(
     died
 }
 
-/// Has a scenario die at its first point, then at its second, and so on until it ends without having died. Answers at
-/// how many it died.
+/// Crashes a scenario at its first crash point, then at its second, and so on until it completes without a crash.
+/// Returns the number of crash points.
 fn at_every_point(
     scenario: &str,
     settings: &SimulatedSettings,
@@ -85,14 +85,14 @@ fn at_every_point(
     points
 }
 
-/// Says how many points were tried in all of this run.
+/// Prints the total number of crash points tested so far.
 fn tally(scenario: &str, points: usize) {
     static ALL: AtomicUsize = AtomicUsize::new(0);
     let all = ALL.fetch_add(points, Ordering::Relaxed) + points;
     println!("{scenario}: {points} points, 0 lost, 0 doubled ({all} so far)");
 }
 
-/// What shows at once, and what shows late; what answers at once, and what takes a while.
+/// Variants of the backend: strong or eventual consistency, fast or slow responses.
 fn variants() -> [(&'static str, SimulatedSettings); 4] {
     let base = SimulatedSettings {
         seed: Some(1),
@@ -105,7 +105,7 @@ fn variants() -> [(&'static str, SimulatedSettings); 4] {
     let flickering = SimulatedSettings {
         visibility_delay: Duration::from_secs(30),
         flickering: true,
-        // Whoever is pushed every change needs no lists.
+        // Push notifications would make lists unnecessary.
         push: false,
         ..base.clone()
     };
@@ -325,7 +325,7 @@ fn nodes_whose_drain_hangs_go_all_the_same() {
 
 const MACHINES: [&str; 4] = ["m1", "m2", "m3", "m4"];
 
-/// Every node is on a machine of its own.
+/// Asserts that every node is on a machine of its own.
 fn assert_on_machines(world: &World) {
     let nodes = world.site.nodes("one");
     let used: BTreeSet<&str> = nodes.iter().filter_map(|n| n.host_id.as_deref()).collect();
@@ -448,7 +448,7 @@ fn it_dies_twice() {
     assert!(points >= 80, "{points} points");
 }
 
-/// A backend on which a share of all calls fails, before or after they are done.
+/// A backend on which a share of all calls fails, before or after they take effect.
 fn unreliable(seed: u64) -> SimulatedSettings {
     let rate = ErrorRate {
         before: 0.1,
@@ -474,7 +474,7 @@ fn unreliable(seed: u64) -> SimulatedSettings {
     }
 }
 
-/// Whatever users and backends do, in any order, with several deaths of the orchestrator.
+/// Random actions of users and backends in any order, with several crashes of the orchestrator.
 async fn anything(world: &mut World, seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let began = tokio::time::Instant::now();

@@ -1,5 +1,5 @@
-//! Faults while clusters run: each is named where a user looks, costs no node that serves, and its way out works. Those
-//! of images, of hooks before the end and of the orchestrator's disk are in `resilience`.
+//! Faults while clusters are running: each is reported where a user looks, does not cost any serving node, and has a
+//! working remedy. Faults of images, of preStop hooks and of the orchestrator's disk are in `resilience`.
 //!
 //! Two of them fill a small disk (tmpfs) of their own, which needs root.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -24,7 +24,6 @@ use real::{
     look::{self, condition, described, ids, process, ready, records},
 };
 
-/// Deadline of a call.
 const CALL: Duration = Duration::from_secs(20);
 
 fn span(millis: i32) -> Option<prost_types::Duration> {
@@ -34,7 +33,7 @@ fn span(millis: i32) -> Option<prost_types::Duration> {
     })
 }
 
-/// What nodes run is a script of the spec. They are ready when it says so.
+/// Nodes run a script from the spec. They are ready when the script says so.
 const SCRIPTED: &str = r#"
 command: sh
 arguments: [-c, {{ group.attributes.script | tojson }}]
@@ -42,10 +41,10 @@ environment: {PASSWORD: {{ secrets.password | default("none") | tojson }}}
 readiness: {file: ready}
 "#;
 
-/// What a script of a node that is ready ends with.
+/// End of the script of a node that becomes ready.
 const SERVE: &str = ": >\"$DROVER_DIR/ready\"; exec sleep 100000";
 
-/// A group `web` on `local` whose nodes run this before they serve.
+/// A group `web` on `local` whose nodes run this script before they serve.
 fn document(name: &str, size: u32, script: &str) -> pb::Cluster {
     let kind = Some(Kind::StringValue(format!("{script}; {SERVE}")));
     let fields = [("script".to_owned(), Value { kind })].into();
@@ -100,7 +99,8 @@ async fn put(world: &World, name: &str, key: &str, text: &str) {
     world.client().apply_secret(request, CALL).await.unwrap();
 }
 
-/// Waits until a condition holds for this reason and says all these words, and has it described. Answers its message.
+/// Waits until a condition holds for this reason with all these words, and checks that `describe` shows it. Returns its
+/// message.
 async fn named(world: &World, name: &str, kind: &str, reason: &str, words: &[&str]) -> String {
     let last = RefCell::new(None);
     let what = format!("{kind} ({reason}) holds and says {words:?}");
@@ -129,7 +129,7 @@ async fn ended(world: &World, name: &str, kind: &str) {
         .await;
 }
 
-/// What the command line answers.
+/// Output of the command line.
 fn drover(world: &World, arguments: &[&str]) -> String {
     let output = look::drover(world, arguments);
     assert!(output.status.success(), "{arguments:?}: {output:?}");
@@ -140,7 +140,7 @@ fn of_role(nodes: &[pb::Node], role: NodeRole) -> Vec<&pb::Node> {
     nodes.iter().filter(|node| node.role() == role).collect()
 }
 
-/// A world that is not running yet, whose platform has that template, too, and whose orchestrator takes secrets.
+/// A world, not yet started, with the scripted template on its platform and an orchestrator that supports secrets.
 fn scripted() -> World {
     let mut world = World::stopped();
     let catalogue = world.state().with_file_name("catalogue");
@@ -175,7 +175,7 @@ async fn platform_is(world: &World, phase: pb::PlatformPhase) {
         .await;
 }
 
-/// What only its owner may read, or nobody.
+/// Makes a file readable by its owner only, or by nobody.
 fn allow(path: &Path, is_allowed: bool) {
     let mode = if is_allowed { 0o600 } else { 0 };
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
@@ -209,7 +209,7 @@ async fn a_post_promote_hook_that_hangs_is_named_with_its_node_and_no_other_one_
     let tried = standby.find(|node| message.starts_with(&node.name));
     let tried = tried.unwrap_or_else(|| panic!("whose hook it is: {message}"));
 
-    // A new standby comes in place of the dead one; whoever runs stays, and only one of them may be active.
+    // A new standby replaces the dead node; running nodes stay, and only one of them may be active.
     world
         .until("the dead one is replaced", async |world| {
             ready(&world.records("store").await.unwrap_or_default()).len() == 3
@@ -223,7 +223,7 @@ async fn a_post_promote_hook_that_hangs_is_named_with_its_node_and_no_other_one_
     assert_eq!(promoting, [&tried.id], "{now:?}");
     assert!(of_role(&now, NodeRole::Active).is_empty(), "{now:?}");
 
-    // A way out: without that node another one is tried.
+    // One remedy: without that node, another one is tried.
     drover(&world, &["replace", &format!("store/{}", tried.name)]);
     world
         .until("another one is tried", async |world| {
@@ -233,7 +233,7 @@ async fn a_post_promote_hook_that_hangs_is_named_with_its_node_and_no_other_one_
         .await;
     assert!(!ids(&records(&world, "store").await).contains(&tried.id));
 
-    // The other one: a hook that works.
+    // The other remedy: a working hook.
     hook(&mut cluster, "true");
     apply(&world, &cluster).await.unwrap();
     world.ready("store", 3).await;
@@ -270,7 +270,7 @@ fn a_standby_that_its_platform_does_not_promote_is_named_and_promoted_when_it_do
             .await;
         let serving = ready(&world.records("one").await);
         assert!(serving.contains(&standby.id), "it runs on: {serving:?}");
-        // The way out: the platform changes labels again.
+        // Recovery: the platform changes labels again.
         world.check().await;
         assert_eq!(world.condition("one", "PromotionFailed").await, None);
     });
@@ -281,7 +281,7 @@ async fn a_standby_that_never_gets_ready_is_named_and_the_active_one_goes_on() {
     let mut world = scripted();
     start(&mut world).await;
     let way = world.state().with_file_name("way");
-    // It follows when there is a way.
+    // The standby can follow once the file `way` exists.
     let follow = format!(
         "read -r role <\"$DROVER_ROLE_FILE\"; until [ $role = active ] || [ -e {} ]; do sleep 0.1; done",
         way.display()
@@ -304,7 +304,7 @@ async fn a_standby_that_never_gets_ready_is_named_and_the_active_one_goes_on() {
     assert_eq!(active.state(), pb::NodeState::Ready, "{nodes:?}");
     let said = described(&world, "store");
     assert!(said.contains("standby 0 of 1"), "{said}");
-    // The way out.
+    // Recovery.
     fs::write(&way, "").unwrap();
     insist(async || world.reset_back_off("store").await).await;
     world.ready("store", 2).await;
@@ -313,7 +313,7 @@ async fn a_standby_that_never_gets_ready_is_named_and_the_active_one_goes_on() {
     assert_eq!(of_role(&now, NodeRole::Active)[0].id, active.id);
 }
 
-/// Asks for one more of two nodes while the disk is full, and makes room again.
+/// Scales from two nodes to three while the disk is full, then frees the disk.
 async fn survives(world: &World, disk: &Disk, words: &[&str]) {
     world.ready("hello", 2).await;
     let before = ready(&records(world, "hello").await);
@@ -322,7 +322,7 @@ async fn survives(world: &World, disk: &Disk, words: &[&str]) {
     named(world, "hello", "Failed", "PlatformFailed", words).await;
     let now = records(world, "hello").await;
     assert!(before.is_subset(&ready(&now)), "{before:?} of {now:?}");
-    // The way out.
+    // Recovery.
     disk.free();
     insist(async || world.reset_back_off("hello").await).await;
     world.ready("hello", 3).await;
@@ -389,7 +389,7 @@ async fn a_secret_of_a_wrong_value_blocks_the_update_that_brings_it_and_costs_no
     assert!(message.contains(&stuck.name), "{message}");
     assert!(!described(&world, "shop").contains("hush"));
 
-    // The way out: what is right again reaches those that are made from now on.
+    // Recovery: the corrected secret reaches nodes that are created from now on.
     put(&world, "shop", "password", "right").await;
     drover(&world, &["replace", &format!("shop/{}", stuck.name)]);
     world.ready("shop", 3).await;
@@ -397,7 +397,7 @@ async fn a_secret_of_a_wrong_value_blocks_the_update_that_brings_it_and_costs_no
     assert!(before.is_disjoint(&ids(&records(&world, "shop").await)));
 }
 
-/// What the platform lets in.
+/// Access rules of the platform.
 const RULES: &str = "
 tokens: [{name: orchestrator, token: right-0123456789}]
 bindings: [{role: platform, subjects: ['token:orchestrator']}]
@@ -439,7 +439,7 @@ async fn a_wrong_token_for_a_platform_is_named_and_what_runs_there_is_left_alone
             status.phase() == pb::PlatformPhase::Unreachable && status.message.contains("token")
         })
         .await;
-    // Nobody needs to ask for more nodes to be told.
+    // The error is reported without a request for more nodes.
     let (kind, words) = ("PlatformUnavailable", ["the token is not known here"]);
     let message = named(&world, "hello", kind, kind, &words).await;
     assert!(message.starts_with("local "), "{message}");
@@ -447,7 +447,7 @@ async fn a_wrong_token_for_a_platform_is_named_and_what_runs_there_is_left_alone
     assert!(!said.contains("0123456789"), "{said}");
     assert_eq!(world.processes(), before, "they are left alone");
 
-    // The way out.
+    // Recovery.
     put(&world, "door", "token", "right-0123456789").await;
     world.ready("hello", 2).await;
     ended(&world, "hello", kind).await;
@@ -455,7 +455,7 @@ async fn a_wrong_token_for_a_platform_is_named_and_what_runs_there_is_left_alone
     assert!(before.iter().all(|(pid, id)| now.get(pid) == Some(id)));
 }
 
-/// A script that runs a program to which the rights of files apply, also where root runs it.
+/// A script that runs a program with file permissions enforced, even if it is run by root.
 fn bound_by_rights(world: &World, program: &str) -> &'static str {
     let path = world.state().with_file_name(format!("bound-{program}"));
     let binary = binary(program);
@@ -470,7 +470,7 @@ fn bound_by_rights(world: &World, program: &str) -> &'static str {
     path.to_str().unwrap().to_owned().leak()
 }
 
-/// The same server, but bound by rights.
+/// The same server with file permissions enforced.
 fn bind(world: &World, server: &Server, name: &str, arguments: &str) -> Server {
     let script = bound_by_rights(world, name);
     let arguments: Vec<&str> = arguments.split(' ').collect();
@@ -507,7 +507,7 @@ async fn a_template_that_may_not_be_read_is_named_and_the_last_good_one_makes_no
     world.ready("hello", 3).await;
     assert!(before.is_subset(&ids(&records(&world, "hello").await)));
 
-    // One that starts has no last good one. Nodes run on without it.
+    // After a restart there is no last good template. Nodes keep running.
     world.platform.kill();
     let processes = world.processes();
     world.platform.launch();
@@ -515,7 +515,7 @@ async fn a_template_that_may_not_be_read_is_named_and_the_last_good_one_makes_no
     assert!(!well && is_named(&said), "{said}");
     assert_eq!(world.processes(), processes);
 
-    // The way out.
+    // Recovery.
     allow(&template, true);
     world.platform.start().await;
     world

@@ -1,4 +1,4 @@
-//! Nodes as real processes: what dies is replaced, and what is ready answers.
+//! Nodes as real processes: dead ones are replaced, and ready ones respond.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::real;
@@ -19,7 +19,7 @@ use drover_proto::{
 use real::{World, insist, kill_9};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// Time from the death of a process until the node in its place is Ready.
+/// Maximum time from the death of a process until its replacement is Ready.
 const HEALED_WITHIN: Duration = Duration::from_secs(2);
 
 fn time(stamp: Option<prost_types::Timestamp>) -> SystemTime {
@@ -32,7 +32,7 @@ async fn a_killed_node_is_replaced_by_a_ready_one_in_less_than_two_seconds() {
     world.apply("hello", "", 3).await.unwrap();
     world.ready("hello", 3).await;
     let first = SystemTime::now();
-    // What else runs on the machine may hold up one of them.
+    // Best of three, since other load on the machine may delay one of them.
     let mut best = Duration::MAX;
     for _ in 0..3 {
         let before: Vec<String> = world
@@ -84,7 +84,7 @@ async fn a_killed_node_is_replaced_by_a_ready_one_in_less_than_two_seconds() {
     );
 }
 
-/// A node is well as long as a file is there, which a command inside it looks for.
+/// The node is healthy as long as a file exists, which is checked by a command inside the node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_whose_command_fails_is_replaced_and_says_why() {
     let world = World::new().await;
@@ -168,24 +168,24 @@ async fn three_redis_nodes_answer_ping() {
     assert_eq!(world.processes().len(), 0);
 }
 
-/// Time between two looks at the platform: 20 Hz.
+/// Interval of samples of the platform: 20 Hz.
 const LOOK: Duration = Duration::from_millis(50);
-/// Deadline of a look.
+/// Deadline of a sample.
 const LOOKED: Duration = Duration::from_secs(10);
-/// Nodes of `rolled`; one more and one less may be there while it is updated.
+/// Size of `rolled`, which may be exceeded or missed by one node during updates.
 const SIZE: usize = 5;
 
-/// Nodes that the test has killed, by the ids that their processes know of.
+/// Nodes killed by the test, by the ids that their processes know.
 #[derive(Default)]
 struct Deaths {
     all: BTreeSet<String>,
-    /// Those without which the group may be below its floor, because nobody but the test wanted it so.
+    /// Nodes that the floor of the group need not account for, because the test killed them.
     excused: BTreeSet<String>,
 }
 
 impl Deaths {
-    /// Ends excuses: once the record knows of a death and has enough others that are Ready and stay, whoever goes next
-    /// goes by the budget. How long that takes depends on the machine.
+    /// Ends excuses: once the records reflect a death and enough other nodes are Ready and stay, further removals must
+    /// respect the budget. How long that takes depends on the machine.
     async fn settle(deaths: &Mutex<Self>, orchestrator: &OrchestratorClient) {
         let excused = deaths.lock().unwrap().excused.clone();
         if excused.is_empty() {
@@ -213,21 +213,21 @@ impl Deaths {
         if ready < SIZE - 1 {
             return;
         }
-        // Whoever died since the record was asked for is not among them.
+        // Nodes that died after the records were requested remain excused.
         deaths
             .excused
             .retain(|node| !excused.contains(node) || believed.contains(node));
     }
 }
 
-/// What has been seen of `rolled`.
+/// Observations of `rolled`.
 #[derive(Default)]
 struct Seen {
     looks: usize,
     violations: Vec<String>,
 }
 
-/// Looks at the platform until the test ends it.
+/// Samples the platform until the test ends.
 async fn sample(
     platform: PlatformClient,
     orchestrator: OrchestratorClient,
@@ -245,7 +245,7 @@ async fn sample(
     }
 }
 
-/// Nodes of `rolled` that are up, as the platform shows them in this moment, and how many live.
+/// The nodes of `rolled` that are currently up, and all living ones with their phases, as shown by the platform.
 async fn look(platform: &PlatformClient) -> Option<(BTreeSet<String>, BTreeMap<String, String>)> {
     let request = DiscoverRequest {
         cluster_id: "rolled".to_owned(),
@@ -261,14 +261,14 @@ async fn look(platform: &PlatformClient) -> Option<(BTreeSet<String>, BTreeMap<S
     Some((up.collect(), living))
 }
 
-/// What is wrong between two looks, if anything; nothing at all: the platform could not be looked at. A list is not of
-/// one moment: what is in both lived in between, what is up in neither was not.
+/// Returns the violation between two samples, if any; `None` if the platform could not be sampled. A list is not
+/// atomic: a node in both samples lived in between, and a node up in neither was not up.
 async fn violation(platform: &PlatformClient, deaths: &Mutex<Deaths>) -> Option<Option<String>> {
     let (mut up, mut living) = look(platform).await?;
     let wrong = |up: &BTreeSet<String>, living: &BTreeMap<String, String>| {
         let deaths = deaths.lock().unwrap();
         let excused = deaths.excused.difference(up).count();
-        // Dead, whatever is still tidied up after it.
+        // Killed nodes do not count as living, even while they are being cleaned up.
         let living: Vec<_> = living
             .iter()
             .filter(|(node, _)| !deaths.all.contains(*node))
@@ -304,7 +304,8 @@ async fn roll(world: &World, wave: usize) -> drover_core::Result<()> {
         attributes: Some(prost_types::Struct {
             fields: [("wave".to_owned(), prost_types::Value { kind: Some(text) })].into(),
         }),
-        // What the sampler sees, and nothing else: on a busy machine probes fail, and who is believed sick is no breach.
+        // The same signal as the sampler's: on a busy machine probes fail, and replacing a seemingly unhealthy node is
+        // not a violation.
         health: Some(HealthPolicy {
             probe: Some(Probe::Phase(PhaseProbe {})),
             ..Default::default()
@@ -335,7 +336,7 @@ async fn roll(world: &World, wave: usize) -> drover_core::Result<()> {
         .map(drop)
 }
 
-/// Ids of the nodes of `rolled`, as soon as the orchestrator says them.
+/// Ids of the nodes of `rolled`, as soon as the orchestrator is available.
 async fn ids(world: &World) -> BTreeSet<String> {
     let ids = Mutex::new(BTreeSet::new());
     world
@@ -372,10 +373,10 @@ async fn updates_keep_floor_and_ceiling_while_nodes_and_the_orchestrator_are_kil
             })
             .await;
         if wave % 3 == 1 {
-            // One that starts just now has no id yet.
+            // A process that is just starting does not have an id yet.
             let mut processes = world.processes().into_iter();
             let (pid, node) = processes.find(|(_, node)| !node.is_empty()).unwrap();
-            // Whoever sees it dead waits here until it is excused.
+            // The sampler blocks on this lock until the death is excused.
             let mut deaths = deaths.lock().unwrap();
             kill_9(pid);
             deaths.all.insert(node.clone());

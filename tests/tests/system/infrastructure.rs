@@ -1,5 +1,5 @@
-//! Infrastructure over the whole line: made before nodes, released after them, by an orchestrator that dies at every
-//! point that it passes through. Nothing is left over, and nothing is made twice.
+//! End-to-end tests of infrastructure: created before nodes, released after them, by an orchestrator that crashes at
+//! every crash point. Nothing is left over, and nothing is created twice.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use drover_simulation as sim;
@@ -95,7 +95,7 @@ async fn reasons(world: &mut World) -> Vec<String> {
         .collect()
 }
 
-/// Nothing is made twice, and nothing is left of clusters that are not wanted.
+/// Asserts that nothing was created twice, and that nothing is left of deleted clusters.
 fn assert_sound(world: &World) {
     let twice: Vec<_> = world
         .site
@@ -193,7 +193,7 @@ fn changes_of_what_is_made_are_refused_with_the_field_and_additions_are_made() {
             })
             .await;
         world.check().await;
-        // Without nodes the entry can go, and what it made goes with it.
+        // Without nodes the entry can be removed, together with its resources.
         apply(
             &mut world,
             with(vec![below("sim", "10.0.0.0/24")], &[("web", 0)]),
@@ -362,7 +362,8 @@ fn an_abandoned_platform_leaves_its_names_in_the_events() {
             .filter(|r| *r == "InfrastructureAbandoned")
             .count();
         assert_eq!(named, 3, "one for each resource: {told:?}");
-        // It comes back, and what was given up is found by the sweep, since its cluster is known to be deleted.
+        // The platform comes back, and the sweep finds the abandoned resources, since their cluster is known to be
+        // deleted.
         world.site.start();
         world.pass(Duration::from_secs(120)).await;
         assert_eq!(of(&world.site, "one").len(), 3, "not before its grace");
@@ -407,7 +408,7 @@ fn what_others_have_is_counted_and_never_touched() {
     });
 }
 
-/// Runs a scenario with a death at these hits. Answers whether it died at the first of them.
+/// Runs a scenario with crashes at these hits. Returns whether it crashed at the first of them.
 fn run(at: &[usize], settings: &SimulatedSettings, script: impl AsyncFn(&mut World)) -> bool {
     let crash = Crash::at(at.iter().copied());
     let died: Arc<Crash> = crash.clone();

@@ -1,4 +1,4 @@
-//! `kill -9` of orchestrator and platform at any moment: no node is lost, none is doubled, none is left over.
+//! `kill -9` of orchestrator and platform at any moment: no node is lost, duplicated or left over.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::real;
@@ -9,11 +9,11 @@ use drover_core::Reason;
 use real::{World, insist, kill_9};
 use tokio::time::sleep;
 
-/// Times that a server is killed.
+/// Number of kills.
 const KILLS: usize = 60;
 
-/// Longest time until what was cut off is known to have made nothing: the deadline of the call (30 s), the longest
-/// creation after it (30 s), and a busy machine.
+/// Maximum time until interrupted calls are known to have created nothing: the deadline of the call (30 s), the longest
+/// creation after it (30 s), and a margin for a busy machine.
 const SETTLED_WITHIN: Duration = Duration::from_secs(90);
 
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ async fn servers_killed_at_any_moment_lose_and_double_nothing() {
     while kills < KILLS {
         let size = random.u32(0..6);
         insist(async || world.scale("prey", size).await).await;
-        // Anything may be under way after this: that is the point of it.
+        // Random, so that the kill hits any stage of the work.
         sleep(Duration::from_millis(random.u64(0..200))).await;
         if random.u8(..5) == 0
             && let Some(pid) = world.processes().into_keys().next()

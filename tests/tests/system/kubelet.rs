@@ -1,4 +1,4 @@
-//! What only a real kubelet shows: stores in pods that answer, die, are reported and replaced.
+//! Tests that need a real kubelet: stores in pods that respond, die, are reported and replaced.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod bench;
 mod clients;
@@ -28,16 +28,16 @@ use tokio::{
     net::TcpStream,
 };
 
-/// How long a server in a pod may take for an answer.
+/// Timeout for a response from a server in a pod.
 const ANSWER: Duration = Duration::from_secs(30);
 
 fn rig() -> &'static Rig {
     Rig::shared(Options::kubelet())
 }
 
-/// What redis answers at the host and port of an agent address, a line for each command.
+/// Responses of the redis at the host and port of an agent address, one line per command.
 async fn redis(agent_address: &str, commands: &[&str]) -> std::io::Result<Vec<String>> {
-    // A pod that goes in the middle of it says nothing any more.
+    // A pod that is removed meanwhile would never respond.
     tokio::time::timeout(ANSWER, ask_redis(agent_address, commands)).await?
 }
 
@@ -94,7 +94,7 @@ async fn redis_in_pods_lives_dies_and_comes_back() {
         );
     }
 
-    // A pod deleted by hand is replaced.
+    // A pod deleted out of band is replaced.
     let victim = &nodes[0];
     namespace
         .delete("pods", &pod_of(&namespace, &victim.id).await)
@@ -109,7 +109,7 @@ async fn redis_in_pods_lives_dies_and_comes_back() {
         })
         .await;
 
-    // A container that dies is reported, with why, and the node is replaced.
+    // A container that dies is reported with the reason, and the node is replaced.
     let crashed = &world.nodes("cache").await[0];
     let address = crashed.agent_address.clone().unwrap_or_default();
     let _ = redis(&address, &["SHUTDOWN NOSAVE"]).await;
@@ -139,7 +139,7 @@ async fn redis_in_pods_lives_dies_and_comes_back() {
     world.end().await;
 }
 
-/// A program that cargo builds beside the tests, as the content of an image.
+/// A program that cargo builds next to the tests, as the content of an image.
 fn program(name: &str) -> String {
     let own = std::env::current_exe().unwrap();
     let path = own.ancestors().nth(2).unwrap().join(name);
@@ -185,7 +185,7 @@ async fn agents_in_pods_are_asked_by_grpc() {
     world.end().await;
 }
 
-/// The commands of the first block of a section of a page.
+/// The commands of the first code block in a section of a page.
 fn commands(page: &str, section: &str) -> Vec<Vec<String>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../docs")
@@ -198,7 +198,7 @@ fn commands(page: &str, section: &str) -> Vec<Vec<String>> {
     block.lines().map(words).collect()
 }
 
-/// Does what the page says, with namespaces of a test. Of kubectl what is done here is what it would do.
+/// Executes the commands of the page with the test's namespaces. kubectl commands are emulated through the API.
 async fn follow(commands: &[Vec<String>], raw: &Raw, places: Places<'_>, image: &str, at: &Path) {
     for command in commands {
         let words: Vec<&str> = command.iter().map(String::as_str).collect();
@@ -318,7 +318,8 @@ async fn the_platform_runs_in_the_cluster_that_it_manages() {
     assert_eq!(nodes.list("pods").await.len(), 3);
     assert_eq!(system.list("pods").await.len(), 1, "no node is here");
 
-    // Without a certificate of the authority, or with that of a platform, which is none of a client, nobody is answered.
+    // Clients without a certificate of the CA are rejected, and so is one with a platform's certificate, which is not
+    // valid for a client.
     let platform = certs.join(format!("{name}.pem"));
     let key = certs.join(format!("{name}.key"));
     for shown in [None, Some((platform, key))] {

@@ -1,4 +1,4 @@
-//! Whole clusters on Kubernetes: the real orchestrator, the real platform, a real API server with nodes of kwok.
+//! End-to-end tests on Kubernetes: the real orchestrator, the real platform, and a real API server with kwok nodes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::embedded;
@@ -15,7 +15,6 @@ use drover_testing::kubernetes::{Options, Rig, until};
 use embedded::{World, group_on};
 use serde_json::json;
 
-/// Deadline of a call.
 const CALL: Duration = Duration::from_secs(10);
 
 const TEMPLATE: &str = "\
@@ -36,7 +35,7 @@ fn rig() -> &'static Rig {
     Rig::shared(Options::kwok(3))
 }
 
-/// A platform of one namespace whose nodes are ready when their pods are.
+/// A platform over one namespace whose nodes are ready when their pods are.
 fn on_kubernetes(rig: &Rig, namespace: &str, directory: &Path) -> Settings {
     let catalogue = directory.join("catalogue");
     std::fs::create_dir_all(&catalogue).unwrap();
@@ -87,7 +86,7 @@ async fn one_cluster_has_pods_and_processes() {
         .add("k8s", on_kubernetes(rig, &namespace.name, &directory))
         .await;
     let mut local = local::Settings::new(directory.join("local")).unwrap();
-    // What starts the processes: cargo builds it beside the tests.
+    // The launcher of the processes, which cargo builds next to the tests.
     let own = std::env::current_exe().unwrap();
     local.launcher = own
         .ancestors()
@@ -107,7 +106,7 @@ async fn one_cluster_has_pods_and_processes() {
     let nodes = world.nodes("mixed").await;
     assert_eq!(by_platform(&nodes), [("k8s", 3), ("local", 2)].into());
     assert_eq!(namespace.list("pods").await.len(), 3);
-    // Both servers die, and so does a pod.
+    // Both servers are killed, and a pod dies.
     world.kill_orchestrator().await;
     world.kill_platform("k8s").await;
     let victim = nodes.iter().find(|node| node.platform == "k8s").unwrap();
@@ -167,7 +166,7 @@ async fn what_a_quota_does_not_let_in_goes_to_the_next_platform() {
     world.ready("spilled", 5).await;
     let nodes = world.nodes("spilled").await;
     assert_eq!(by_platform(&nodes), [("k8s", 2), ("simulated", 3)].into());
-    // Not even a service of those that the quota kept out.
+    // Nodes rejected by the quota do not leave services behind.
     assert_eq!(namespace.list("services").await.len(), 2);
     world.delete("spilled").await;
     world.gone("spilled").await;
@@ -186,7 +185,7 @@ async fn what_cannot_be_scheduled_goes_to_the_next_platform() {
     let simulated = DriverSettings::Simulated(Box::default());
     world.add("simulated", simulated).await;
     let mut spec = group_on("k8s", 3);
-    // No node of the rig has as much.
+    // No node of the rig has that much CPU.
     spec.properties = json!({"resources": {"requests": {"cpu": "1000"}}})
         .as_object()
         .map(drover_convert::value::to_struct);
@@ -250,7 +249,7 @@ async fn pods_of_others_are_adopted_and_are_nodes_as_any_others() {
         })
         .await;
     apply(&world, false).await.unwrap();
-    // Whoever dies in between, none is made in the place of another.
+    // Even if both servers crash meanwhile, no replacement is created for an adopted pod.
     world.kill_orchestrator().await;
     world.kill_platform("k8s").await;
     world.ready("legacy", 3).await;
@@ -267,7 +266,7 @@ async fn pods_of_others_are_adopted_and_are_nodes_as_any_others() {
         assert_eq!(pod["metadata"]["labels"]["drover.dev/group"], "web");
     }
     assert_eq!(namespace.list("pods").await.len(), 3);
-    // One that dies is replaced by one of the template; the others go on.
+    // A dead adopted pod is replaced by one from the template; the others continue.
     namespace.delete("pods", "old-a").await;
     world
         .until("the pod is replaced", async |world| {
@@ -326,7 +325,7 @@ async fn nodes_are_where_the_labels_of_their_machines_say() {
     assert_eq!(zones, ["zone-b"; 2]);
     world.delete("chosen").await;
     world.gone("chosen").await;
-    // Where nobody has them, that is said in the scheduler's words.
+    // If no machine matches, the scheduler's message is reported.
     let nowhere = LabelSelector {
         match_labels: [("disk".to_owned(), "of-glass".to_owned())].into(),
         ..LabelSelector::default()

@@ -1,4 +1,4 @@
-//! Real processes that come and go in their order, and run their hook before they go.
+//! Real processes that start and stop in order, and run their preStop hook before they stop.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::embedded;
@@ -15,7 +15,7 @@ use embedded::{World, group_on};
 async fn world() -> World {
     let mut world = World::new().await;
     let mut local = local::Settings::new(world.directory.path().join("local")).unwrap();
-    // What starts the processes: cargo builds it beside the tests.
+    // The launcher of the processes, which cargo builds next to the tests.
     let own = std::env::current_exe().unwrap();
     local.launcher = own
         .ancestors()
@@ -26,7 +26,7 @@ async fn world() -> World {
     world
 }
 
-/// Ordered, and each node runs this before it goes.
+/// An ordered group whose nodes run this script before they stop.
 fn spec(size: u32, script: &str, seconds: i64) -> pb::ClusterSpec {
     let mut spec = group_on("local", size);
     spec.management_policy = ManagementPolicy::OrderedReady.into();
@@ -87,7 +87,7 @@ async fn ordered_nodes_come_and_go_one_by_one_and_run_their_hook_first() {
     assert_eq!(lines(&said), ["web-2", "web-1"]);
     assert_eq!(world.nodes("one").await[0].name, "web-0");
 
-    // A hook that hangs, and an orchestrator that dies meanwhile: it goes all the same, and that is told.
+    // With a hanging hook and a crash of the orchestrator, the node is still removed, and the failure is reported.
     let hang = format!("echo hangs >>{}; exec sleep 1000", said.display());
     world.apply("one", spec(1, &hang, 3)).await;
     world.ready("one", 1).await;
@@ -106,7 +106,7 @@ async fn ordered_nodes_come_and_go_one_by_one_and_run_their_hook_first() {
     let failed = failed.unwrap_or_else(|| panic!("nobody says that the hook hung: {events:?}"));
     assert!(failed.message.contains("preStop"), "{}", failed.message);
 
-    // The groups of a cluster that is deleted run their hooks too.
+    // The nodes of a deleted cluster run their hooks as well.
     world.apply("one", spec(2, &script, 20)).await;
     world.ready("one", 2).await;
     world.delete("one").await;

@@ -1,5 +1,5 @@
-//! Metrics as a real Prometheus sees them: read over mutual TLS as `deploy/observability` says, with its rules and its
-//! dashboard, and with the table in the documentation.
+//! Metrics as collected by a real Prometheus: over mutual TLS as in `deploy/observability`, with its rules and its
+//! dashboard, and compared with the table in the documentation.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::real;
@@ -66,7 +66,7 @@ fn the_rules_are_sound_and_each_alert_fires_and_does_not_fire() {
     }
 }
 
-/// Two servers with certificates, a collector that is away, and a Prometheus that watches them.
+/// Two servers with certificates, an unavailable trace collector, and a Prometheus that monitors the servers.
 struct World {
     directory: tempfile::TempDir,
     orchestrator: Server,
@@ -77,7 +77,7 @@ struct World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited already.
         let _ = self.prometheus.kill();
         let _ = self.prometheus.wait();
         self.orchestrator.kill();
@@ -148,7 +148,7 @@ impl World {
         secure::administrator(&self.here(), &self.orchestrator)
     }
 
-    /// What the API answers, once it does.
+    /// Response of the API, once it is available.
     async fn ask(&self, path: &str) -> Value {
         let begin = Instant::now();
         loop {
@@ -174,7 +174,7 @@ impl World {
         data["result"].as_array().unwrap().clone()
     }
 
-    /// The one value of an expression.
+    /// The only value of an expression.
     async fn value(&self, expression: &str) -> Option<f64> {
         match &self.query(expression).await[..] {
             [one] => Some(one["value"][1].as_str()?.parse().unwrap()),
@@ -200,7 +200,7 @@ impl World {
     }
 }
 
-/// A server with its certificate, an audit log, and a collector that is not there.
+/// A server with its certificate, an audit log, and an unavailable trace collector.
 fn secure(program: &'static str, name: &str, here: &Path) -> Server {
     let mut server = secure::server(program, name, here);
     server.add(&[
@@ -210,10 +210,10 @@ fn secure(program: &'static str, name: &str, here: &Path) -> Server {
     server
 }
 
-/// The body of an answer without an error of its own. None: nobody answers yet.
+/// The body of a successful response. `None` if the server does not respond yet.
 fn get(address: SocketAddr, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
-    // Of this version answers are whole, not in chunks.
+    // HTTP/1.0 responses are not chunked.
     write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;
@@ -232,7 +232,7 @@ fn escape(text: &str) -> String {
     })
 }
 
-/// Metrics of ours that a text names.
+/// Our metrics named in a text.
 fn named(text: &str) -> BTreeSet<String> {
     text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
         .filter(|word| word.starts_with("drover_"))
@@ -295,7 +295,7 @@ async fn a_prometheus_reads_what_was_applied_and_knows_every_metric_that_rules_d
         .await;
     assert!(left > Some(360.0 * 86_400.0), "{left:?}");
 
-    // What nobody has done yet has no numbers: a path that is not there, and what is no TLS.
+    // Some metrics have no values before their first event: an unknown path, and a failed TLS handshake.
     let tls = [
         "--cacert",
         "certs/ca.pem",
@@ -310,7 +310,7 @@ async fn a_prometheus_reads_what_was_applied_and_knows_every_metric_that_rules_d
         .arg("-s")
         .arg(nowhere)
         .current_dir(world.here()));
-    // Whether it answers that it speaks TLS is another test's.
+    // Another test checks the response of a TLS port to plain text.
     let _ = get(world.orchestrator.address, "/metrics");
     world
         .until("sum(drover_tls_handshakes_failed_total) > bool 0", 1.0)
@@ -367,7 +367,7 @@ async fn a_prometheus_reads_what_was_applied_and_knows_every_metric_that_rules_d
     );
     documented(&world, &series).await;
 
-    // The one that is away shows.
+    // The metrics show that the platform is down.
     let World { platform, .. } = &world;
     real::kill_9(platform.pid());
     world
@@ -379,7 +379,7 @@ async fn a_prometheus_reads_what_was_applied_and_knows_every_metric_that_rules_d
         .await;
 }
 
-/// Compares the table in the documentation with what there is. `UPDATE_DOCS=1` writes it.
+/// Compares the table in the documentation with the actual metrics. `UPDATE_DOCS=1` writes the table.
 async fn documented(world: &World, series: &Value) {
     let mut labels: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for one in series.as_array().unwrap() {

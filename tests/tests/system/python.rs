@@ -1,4 +1,4 @@
-//! The platform in Python that the documentation shows keeps every promise.
+//! The Python platform shown in the documentation passes the conformance suite.
 
 #![allow(
     missing_docs,
@@ -18,10 +18,10 @@ use std::{
 use drover_client::Target;
 use drover_testing::platform::{Subject, conformance};
 
-/// What it needs besides Python.
+/// Required Python packages.
 const PACKAGES: &str = "grpcio grpcio-tools googleapis-common-protos";
 
-/// Ended with the test, with the nodes that it left.
+/// Killed at the end of the test, together with the nodes that it left.
 struct Server(Child, tempfile::TempDir);
 
 impl Drop for Server {

@@ -1,5 +1,5 @@
-//! Faults of images, hooks, standbys, disks and certificates, with real processes: each is named where a user looks, what
-//! runs goes on, and the way out works.
+//! Faults of images, hooks, standbys, disks and certificates, with real processes: each is reported where a user looks,
+//! running nodes continue, and there is a working remedy.
 //!
 //! Two of them fill a small disk (tmpfs) of their own, which needs root.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -27,7 +27,6 @@ use real::{
     look::{condition, described, drover, ids, process, ready, records},
 };
 
-/// Deadline of a call.
 const CALL: Duration = Duration::from_secs(20);
 
 fn span(millis: i32) -> Option<prost_types::Duration> {
@@ -47,7 +46,7 @@ fn object(fields: &[(&str, &str)]) -> Struct {
     }
 }
 
-/// A group `web` on `local` of some software; empty: the agent.
+/// A group `web` on `local` with some software; empty: the agent.
 fn document(name: &str, software: &str, size: u32) -> pb::Cluster {
     let store = pb::StoreSpec {
         software: software.to_owned(),
@@ -94,7 +93,7 @@ async fn holds(world: &World, name: &str, kind: &str) -> (String, String) {
     found.into_inner().unwrap()
 }
 
-/// A world whose platform has this template, too, for software of its name.
+/// A world whose platform has an additional template, for software of its name.
 async fn world_with(name: &str, template: &str) -> World {
     let mut world = World::stopped();
     let catalogue = world.state().with_file_name("catalogue");
@@ -136,7 +135,7 @@ fn write_secret(path: &Path, text: &str) {
     file.write_all(text.as_bytes()).unwrap();
 }
 
-/// The old image is ready at once; the new one takes a ticket, and is never ready once there is none left.
+/// The old image becomes ready at once; the new one takes one of two tickets, and never becomes ready if none is left.
 const IMAGE: &str = r#"
 command: sh
 arguments:
@@ -174,7 +173,7 @@ async fn an_image_that_is_not_ready_in_the_middle_and_two_deaths_cost_no_other_n
     let old = ids(&records(&world, "shop").await);
 
     apply(&world, &of("new")).await.unwrap();
-    // A slow step is said to be stuck as well, and goes on.
+    // A merely slow step is also reported as stuck, but continues.
     world
         .until("it stands still in the middle", async |world| {
             let now = ready(&world.records("shop").await.unwrap_or_default());
@@ -200,7 +199,7 @@ async fn an_image_that_is_not_ready_in_the_middle_and_two_deaths_cost_no_other_n
         "it was in the middle"
     );
 
-    // One of the old and one of the new die meanwhile.
+    // One old and one new node die meanwhile.
     let serving = ready(&now);
     let victim = |is_old: bool| {
         let serves =
@@ -230,7 +229,7 @@ async fn an_image_that_is_not_ready_in_the_middle_and_two_deaths_cost_no_other_n
     let still = holds(&world, "shop", "UpdateBlocked").await;
     assert_eq!(still.0, "ProgressDeadline");
 
-    // The way out.
+    // Recovery.
     let undone = drover(&world, &["rollout", "undo", "shop"]);
     assert!(undone.status.success(), "{undone:?}");
     world.ready("shop", 5).await;
@@ -254,7 +253,7 @@ async fn a_hook_that_fails_and_one_that_hangs_are_told_and_hold_up_nobody() {
         spec.lifecycle = Some(Lifecycle {
             pre_stop: Some(LifecycleHook {
                 exec: ["sh", "-c", script].map(str::to_owned).into(),
-                // Only the one that hangs is to run out of time.
+                // Only the hanging hook must exceed its timeout.
                 timeout: span(if script.contains("sleep") {
                     1_000
                 } else {
@@ -297,7 +296,7 @@ async fn a_hook_that_fails_and_one_that_hangs_are_told_and_hold_up_nobody() {
     }
 }
 
-/// A Redis that asks for a password which nobody has told its standbys.
+/// A Redis that requires a password which its standbys do not have.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_standby_that_cannot_follow_is_named_and_never_takes_over() {
     let there = Command::new("redis-cli").arg("--version").output();
@@ -365,7 +364,7 @@ async fn a_standby_that_cannot_follow_is_named_and_never_takes_over() {
     );
     assert!(said.contains("1 of 2"), "{said}");
 
-    // Nobody moves the active role to it, and the active one is left alone.
+    // The active role is not moved to the standby, and the active node is left alone.
     let active = |nodes: &[pb::Node]| {
         let active = nodes.iter().find(|node| node.role() == NodeRole::Active);
         active.map(|node| node.id.clone())
@@ -376,7 +375,7 @@ async fn a_standby_that_cannot_follow_is_named_and_never_takes_over() {
     );
     assert_eq!(redis(&["-a", "hush", "get", "a"]), "1");
 
-    // The way out.
+    // Recovery.
     redis(&["-a", "hush", "config", "set", "requirepass", ""]);
     world.ready("cache", 2).await;
     let nodes = records(&world, "cache").await;

@@ -1,5 +1,5 @@
-//! What becomes of storage, whatever happens: an oracle knows of each piece whether it has to be there, and by which node
-//! it is had, and compares that with the backend and with what the orchestrator lists, after every step.
+//! Retention of storage under all circumstances: an oracle knows for each volume whether it must exist and which node
+//! must have it, and compares that with the backend and with the orchestrator's list after every step.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use drover_simulation as sim;
@@ -14,16 +14,16 @@ use drover_proto::orchestrator::v1 as pb;
 use prost_types::{Struct, Value, value::Kind};
 use sim::{Crash, World, document, runtime};
 
-/// Runs of a test.
+/// Runs per test.
 const RUNS: u64 = 20;
-/// Steps of a run.
+/// Steps per run.
 const STEPS: usize = 14;
 /// Virtual deadline of a call.
 const CALL: Duration = Duration::from_secs(60);
-/// Groups that there may be.
+/// Names of possible groups.
 const GROUPS: [&str; 2] = ["db", "log"];
 
-/// Whether the storage of a group is kept.
+/// Retention policy of a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Policy {
     replaced: bool,
@@ -54,7 +54,7 @@ impl Policy {
     }
 }
 
-/// What is wanted of the one cluster.
+/// Desired state of the only cluster.
 #[derive(Clone, Debug)]
 struct Wanted {
     groups: BTreeMap<&'static str, (u32, Policy)>,
@@ -101,36 +101,36 @@ impl Wanted {
     }
 }
 
-/// What happens in a step.
+/// A random step.
 #[derive(Debug)]
 enum Step {
-    /// Sizes change, and nodes die at the same time.
+    /// Changes sizes while nodes die.
     Scale { deaths: usize },
-    /// Nodes die.
+    /// Kills nodes.
     Die { deaths: usize },
-    /// All nodes are made anew.
+    /// Replaces all nodes.
     Roll,
-    /// Nothing goes: only what is said of storage changes.
+    /// Changes only retention policies; no node is removed.
     Policies,
-    /// A group is taken out, or put in again.
+    /// Removes a group, or adds it again.
     Groups,
-    /// The cluster is deleted, and one of the same name is made.
+    /// Deletes the cluster, and creates one with the same name.
     Delete,
 }
 
-/// What has to become of storage.
+/// Expected fate of a volume.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fate {
-    /// Its node lives and has it.
+    /// Its node is alive and still has it.
     Stays,
     Kept,
     Deleted,
-    /// Its group got smaller while nodes of it died, and what is scaled away has another fate than what is replaced: of
-    /// all of its group as many are scaled away as it got smaller by.
+    /// The group shrank while nodes of it died, and its policies for scaled-away and for replaced nodes differ: only
+    /// the number of scaled-away nodes in the group is known, which is the number by which it shrank.
     Counted,
 }
 
-/// All storage by its id: its owner, group and ordinal, and the node that has it.
+/// All volumes by id: owner, group and ordinal, and the node that has the volume.
 type Storage = BTreeMap<String, ((String, String, u32), Option<String>)>;
 
 fn storage(world: &World) -> Storage {
@@ -144,7 +144,7 @@ fn living(world: &World) -> BTreeSet<String> {
     nodes.map(|node| node.node_id).collect()
 }
 
-/// Lets nodes of the cluster die where nobody is asked. Answers them.
+/// Kills nodes of the cluster out of band. Returns their ids.
 fn die(world: &mut World, random: &mut fastrand::Rng, deaths: usize) -> BTreeSet<String> {
     let mut nodes: Vec<String> = living(world).into_iter().collect();
     random.shuffle(&mut nodes);
@@ -155,19 +155,19 @@ fn die(world: &mut World, random: &mut fastrand::Rng, deaths: usize) -> BTreeSet
     nodes.into_iter().collect()
 }
 
-/// What an oracle knows of a node that had storage before a step.
+/// State of a node with storage before a step.
 struct Had {
     policy: Policy,
     group_is_wanted: bool,
     killed: bool,
-    /// Another node of its group was.
+    /// Whether another node of its group was killed.
     beside_killed: bool,
-    /// By so many its group got smaller.
+    /// The number of nodes by which its group shrank.
     fewer: usize,
     lives: bool,
 }
 
-/// What has to become of its storage.
+/// Expected fate of the node's storage.
 fn fate(step: &Step, had: &Had) -> Fate {
     let policy = had.policy;
     let of = |kept| if kept { Fate::Kept } else { Fate::Deleted };
@@ -176,7 +176,8 @@ fn fate(step: &Step, had: &Had) -> Fate {
         Step::Delete => of(policy.deleted),
         _ if !had.group_is_wanted => of(policy.deleted),
         Step::Roll | Step::Die { .. } => of(policy.replaced),
-        // Nobody asked for fewer: who died is replaced, and who lived made room for a place below the size at most.
+        // Without a reduction in size, a killed node is replaced, and a living one can only have made room for a lower
+        // slot.
         Step::Scale { .. } if had.fewer == 0 && had.killed => of(policy.replaced),
         Step::Scale { .. } if had.fewer == 0 => Fate::Kept,
         Step::Scale { .. }
@@ -185,12 +186,13 @@ fn fate(step: &Step, had: &Had) -> Fate {
             Fate::Counted
         }
         Step::Scale { .. } => of(policy.scaled),
-        // Nobody asked for anything to go: at most it made room for a place below the size.
+        // No removal was requested: the node can only have made room for a lower slot.
         Step::Policies | Step::Groups => Fate::Kept,
     }
 }
 
-/// Compares what is there with what was, and with what the orchestrator lists. Answers how many pieces were judged.
+/// Compares the actual volumes with the expected ones and with the orchestrator's list. Returns the number of volumes
+/// checked.
 async fn judge(
     world: &mut World,
     before: &Storage,
@@ -202,14 +204,14 @@ async fn judge(
         let now = after.get(id);
         let wanted = match node {
             Some(node) => fates(group, node),
-            // Nothing but a user takes what was kept.
+            // Only a user can delete a retained volume.
             None => Fate::Kept,
         };
         let right = match wanted {
             Fate::Stays => now.is_some_and(|(_, now)| now == node),
             Fate::Kept => now.is_some(),
             Fate::Deleted => now.is_none(),
-            // With the others of its group.
+            // Checked for the group as a whole.
             Fate::Counted => true,
         };
         let what = format!("{id} of {owner}/{group}/{ordinal}, had by {node:?}");
@@ -248,8 +250,8 @@ async fn judge(
     judged
 }
 
-/// Of a group that got smaller while nodes of it died, no more is deleted than its user and its deaths account for, and
-/// no less is kept.
+/// Of a group that shrank while nodes of it died, at most as many volumes may be deleted, and at least as many must be
+/// kept, as the reduction and the deaths account for.
 fn count(
     before: &Storage,
     after: &Storage,
@@ -284,10 +286,10 @@ fn count(
         let deleted = gone.len() - kept;
         let told = format!("{name} from {was} to {now} with {policy:?}, {died} died: {gone:?}");
         if policy.replaced {
-            // Who is scaled away is deleted, and nobody else.
+            // Volumes of scaled-away nodes are deleted, and no others.
             assert!(deleted <= fewer, "lost: {told}");
         } else {
-            // Who is scaled away is kept. Who died may have been on its way out as somebody to be replaced before.
+            // Volumes of scaled-away nodes are kept. A dead node may have been about to be replaced before.
             assert!(kept + died >= fewer.min(gone.len()), "lost: {told}");
         }
     }
@@ -418,7 +420,7 @@ fn storage_is_kept_or_deleted_as_it_was_said_whatever_happens() {
             wanted.apply(&mut world).await;
             world.converge().await;
             for _ in 0..STEPS {
-                // Boxed: the futures of a debug build are larger than the stack of a test.
+                // Boxed because the futures of a debug build exceed the stack of a test.
                 judged += Box::pin(step(&mut world, &mut wanted, &mut random)).await;
             }
             world.check().await;

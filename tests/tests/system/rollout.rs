@@ -1,6 +1,6 @@
-//! Floor and ceiling of updates, as the platform itself sees them: a sampler looks at what really is there, whatever the
-//! orchestrator believes, while specs change, nodes die and the orchestrator dies at its crash points. And real processes
-//! whose template is edited.
+//! Floor and ceiling of rolling updates as seen by the platform: a sampler observes the actual nodes, independently of
+//! the orchestrator's beliefs, while specs change, nodes die and the orchestrator crashes at its crash points. Also
+//! tests edits of the template with real processes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::real;
@@ -24,16 +24,16 @@ use parking_lot::Mutex;
 use sim::{Crash, Site, World, runtime};
 use tokio::time::{Instant, sleep};
 
-/// Virtual time between two looks at the platform: five times as often as 20 Hz, and no step takes less.
+/// Virtual time between two samples of the platform: five times as often as 20 Hz, and no step is shorter.
 const LOOK: Duration = Duration::from_millis(10);
-/// How long it may take until the orchestrator knows that a node died or came up, and its calls arrive: what it removes
-/// meanwhile, it removes in good faith.
+/// Maximum time until the orchestrator learns that a node died or came up, and its own calls arrive: removals within
+/// this time are made in good faith.
 const NEWS: Duration = Duration::from_secs(3);
-/// Scenarios, and updates in each.
+/// Number of scenarios, and of updates in each.
 const SCENARIOS: u64 = 25;
 const UPDATES: usize = 8;
 
-/// What a group may be at least and at most.
+/// Limits on the number of nodes of a group.
 #[derive(Clone, Copy, Debug)]
 struct Bounds {
     size: u32,
@@ -44,10 +44,10 @@ struct Bounds {
 /// Nodes that are up, and since when.
 type Up = BTreeMap<String, Instant>;
 
-/// Looks at the platform all the time.
+/// Samples the platform continuously.
 struct Sampler {
     looks: AtomicU64,
-    /// Nodes that this test lets die, and when.
+    /// Nodes killed by the test, with the time.
     killed: Mutex<BTreeMap<String, Instant>>,
     start: Instant,
     violations: Mutex<Vec<String>>,
@@ -84,11 +84,11 @@ impl Sampler {
         (sampler, task)
     }
 
-    /// One look. Answers the nodes that are up, each with since when.
+    /// Takes a sample. Returns the nodes that are up, and since when.
     fn look(&self, nodes: &[Node], before: &Up, bounds: Bounds) -> Up {
         self.looks.fetch_add(1, Ordering::Relaxed);
         let killed = self.killed.lock();
-        // A dead one is on its way out, whatever its phase.
+        // A killed node does not count as living, whatever its phase.
         let living = nodes
             .iter()
             .filter(|node| lives(node) && !killed.contains_key(&node.node_id))
@@ -106,11 +106,11 @@ impl Sampler {
             .collect();
         self.highest.fetch_max(living as u64, Ordering::Relaxed);
         self.lowest.fetch_min(up.len() as u64, Ordering::Relaxed);
-        // Who came up a moment ago nobody has counted on yet: it may go as it was.
+        // A node that has just come up is not yet counted by the orchestrator, so it may still be removed.
         let taken = before.iter().any(|(id, since)| {
             !up.contains_key(id) && !killed.contains_key(id) && since.elapsed() > NEWS
         });
-        // Who died a moment ago may have been counted on.
+        // A node that has just died may still have been counted.
         let recent = killed.values().filter(|at| at.elapsed() < NEWS).count();
         drop(killed);
         let floor = (bounds.size - bounds.unavailable.min(bounds.size)) as usize;
@@ -131,7 +131,7 @@ impl Sampler {
     }
 }
 
-/// Prints what happened, for whoever has to find out why.
+/// Prints the events for diagnosis.
 async fn tell(world: &World) {
     let request = pb::ListEventsRequest {
         cluster: "one".to_owned(),
@@ -195,7 +195,7 @@ fn floor_and_ceiling_hold_on_the_platform_through_updates_deaths_and_crashes() {
             unavailable,
         };
         let min_ready = random.u64(0..3);
-        // Anywhere on the way, over and over.
+        // Crashes at random points throughout the run.
         let mut at = 0;
         let hits: Vec<usize> = (0..60)
             .map(|_| {
@@ -214,7 +214,7 @@ fn floor_and_ceiling_hold_on_the_platform_through_updates_deaths_and_crashes() {
             let backend = world.site.backend.clone();
             let (sampler, task) = Sampler::start(backend.clone(), bounds);
             for _ in 0..UPDATES {
-                // Also back to what is there already.
+                // Includes rollbacks to the current version.
                 let version = random.usize(0..4);
                 world
                     .try_apply_with("one", &groups, &spec(bounds, version, min_ready))
@@ -243,7 +243,7 @@ fn floor_and_ceiling_hold_on_the_platform_through_updates_deaths_and_crashes() {
                     world.converge().await;
                 }
             }
-            // Deaths count as failures, and the slow cadence is no part of this.
+            // Deaths count as failures, and the resulting backoff is not under test.
             let request = pb::ReconcileClusterRequest {
                 name: "one".to_owned(),
                 reset_back_off: true,
@@ -325,7 +325,7 @@ fn a_thousand_nodes_are_rolled_in_little_more_than_the_time_that_their_readiness
     });
 }
 
-/// Most calls of any second.
+/// Maximum number of calls within any second.
 fn busiest(calls: &[Instant]) -> usize {
     let second = Duration::from_secs(1);
     let until = |begin: Instant| calls.partition_point(|it| *it < begin + second);
@@ -387,7 +387,7 @@ fn two_hundred_groups_updating_at_once_keep_to_the_rate_of_every_platform() {
                     "{class} on {platform}: {} calls in {took:?}, {rate}/s stated",
                     calls.len()
                 );
-                // At both ends of a second one call may stand.
+                // One call may be at either end of the second.
                 assert!(
                     busiest(calls) <= rate + 1,
                     "{} on {platform}",
@@ -398,7 +398,7 @@ fn two_hundred_groups_updating_at_once_keep_to_the_rate_of_every_platform() {
     });
 }
 
-/// The template of the agent, with a file beside it that says the edition.
+/// The agent's template with an include file that sets the edition.
 const EDITED: &str = concat!(
     include_str!("../../../platform-cloud/catalogue/local/agent.yaml"),
     "environment: {% include \"edition.j2\" %}\n"
@@ -455,7 +455,7 @@ async fn an_edited_template_rolls_the_nodes_one_by_one_and_one_that_is_put_back_
     let first = ids(world.records("hello").await.unwrap());
     assert_eq!(editions(&world), ["1"; 3]);
 
-    // While nothing may be done it can be seen what would be, and it can be taken back.
+    // While the cluster is paused, the pending changes are visible and can be reverted.
     let pause = pb::PauseClusterRequest {
         name: "hello".to_owned(),
         ..Default::default()
@@ -488,7 +488,7 @@ async fn an_edited_template_rolls_the_nodes_one_by_one_and_one_that_is_put_back_
     world.ready("hello", 3).await;
     assert_eq!(ids(world.records("hello").await.unwrap()), first);
 
-    // The orchestrator is not there when it is edited.
+    // The template is edited while the orchestrator is down.
     world.orchestrator.kill();
     write_edition(&catalogue, 2);
     world.orchestrator.start().await;
@@ -498,7 +498,7 @@ async fn an_edited_template_rolls_the_nodes_one_by_one_and_one_that_is_put_back_
             let Ok(records) = world.records("hello").await else {
                 return false;
             };
-            // Unknown: not seen yet since the start.
+            // Unknown: not seen yet since the restart.
             let serves = [pb::NodeState::Ready, pb::NodeState::Unknown];
             let up = records.iter().filter(|node| serves.contains(&node.state()));
             fewest.fetch_min(up.count() as u64, Ordering::Relaxed);

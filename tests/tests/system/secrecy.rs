@@ -1,5 +1,6 @@
-//! A secret of every purpose, in every place that takes one, is found nowhere but where it belongs: not in what commands
-//! print, logs of all processes, events, conditions, traces, metrics, audit logs, files of the platforms, or the store.
+//! A secret of every kind, in every place that accepts one, is found only where it belongs: not in the output of
+//! commands, logs of any process, events, conditions, traces, metrics, audit logs, files of the platforms, or the
+//! store.
 
 mod planted;
 mod world;
@@ -16,7 +17,7 @@ use world::World;
 
 use crate::collector::Collector;
 
-/// An agent of a node, or a platform, that answers whatever it is asked with what it should keep for itself.
+/// An agent of a node, or a platform, that leaks its secret in every response.
 #[derive(Clone)]
 struct Telltale(String);
 
@@ -38,7 +39,7 @@ impl tower::Service<http::Request<hyper::body::Incoming>> for Telltale {
     }
 }
 
-/// Starts one, and answers its port.
+/// Starts a telltale and returns its port.
 async fn telltale(secret: &str) -> u16 {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -54,7 +55,7 @@ async fn telltale(secret: &str) -> u16 {
     port
 }
 
-/// Applies a cluster that is not waited for. Errors: it was not taken.
+/// Applies a cluster without waiting for it. Fails if it is rejected.
 async fn apply(world: &World, name: &str, text: &str) -> Result<(), String> {
     let file = format!("given/{name}.yaml");
     fs::write(world.here().join(&file), text).unwrap();
@@ -62,7 +63,7 @@ async fn apply(world: &World, name: &str, text: &str) -> Result<(), String> {
     if code == 0 { Ok(()) } else { Err(said) }
 }
 
-/// What goes well.
+/// Normal operation.
 async fn does_what_is_usual(world: &mut World) {
     for line in [
         "get clusters -w",
@@ -94,7 +95,7 @@ async fn does_what_is_usual(world: &mut World) {
     }
 }
 
-/// Everything that shows something.
+/// Runs all commands that show data.
 async fn looks_everywhere(world: &World) {
     for kind in [
         "clusters",
@@ -152,7 +153,7 @@ async fn looks_everywhere(world: &World) {
     }
 }
 
-/// Commands in nodes that have a secret on their command line: none of them prints it itself.
+/// Runs commands in nodes with a secret on their command line: none of the commands prints it itself.
 async fn runs_commands(world: &World, secret: &str) {
     for cluster in ["kept", "distant"] {
         let node = &world.nodes(cluster).await[0];
@@ -175,7 +176,7 @@ async fn runs_commands(world: &World, secret: &str) {
     world.drover(&["exec", "none/none", "--", secret]).await;
 }
 
-/// What goes wrong on the way to a node, in it, and at its end.
+/// Provokes failures on the way to a node, in it, and at its end.
 async fn does_what_fails(world: &World, planted: &Planted) {
     for mode in ["refuse", "undefined", "wrong", "absent", "path"] {
         let text = cluster(mode, "local", &format!("attributes: {{mode: {mode}}}"));
@@ -255,9 +256,9 @@ async fn does_what_fails(world: &World, planted: &Planted) {
         .await;
 }
 
-/// Another content, a node more, and the end of all: hooks say the old content and the new one.
+/// Rotates the secrets, adds nodes, and deletes everything: the hooks print the old values and the new ones.
 async fn changes_and_ends(world: &mut World) {
-    // What was a secret's content before is known to nobody but who got it, and an agent may say it.
+    // A former value of a secret is known only to nodes that received it, so an agent may print it.
     world.done("delete cluster told -y --wait").await;
     for line in [
         "apply -y -f given/rotated.yaml",
@@ -282,7 +283,7 @@ async fn changes_and_ends(world: &mut World) {
     store(world, "dump").await;
 }
 
-/// Looks after the store.
+/// Runs a maintenance command on the store.
 async fn store(world: &World, line: &str) {
     let mut command =
         drover_testing::processes::program(crate::real::binary("drover-orchestrator"));
@@ -340,7 +341,7 @@ async fn what_a_server_says_of_an_error_is_told_to_the_caller_and_in_no_span() {
         .args(["get", "clusters", "--server", &server])
         .env("DROVER_OTLP_ENDPOINT", collector.endpoint())
         .env("XDG_CONFIG_HOME", home.path());
-    // The collector needs this thread.
+    // The collector runs on this thread.
     let output = tokio::task::spawn_blocking(move || command.output());
     let output = output.await.unwrap().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -355,8 +356,8 @@ async fn what_a_server_says_of_an_error_is_told_to_the_caller_and_in_no_span() {
     assert!(!format!("{seen:?}").contains(REPEATED), "{seen:?}");
 }
 
-/// That the secrets did get to the nodes that are to have them, and are found there; and that what is looked through has
-/// something in it.
+/// Checks that the secrets did reach the nodes that need them and are found there, and that the searched files are not
+/// empty.
 fn belongs(world: &World, planted: &Planted) {
     let needles = planted.needles(&world.here());
     let nodes = fs::read_dir(world.state().join("nodes")).unwrap();

@@ -1,5 +1,5 @@
-//! Standby nodes take over: in virtual time with deaths of the orchestrator at every point and faults of every kind, and
-//! with real processes.
+//! Promotion of standby nodes: in virtual time with crashes of the orchestrator at every crash point and all kinds of
+//! faults, and with real processes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::real;
@@ -21,7 +21,7 @@ use real::kill_9;
 use sim::{Crash, World, runtime};
 use tokio::time::Instant;
 
-/// Time from the death of an active node until a standby is active.
+/// Maximum time from the death of an active node until a standby is active.
 const PROMOTED_WITHIN: Duration = Duration::from_secs(2);
 
 fn settings() -> SimulatedSettings {
@@ -42,7 +42,7 @@ fn hook(command: &[&str]) -> Option<Lifecycle> {
     })
 }
 
-/// So many active and standby nodes of `one/db`, whose hook is this command.
+/// Applies `one/db` with these numbers of active and standby nodes and this hook command.
 async fn apply(world: &mut World, size: u32, standby: u32, command: &[&str]) {
     let with = |spec: &mut pb::ClusterSpec| {
         (spec.groups[0].size, spec.groups[0].standby) = (Some(size), Some(standby));
@@ -52,7 +52,7 @@ async fn apply(world: &mut World, size: u32, standby: u32, command: &[&str]) {
     world.try_apply_with("one", &groups, &with).await.unwrap();
 }
 
-/// Ids of nodes that were killed: the backend shows them as on their way out once their removal is asked for.
+/// Ids of killed nodes, which the backend may show as terminating once their removal is requested.
 static KILLED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 fn active(nodes: &[Node]) -> Vec<&Node> {
@@ -68,7 +68,7 @@ fn active(nodes: &[Node]) -> Vec<&Node> {
         .collect()
 }
 
-/// Lets the active node of `one/db` die.
+/// Kills the active node of `one/db`.
 fn kill_active(world: &World, how: Death) {
     let nodes = world.site.nodes("one");
     let active = active(&nodes);
@@ -85,7 +85,7 @@ async fn roles(world: &mut World) -> BTreeMap<String, (NodeRole, pb::NodeState)>
         .collect()
 }
 
-/// As many of each role as wanted, recorded as well as on the platform.
+/// Asserts that the numbers of both roles are as desired, in the records as well as on the platform.
 async fn assert_roles(world: &mut World, size: usize, standby: usize) {
     let recorded = roles(world).await;
     let actives = recorded.values().filter(|one| one.0 == NodeRole::Active);
@@ -99,7 +99,7 @@ async fn assert_roles(world: &mut World, size: usize, standby: usize) {
     assert_eq!(counts, (size, standby), "{group:?}");
 }
 
-/// Waits, and looks all the time that there are never more active nodes than wanted.
+/// Waits for a condition, and checks continuously that there are never too many active nodes.
 async fn until(world: &mut World, what: &str, condition: impl AsyncFn(&mut World) -> bool) {
     world
         .until(what, async |world| {
@@ -110,7 +110,7 @@ async fn until(world: &mut World, what: &str, condition: impl AsyncFn(&mut World
         .await;
 }
 
-/// Waits until another node than this one is active. Answers its id.
+/// Waits until another node than this one is active. Returns its id.
 async fn promoted(world: &mut World, before: &str) -> String {
     let other = async |world: &mut World| {
         let roles = roles(world).await;
@@ -205,7 +205,7 @@ fn what_goes_wrong_with_a_change_of_a_role_is_tried_again() {
 
 #[test]
 fn a_standby_whose_hook_says_no_never_counts_as_active_and_it_is_said() {
-    // Who does not begin with the first order raises no doubt of that node.
+    // A platform that refuses the first call with these reasons does not cast doubt on the node.
     let reasons = [Reason::PlatformRestarted, Reason::Overloaded];
     let refusals = reasons.map(|reason| Some(Fault::Refuse(Error::new(reason, "ask again"))));
     runtime().block_on(async {
@@ -222,7 +222,7 @@ fn a_standby_whose_hook_says_no_never_counts_as_active_and_it_is_said() {
                 said.is_some_and(|said| said.contains("exit code 1"))
             })
             .await;
-            // Both are tried, one after the other, and never both at once.
+            // Both are tried one after the other, and never both at once.
             let mut tried = BTreeSet::new();
             let end = Instant::now() + Duration::from_secs(600);
             while tried.len() < 2 && Instant::now() < end {
@@ -236,7 +236,7 @@ fn a_standby_whose_hook_says_no_never_counts_as_active_and_it_is_said() {
             let recorded = roles(&mut world).await;
             let active = recorded.values().filter(|one| one.0 == NodeRole::Active);
             assert_eq!(active.count(), 0, "{recorded:?}");
-            // The way out: a hook that works.
+            // Recovery: a working hook.
             apply(&mut world, 1, 2, &["true"]).await;
             world.check().await;
             assert_roles(&mut world, 1, 2).await;
@@ -268,18 +268,18 @@ fn sizes_change_by_role() {
         apply(&mut world, 1, 1, &["true"]).await;
         world.converge().await;
         let first = roles(&mut world).await;
-        // A ready standby becomes active, and a new one stands by.
+        // A ready standby becomes active, and a new standby is created.
         apply(&mut world, 2, 1, &["true"]).await;
         world.converge().await;
         assert_roles(&mut world, 2, 1).await;
         let second = roles(&mut world).await;
         assert!(first.keys().all(|id| second[id].0 == NodeRole::Active));
-        // Fewer standby nodes: no active one goes.
+        // Fewer standby nodes: no active node is removed.
         apply(&mut world, 2, 0, &["true"]).await;
         world.converge().await;
         let third = roles(&mut world).await;
         assert!(third.keys().eq(first.keys()), "{third:?}");
-        // One active node less, one standby more.
+        // One active node less, one standby node more.
         apply(&mut world, 1, 1, &["true"]).await;
         world.converge().await;
         assert_roles(&mut world, 1, 1).await;
@@ -310,7 +310,7 @@ fn an_update_renews_standby_nodes_first_and_then_one_of_them_takes_over() {
             if now.contains_key(&old) && now[&old].1 == pb::NodeState::Ready {
                 return false;
             }
-            // The old one went last: whoever is there now is new.
+            // The old active node was replaced last: all others are new by now.
             assert!(now.keys().all(|id| *id == old || !before.contains_key(id)));
             now.values().any(|one| one.0 == NodeRole::Active)
         })
@@ -383,7 +383,7 @@ async fn a_killed_active_process_has_a_successor_in_less_than_two_seconds() {
         best = best.min(took);
         world.ready("store", 3).await;
     }
-    // What else runs on the machine may hold up one of them.
+    // Best of several, since other load on the machine may delay one of them.
     assert!(best < PROMOTED_WITHIN, "the best took {best:?}");
     let records = world.records("store").await.unwrap();
     let active = records.iter().find(|node| node.role() == NodeRole::Active);
@@ -391,7 +391,7 @@ async fn a_killed_active_process_has_a_successor_in_less_than_two_seconds() {
     let data = world.state().join("nodes").join(id).join("data");
     let role = std::fs::read_to_string(data.join("role")).unwrap();
     assert_eq!(role, "active\n");
-    // The hook ran after the platform had told the node.
+    // The hook ran after the platform had informed the node of its role.
     let promoted = std::fs::read_to_string(data.join("promoted")).unwrap();
     assert_eq!(promoted, "active\n");
     world.delete("store").await.unwrap();

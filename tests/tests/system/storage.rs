@@ -1,4 +1,4 @@
-//! What nodes keep in their storage outlives them, and what kills their servers, as their group says.
+//! Data in the storage of nodes survives the nodes and kills of the servers, according to the policy of the group.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::real;
@@ -9,10 +9,9 @@ use drover_core::Reason;
 use drover_proto::orchestrator::v1 as pb;
 use real::{World, insist, kill_9};
 
-/// Deadline of a call.
 const CALL: Duration = Duration::from_secs(20);
 
-/// A cluster of the agent, with storage of which this becomes when it is deleted.
+/// A cluster of agents with storage and this retention policy for its deletion.
 fn document(size: u32, when_deleted: pb::StorageRetention) -> pb::Cluster {
     pb::Cluster {
         name: "orders".to_owned(),
@@ -50,7 +49,7 @@ async fn apply(world: &World, cluster: pb::Cluster) -> Vec<String> {
     answer.warnings
 }
 
-/// What is in every storage, by its key.
+/// Contents of all volumes, by key.
 fn marks(world: &World) -> BTreeMap<String, String> {
     let storage = world.state().join("storage");
     let entries = fs::read_dir(storage).unwrap().map(|entry| entry.unwrap());
@@ -108,7 +107,7 @@ async fn data_outlives_nodes_servers_and_the_cluster_and_goes_when_it_is_said() 
     }
     let intact: BTreeMap<String, String> = keys.iter().map(|k| (k.clone(), k.clone())).collect();
 
-    // A node dies, and so do both servers while it is replaced.
+    // A node dies, and both servers are killed while it is being replaced.
     let before = world.processes();
     kill_9(*before.keys().next().unwrap());
     world.platform.kill();
@@ -132,7 +131,7 @@ async fn data_outlives_nodes_servers_and_the_cluster_and_goes_when_it_is_said() 
     assert_eq!(names(&world).await, ["web-0", "web-1"]);
     assert_eq!(kept(&world).await, vec![]);
 
-    // Fewer are wanted: the last one's storage stays, and is shown.
+    // After scaling down, the volume of the last node is retained and listed.
     world.scale("orders", 1).await.unwrap();
     world
         .until("the last node is gone", async |world| {
@@ -146,7 +145,7 @@ async fn data_outlives_nodes_servers_and_the_cluster_and_goes_when_it_is_said() 
     assert_eq!((storage.group.as_str(), storage.ordinal), ("web", 1));
     assert_eq!(storage.storage.unwrap().size_bytes, Some(1 << 30));
 
-    // Its next node has it, and then nobody deletes it.
+    // The node's successor takes over the volume, which can then not be deleted.
     world.scale("orders", 2).await.unwrap();
     world.ready("orders", 2).await;
     assert_eq!(kept(&world).await, vec![]);
@@ -154,7 +153,7 @@ async fn data_outlives_nodes_servers_and_the_cluster_and_goes_when_it_is_said() 
     let error = world.client().delete_storage(deletion(&last), CALL).await;
     assert_eq!(error.unwrap_err().reason(), Reason::Precondition);
 
-    // The cluster goes, its data stays; one of the same name is another owner.
+    // The cluster is deleted, its data stays; a cluster of the same name is a different owner.
     gone(&world).await;
     assert_eq!(marks(&world), intact);
     let left = kept(&world).await;
@@ -176,7 +175,7 @@ async fn data_outlives_nodes_servers_and_the_cluster_and_goes_when_it_is_said() 
     }
     assert_eq!(marks(&world).len(), 1);
 
-    // This one said that its data goes with it.
+    // The policy of this cluster is to delete its data.
     gone(&world).await;
     assert_eq!(marks(&world), BTreeMap::new());
     assert_eq!(kept(&world).await, vec![]);

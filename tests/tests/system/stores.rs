@@ -1,8 +1,8 @@
-//! The stores whose templates are shipped, with their real servers, as processes of this machine: what was acknowledged is
-//! there, whoever dies.
+//! The stores with shipped templates, with their real servers, as processes of this machine: acknowledged writes
+//! survive the death of any node.
 //!
-//! `STORES_ROUNDS=10` kills so many primaries instead of a few, and allows none of them more than 10 s, on a machine that
-//! does nothing else.
+//! `STORES_ROUNDS=10` kills this number of primaries instead of a few, and limits each failover to 10 s, for an
+//! otherwise idle machine.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::real;
@@ -27,11 +27,11 @@ use prost_types::{Struct, Value, value::Kind};
 use real::{World, insist, kill_9};
 use tokio::time::Instant;
 
-/// Time from the death of a primary until its client has something acknowledged again.
+/// Maximum time from the death of a primary until its client receives the next acknowledgement.
 const FAILOVER: Duration = Duration::from_secs(10);
-/// The same at worst, where other tests take the processor at that very moment.
+/// The limit in the worst case, while other tests compete for the CPU.
 const SLOWEST_FAILOVER: Duration = Duration::from_secs(30);
-/// How long nodes with data may take to come up on a busy machine.
+/// Maximum time for nodes with data to become ready on a busy machine.
 const UP: Duration = Duration::from_secs(180);
 /// Writes between two deaths.
 const WRITES: usize = 20;
@@ -69,7 +69,7 @@ fn nested(fields: &[(&str, Value)]) -> Value {
     }
 }
 
-/// A group `db` of some store.
+/// A cluster with a group `db` of some store.
 fn store(
     software: &str,
     version: &str,
@@ -132,7 +132,7 @@ async fn up(world: &World, cluster: &str, nodes: usize) {
         .await;
 }
 
-/// Ports at which the nodes of a cluster may answer, for its clients; the last ones known while nobody says.
+/// Ports of a cluster's nodes for its clients; the last known ones while the orchestrator is unavailable.
 type Ports = Arc<Mutex<Vec<u16>>>;
 
 async fn find(world: &World, cluster: &str, ports: &Ports) -> Vec<pb::Node> {
@@ -171,7 +171,7 @@ fn said(output: &Output) -> Option<String> {
     output.status.success().then_some(text)
 }
 
-/// Kills the active node, and with every second one the orchestrator, while a client writes.
+/// Kills the active node, and every second time also the orchestrator, while a client writes.
 async fn kill_the_active_one(
     world: &mut World,
     cluster: &str,
@@ -203,7 +203,7 @@ async fn kill_the_active_one(
         println!("{cluster}: death {round} of a primary, written again after {took:?}");
         assert!(took < slowest, "it took {took:?}");
         all.push(took);
-        // Whoever dies every few seconds is made again ever more slowly, unless somebody says that it is fine.
+        // Repeated deaths would delay the next replacement by an increasing backoff.
         insist(async || world.reset_back_off(cluster).await).await;
         up(world, cluster, nodes).await;
         let records = find(world, cluster, ports).await;
@@ -215,7 +215,7 @@ async fn kill_the_active_one(
     assert!(median < FAILOVER, "{all:?}");
 }
 
-/// Applies a change and waits until every node was renewed for it.
+/// Applies a change and waits until every node is replaced.
 async fn renew(world: &World, cluster: &pb::Cluster, ports: &Ports, nodes: usize) {
     let before = world.records(&cluster.name).await.unwrap();
     apply(world, cluster).await;

@@ -1,4 +1,4 @@
-//! One trace from the command line to the process of a node, as a collector sees it that knows nothing of Drover.
+//! One trace from the command line to the process of a node, as seen by a collector that is independent of Drover.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::collector;
@@ -18,7 +18,7 @@ const PLATFORM: &str = "drover-platform-cloud";
 const APPLY: &str = "drover.orchestrator.v1.ClusterService/ApplyCluster";
 const PROVISION: &str = "drover.platform.v1.PlatformService/Provision";
 
-/// Servers that send their traces, the platform registered as `local`.
+/// Servers that export their traces, with the platform registered as `local`.
 async fn world(collector: &Collector) -> World {
     let mut world = World::stopped();
     let endpoint = collector.endpoint();
@@ -39,7 +39,7 @@ async fn register(world: &World, name: &str, endpoint: &str) {
         .await;
 }
 
-/// `drover apply` of a cluster of one group on a platform.
+/// Runs `drover apply` of a cluster with one group on a platform.
 async fn apply(world: &World, server: &str, otlp: &str, cluster: &str, platform: &str) -> Output {
     let file = world.directory.path().join(format!("{cluster}.yaml"));
     let manifest = format!(
@@ -53,21 +53,21 @@ async fn apply(world: &World, server: &str, otlp: &str, cluster: &str, platform:
         .arg(&file)
         .env("DROVER_OTLP_ENDPOINT", otlp)
         .env("XDG_CONFIG_HOME", world.directory.path());
-    // Not on a thread that the collector needs.
+    // The collector needs the current thread.
     tokio::task::spawn_blocking(move || command.output())
         .await
         .unwrap()
         .unwrap()
 }
 
-/// The trace of the newest `drover apply`.
+/// Trace id of the latest `drover apply`.
 fn trace_of_apply(seen: &[Seen]) -> Option<Vec<u8>> {
     let root = seen.iter().rfind(|one| one.span.name == "drover apply")?;
     assert!(root.span.parent_span_id.is_empty() && root.service == "drover");
     Some(root.span.trace_id.clone())
 }
 
-/// The spans of the newest `drover apply`, once `complete` of them says that all are there, and so are their parents.
+/// The spans of the latest `drover apply`, once `complete` returns true for them and all their parents have arrived.
 async fn trace(
     world: &World,
     collector: &Collector,
@@ -100,7 +100,7 @@ async fn trace(
     found.into_inner().unwrap()
 }
 
-/// From a span up to the beginning of its trace: service and name of each.
+/// The path from a span up to the root of its trace, as service and name of each.
 fn way_up<'a>(spans: &'a [Seen], from: &'a Seen) -> Vec<(&'a str, &'a str)> {
     let mut way = Vec::new();
     let mut at = Some(from);
@@ -119,7 +119,7 @@ fn find<'a>(spans: &'a [Seen], service: &str, name: &str) -> Option<&'a Seen> {
         .find(|one| one.service == service && one.span.name == name)
 }
 
-/// A span of a call that ended with a code.
+/// The span of a call that ended with this status code.
 fn ended<'a>(spans: &'a [Seen], service: &str, name: &str, code: i64) -> Option<&'a Seen> {
     spans.iter().find(|one| {
         one.service == service
@@ -128,7 +128,7 @@ fn ended<'a>(spans: &'a [Seen], service: &str, name: &str, code: i64) -> Option<
     })
 }
 
-/// Status code and attributes are those of the conventions, on both sides of a call.
+/// Asserts that status code and attributes follow the semantic conventions, on both sides of a call.
 fn says_what_it_is(one: &Seen, status: i64) {
     let (service, method) = one.span.name.rsplit_once('/').unwrap();
     assert_eq!(one.text("rpc.system"), "grpc");
@@ -184,7 +184,7 @@ async fn an_apply_is_one_trace_from_the_command_line_to_the_process_of_the_node(
             "{one:?}"
         );
     }
-    // What nobody asked for is not in it, and only what is done is a span.
+    // Background activity is not part of the trace, and only passes that do something create spans.
     let passes = collector.seen();
     let idle = passes.iter().filter(|one| {
         one.span.name == "pass"
@@ -213,7 +213,7 @@ async fn what_a_platform_refuses_is_in_the_trace_with_its_reason() {
     let (server, otlp) = (world.orchestrator.endpoint(), collector.endpoint());
     let output = apply(&world, &server, &otlp, "crowded", "full").await;
     assert!(output.status.success(), "{output:?}");
-    // RESOURCE_EXHAUSTED. Before it the platform was asked whether it would do, which it would.
+    // 8 is RESOURCE_EXHAUSTED. Before the call, the platform was asked for a dry run, which succeeded.
     let spans = trace(&world, &collector, "the refusal is in the trace", |spans| {
         ended(spans, PLATFORM, PROVISION, 8).is_some()
             && find(spans, ORCHESTRATOR, "provision").is_some()
@@ -230,7 +230,7 @@ async fn what_a_platform_refuses_is_in_the_trace_with_its_reason() {
         assert_eq!(one.span.status.as_ref().unwrap().code, ERROR);
         assert_eq!(one.text("error.type"), kind);
     }
-    // Its reason, and not what the platform said: that may repeat a secret.
+    // The reason of the error, but not the platform's message, which may repeat a secret.
     assert_eq!(made.span.status.as_ref().unwrap().message, "NO_CAPACITY");
     assert_eq!(call.text("drover.platform.name"), "full");
 }
@@ -271,7 +271,7 @@ async fn a_command_that_reaches_nobody_says_so_to_the_collector_and_a_dead_colle
     drop(nobody);
     let output = apply(&world, &nowhere, &collector.endpoint(), "x", "local").await;
     assert_eq!(output.status.code(), Some(5), "{output:?}");
-    // Sent before the command ended.
+    // Exported before the command exited.
     let seen = collector.seen();
     let root = find(&seen, "drover", "drover apply").unwrap();
     assert_eq!(root.span.status.as_ref().unwrap().code, ERROR);
@@ -348,7 +348,7 @@ async fn a_server_without_a_collector_passes_the_trace_on_and_writes_its_id_down
     let mut lines = lines.lines().filter(|line| line.contains("ApplyCluster"));
     assert!(lines.any(|line| line.contains(&format!("{id:032x}"))));
 
-    // Nobody above has decided whether it is recorded: whoever can does.
+    // The caller made no sampling decision, so the first service with tracing does.
     world.apply("plain", "", 1).await.unwrap();
     world.ready("plain", 1).await;
     world

@@ -1,4 +1,5 @@
-//! What is believed of a platform that lies, is another, shows late, or is away: no living node is ever deleted for it.
+//! Beliefs about a platform that reports wrong data, was swapped, is eventually consistent, or is unavailable: no
+//! living node is ever deleted because of them.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use drover_simulation as sim;
@@ -197,7 +198,7 @@ fn what_vanished_and_is_shown_again_is_believed_again() {
         empty_picture.backend.freeze_visibility(false);
         world.converge().await;
         let before = all(&world);
-        // Two backends of one uid: the server is pointed at an empty one and back.
+        // Two backends with the same uid: the server is pointed to an empty one and back.
         let blank = Site::new(SimulatedSettings {
             uid: Some(world.platform("sim").await.status.unwrap().uid),
             ..settings()
@@ -221,7 +222,7 @@ fn what_vanished_and_is_shown_again_is_believed_again() {
 
 #[test]
 fn a_change_whose_caller_goes_away_is_made_whole_or_not_at_all() {
-    // The store takes its time before a change is made, or before it says so; the caller does not wait for it.
+    // The store delays a commit before it is applied or before its result is returned; the caller does not wait for it.
     let slow = Duration::from_secs(2);
     for (before, after) in [(slow, Duration::ZERO), (Duration::ZERO, slow)] {
         runtime().block_on(async {
@@ -321,7 +322,7 @@ fn a_node_that_dies_again_and_again_is_made_no_more_often_than_the_back_off_allo
         world.converge().await;
         let made = world.site.backend.ledger().len() as u64;
         println!("{made} nodes in {hours} hours");
-        // Three attempts, then one in ten minutes.
+        // Three attempts, then one every ten minutes.
         assert!(made <= 6 * hours + 6, "{made} nodes were made");
         assert!(made >= 5 * hours, "it never gives up: {made} nodes");
         world.assert_no_doubles();
@@ -363,7 +364,7 @@ fn a_late_node_of_a_deleted_cluster_does_not_take_the_kept_data_with_it() {
         let (kept, nobody) = volume();
         assert_eq!(nobody, None);
 
-        // A call that was given up long ago is carried out after all.
+        // A call that was abandoned long ago is executed after all.
         let mut caller = Caller::new(world.site.routes()).await;
         caller.cluster = "one".to_owned();
         caller.owner = slot.owner.parse().unwrap();

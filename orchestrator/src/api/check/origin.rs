@@ -1,11 +1,11 @@
-//! Where a spec says what a group inherits, for messages about it.
+//! Locates where a spec sets the values that a group inherits, for error messages.
 
 use drover_proto::orchestrator::v1 as pb;
 
-/// Where a group has from what it does not say itself: paths of the groups around it, or its own.
+/// Where the inherited values of a group are set: paths of enclosing groups, or its own.
 pub(in crate::api) struct Origin {
     pub(super) platforms: String,
-    /// Which of the choices name a class themselves.
+    /// Which of the choices set their own class.
     pub(super) own_class: Vec<bool>,
     pub(super) class: String,
     pub(super) placement: String,
@@ -13,14 +13,14 @@ pub(in crate::api) struct Origin {
     pub(super) storage: String,
     pub(super) health: String,
     pub(super) lifecycle: String,
-    /// Where properties are said, outermost first, and which.
+    /// Where properties are set, outermost first, and their names.
     properties: Vec<(String, Vec<String>)>,
-    /// Which of the choices say properties themselves, and which.
+    /// For each choice, the names of the properties that it sets itself.
     own_properties: Vec<Vec<String>>,
 }
 
 impl Origin {
-    /// Of the group at this path of the spec (`spec.groups[0].groups[1]`).
+    /// Origin of the group at this path of the spec (`spec.groups[0].groups[1]`).
     pub(in crate::api) fn of(spec: &pb::ClusterSpec, field: &str) -> Self {
         let own_class = |choices: &[pb::PlatformChoice]| {
             choices.iter().map(|c| c.node_class.is_some()).collect()
@@ -93,7 +93,8 @@ impl Origin {
         }
         format!("{}.node_class", self.class)
     }
-    /// Where a choice gets a property from (`securityGroups[1]`); itself, if it is said nowhere.
+    /// Where a choice gets a property from (`securityGroups[1]`); the choice itself if the property is not set
+    /// anywhere.
     pub(in crate::api) fn property(&self, index: usize, property: &str) -> String {
         let name = property.split('[').next().unwrap_or_default();
         let says = |said: &[String]| said.iter().any(|one| one == name);
@@ -106,7 +107,6 @@ impl Origin {
     }
 }
 
-/// Names of the properties that are said.
 fn names(properties: Option<&prost_types::Struct>) -> Vec<String> {
     properties.map_or_else(Vec::new, |it| it.fields.keys().cloned().collect())
 }

@@ -1,4 +1,4 @@
-//! Other sizes of groups, and which nodes go first.
+//! Scaling of groups, and marking the nodes to remove first.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ impl Api {
         })
     }
 
-    /// What is wanted once a group has another size.
+    /// The desired state after scaling a group.
     pub(in crate::api) fn scaled(
         &self,
         cluster: &Cluster,
@@ -107,7 +107,7 @@ impl Api {
     }
 }
 
-/// Marks the nodes that a change of size names, so that they go before all others. Answers size and standby.
+/// Marks the nodes that a scale request names, so that they are removed before all others. Returns size and standby.
 fn mark_removed(
     cluster: &Cluster,
     inner: &ClusterState,

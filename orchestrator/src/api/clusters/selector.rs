@@ -1,4 +1,4 @@
-//! Clusters by their labels.
+//! Label selectors.
 
 use drover_core::{Error, Result};
 use drover_proto::common::v1 as common;

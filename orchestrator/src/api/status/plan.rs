@@ -1,4 +1,4 @@
-//! A plan as it is answered.
+//! Plans in API responses.
 
 use drover_convert::{
     spec::to_retention,
@@ -8,10 +8,10 @@ use drover_core::{Node, error::cut, node::Role, storage::Retention};
 use drover_planner::{Call, Note, Op, Plan, State};
 use drover_proto::orchestrator::v1 as pb;
 
-/// Most actions and notes in an answered plan, each.
+/// Maximum number of actions, and of notes, in a plan.
 const MAX_PLAN: usize = 1_000;
 
-/// Names of the steps of one plan.
+/// Names of the steps of a plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Steps {
     generation: u64,
@@ -20,7 +20,7 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    /// `revision` is that of the head that the plan is made from: it changes with every step that is durable.
+    /// `revision` is that of the head that the plan is based on, which changes with every durable step.
     pub(crate) fn new(generation: u64, revision: u64) -> Self {
         Self {
             generation,
@@ -29,14 +29,13 @@ impl Steps {
         }
     }
 
-    /// The name of the next one.
     pub(crate) fn next(&mut self) -> String {
         self.number += 1;
         format!("{}.{}.{}", self.generation, self.revision, self.number)
     }
 }
 
-/// A plan as it is answered. `state` is the record that it was made from, `revision` that of its head.
+/// A plan in a response. `state` is the record that it is based on, `revision` that of its head.
 pub(crate) fn plan(
     plan: &Plan,
     state: &State,
@@ -76,7 +75,7 @@ pub(crate) fn plan(
         plan_time: Some(to_timestamp(now)),
         actions,
         report,
-        // Whoever knows earlier specs adds them.
+        // Filled in by callers that have the former specs.
         renewals: Vec::new(),
         omitted: u32::try_from(omitted).unwrap_or(u32::MAX),
     }
@@ -128,7 +127,7 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
         } => {
             let word = match reason.as_str() {
                 "Surplus" => "ScaleDown",
-                // Nobody marked it: its group or cluster goes, and nothing comes in its place.
+                // Not marked by the user: the group or the cluster is removed, without a replacement.
                 "User" if state.node(*slot).is_some_and(|node| !node.marked) => "Delete",
                 word => word,
             };

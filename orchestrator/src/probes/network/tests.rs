@@ -1,4 +1,4 @@
-//! Nodes of all kinds, asked in plaintext.
+//! Plaintext probes of all kinds of nodes.
 
 use drover_proto::agent::v1::{
     GetInfoResponse,
@@ -24,12 +24,12 @@ impl AgentService for Agent {
     }
 }
 
-/// Nodes of these tests are on this machine.
+/// The nodes of these tests run on this machine.
 pub(in crate::probes) fn here(reach: &Reach) -> Gate<'_> {
     Gate { reach, local: true }
 }
 
-/// Asks in plaintext. The error is what is shown.
+/// Probes in plaintext. Returns the error as it is shown.
 async fn ask(health: &Health, address: &str, id: &str) -> Result<(), String> {
     super::ask(health, address, here(&Reach::default()), id, None)
         .await
@@ -53,7 +53,7 @@ pub(in crate::probes) async fn listener() -> (TcpListener, String) {
     (listener, address)
 }
 
-/// Answers every connection with these bytes and closes it.
+/// Responds to every connection with these bytes and closes it.
 pub(in crate::probes) async fn answering(bytes: &'static [u8]) -> String {
     let (listener, address) = listener().await;
     tokio::spawn(async move {
@@ -66,7 +66,7 @@ pub(in crate::probes) async fn answering(bytes: &'static [u8]) -> String {
     address
 }
 
-/// Accepts connections and says nothing.
+/// Accepts connections and never responds.
 pub(in crate::probes) async fn silent() -> String {
     let (listener, address) = listener().await;
     tokio::spawn(async move {
@@ -78,7 +78,7 @@ pub(in crate::probes) async fn silent() -> String {
     address
 }
 
-/// A port at which nobody listens.
+/// A port without a listener.
 pub(in crate::probes) async fn refusing() -> String {
     listener().await.1
 }

@@ -114,7 +114,7 @@ fn ranges_are_those_of_the_settings() {
         ("2001:db8::1", false),
         ("::ffff:10.9.1.1", false),
         ("::ffff:10.0.0.7", true),
-        // The translator is outside of what is allowed.
+        // The translator's address is outside of the allowed range.
         ("64:ff9b::10.0.0.7", false),
     ] {
         assert_eq!(may(&reach, ip, false), allowed, "{ip}");
@@ -140,7 +140,7 @@ async fn no_way_to_write_an_address_gets_around_it() {
         local: false,
     };
     for host in [
-        // The same four bytes, as C libraries read them.
+        // The same four bytes, as C libraries parse them.
         "2852039166",
         "0xa9fea9fe",
         "0251.0376.0251.0376",
@@ -187,7 +187,7 @@ async fn a_name_is_judged_by_what_it_leads_to() {
 async fn what_was_judged_is_connected_to() {
     static ASKED: AtomicUsize = AtomicUsize::new(0);
     static PORT: AtomicUsize = AtomicUsize::new(0);
-    // Each time another answer, as who rebinds a name would give it: first the good one.
+    // Responds differently each time, as in a DNS rebinding attack: first with the good address.
     let reach = Reach {
         lookup: |_| {
             let first = ASKED.fetch_add(1, Ordering::SeqCst) == 0;

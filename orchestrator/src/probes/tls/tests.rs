@@ -31,12 +31,12 @@ use crate::{
 
 use drover_testing::certs::{Authority, DAY, Wanted};
 
-/// The key that stores of these tests are encrypted with.
+/// Store encryption key of these tests.
 const KEY: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
 const GOOD: &[u8] = b"HTTP/1.1 200 OK\r\n\r\n";
 const ID: &str = "db-0-aaaaa";
 
-/// A server's certificate, and whose clients it demands.
+/// TLS configuration of a server with this certificate, which optionally requires clients of this CA.
 fn config(pair: &(String, String), clients: Option<&Authority>) -> Arc<ServerConfig> {
     let builder = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
@@ -60,7 +60,7 @@ fn config(pair: &(String, String), clients: Option<&Authority>) -> Arc<ServerCon
     Arc::new(config)
 }
 
-/// Takes TLS off what comes, and passes it on in plaintext. The config is that of the next connection.
+/// Terminates TLS and forwards plaintext. The config applies to the next connection.
 async fn terminator(
     config: Arc<ServerConfig>,
     to: String,
@@ -82,7 +82,7 @@ async fn terminator(
     (address, current)
 }
 
-/// Secrets as they are stored.
+/// Secrets in an encrypted store.
 struct Vault {
     store: Store,
     secrets: Secrets,
@@ -118,7 +118,7 @@ impl Vault {
         self.put(name, &[(TLS_CERT, cert), (TLS_KEY, key)]).await;
     }
 
-    /// Asks a node as the orchestrator does.
+    /// Probes a node as the orchestrator does.
     async fn ask(&self, probe: Probe, address: &str) -> Result<(), Failed> {
         let health = Health {
             timeout: std::time::Duration::from_secs(5),
@@ -139,7 +139,7 @@ fn trusting(secret: &str) -> ProbeTls {
     }
 }
 
-/// Both kinds of probes that speak TLS.
+/// Both kinds of TLS probes.
 fn both(tls: &ProbeTls) -> [Probe; 2] {
     let http = Probe::Http {
         port: None,
@@ -154,7 +154,7 @@ fn both(tls: &ProbeTls) -> [Probe; 2] {
     [http, grpc]
 }
 
-/// What is behind TLS for each of [`both`].
+/// The servers behind TLS for each of [`both`].
 async fn both_nodes() -> [String; 2] {
     let serving = Some(tonic_health::ServingStatus::Serving);
     [answering(GOOD).await, grpc_server(Some(ID), serving).await]
@@ -368,7 +368,7 @@ async fn what_speaks_something_else_is_told_apart() {
     let closing = node(vault.ask(http, &answering(b"").await).await);
     assert!(closing.contains("closed the connection"), "{closing}");
 
-    // And the reverse: in plaintext where TLS is spoken.
+    // And the reverse: plaintext against a TLS server.
     let pair = config(&ours.make(&Wanted::server("db")), None);
     let (address, _) = terminator(pair, plain).await;
     let in_plaintext = Probe::Http {
@@ -381,7 +381,7 @@ async fn what_speaks_something_else_is_told_apart() {
     let why = node(ask(&health(in_plaintext), &address, gate, ID, None).await);
     assert!(why.contains("it speaks TLS there"), "{why}");
 
-    // Nobody waits longer than the probe may take.
+    // The probe's timeout bounds the wait.
     let mut patient = health(both(&trusting("ca"))[0].clone());
     patient.timeout = std::time::Duration::from_millis(50);
     let (_, tls) = patient.probe.tls().unwrap();

@@ -1,5 +1,3 @@
-//! AbandonPlatform.
-
 use drover_core::Reason;
 use drover_platform_cloud::drivers::simulated::SimulatedSettings;
 use drover_proto::orchestrator::v1 as pb;
@@ -15,7 +13,7 @@ fn abandon(platform: &str, uid: Option<&str>) -> pb::AbandonPlatformRequest {
     }
 }
 
-/// Abandons it as soon as it was looked for in vain for long enough.
+/// Abandons the platform as soon as it has been unreachable for long enough.
 async fn abandoned(
     world: &World,
     request: pb::AbandonPlatformRequest,
@@ -37,7 +35,7 @@ async fn abandoned(
     .await
 }
 
-/// A cluster with a group on a platform that is gone for good, and one on a platform that answers.
+/// A cluster with a group on a platform that is lost for good, and one on a reachable platform.
 async fn stranded(nodes: u32) -> World {
     let world = World::new().await;
     let gone = Site::new(SimulatedSettings {
@@ -77,7 +75,7 @@ async fn stranded(nodes: u32) -> World {
 #[tokio::test]
 async fn records_on_a_backend_that_never_answers_are_dropped_and_every_node_is_named() {
     let world = stranded(120).await;
-    // Nothing wants them any more, and nothing can be done about them.
+    // The nodes are no longer desired, but nothing can be done about them.
     let mut smaller = pb::ApplyClusterRequest {
         cluster: Some(document("orders", &[("db", 2)])),
         ..Default::default()

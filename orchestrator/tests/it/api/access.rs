@@ -1,4 +1,4 @@
-//! Who may do what: every call for every role, and what of the clusters each caller sees.
+//! Access control: every call for every role, and which clusters each caller sees.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -35,7 +35,7 @@ bindings:
   - {role: operator, subjects: ['token:shop'], labels: {team: shop}}
 ";
 
-/// An orchestrator behind a door.
+/// An orchestrator with access control.
 pub(crate) struct Door {
     pub(crate) world: World,
     running: Running,
@@ -51,7 +51,7 @@ impl Door {
         Self::with(SimulatedSettings::default(), RULES).await
     }
 
-    /// With an access file of its own.
+    /// With this access file.
     pub(crate) async fn with(settings: SimulatedSettings, text: &str) -> Self {
         let world = World::with(settings).await;
         let directory = TempDir::new().unwrap();
@@ -100,7 +100,7 @@ impl Door {
     }
 }
 
-/// One call with an empty message, whatever it is: its first answer.
+/// Makes a call with an empty message, and returns the status of its first response.
 async fn call(channel: &Channel, path: &str) -> Result<(), Status> {
     let mut client = tonic::client::Grpc::new(channel.clone());
     client
@@ -203,7 +203,7 @@ async fn what_is_outside_of_a_scope_is_not_there_and_is_not_changed() {
     let mut orders = door.of("orders");
     assert_eq!(names(&mut orders).await, ["orders-eu"]);
 
-    // Reads, in the same words as of what does not exist.
+    // Reads fail exactly as for clusters that do not exist.
     let get = |name: &str| pb::GetClusterRequest {
         name: name.into(),
         ..Default::default()
@@ -271,7 +271,7 @@ async fn what_is_outside_of_a_scope_is_not_there_and_is_not_changed() {
     };
     refused(orders.plan_cluster(plan).await, Reason::NotFound);
 
-    // Changes, whether it is there or not.
+    // Changes fail alike, whether the cluster exists or not.
     refused(
         orders.apply_cluster(labelled("carts", &[])).await,
         Reason::PermissionDenied,
@@ -328,7 +328,7 @@ async fn what_is_outside_of_a_scope_is_not_there_and_is_not_changed() {
         Reason::NotFound,
     );
 
-    // Inside, everything works.
+    // Within the scope, everything works.
     orders
         .apply_cluster(labelled("orders-us", &[]))
         .await
@@ -358,7 +358,7 @@ async fn a_scope_of_labels_neither_takes_nor_gives_away() {
         );
     }
 
-    // A watch shows what comes into the scope and what leaves it.
+    // A watch shows clusters that enter the scope and those that leave it.
     let mut watch = shop
         .watch_clusters(pb::WatchClustersRequest::default())
         .await
@@ -465,7 +465,7 @@ async fn changes_and_refusals_are_written_down_and_reads_and_secrets_are_not() {
     door.stop().await;
 }
 
-/// What of a deleted cluster is kept bears labels of its own, which nobody knows any more.
+/// Remnants of a deleted cluster have labels of their own, which are no longer known.
 #[tokio::test]
 async fn a_name_that_is_used_again_gives_no_access_to_what_an_earlier_cluster_left() {
     let door = Door::new().await;
@@ -517,7 +517,7 @@ async fn a_name_that_is_used_again_gives_no_access_to_what_an_earlier_cluster_le
         .await
         .unwrap();
 
-    // Nor are nodes of others taken over by labels that only the caller gives them.
+    // Nor are foreign nodes adopted on the basis of labels that only the caller assigns.
     let adopting = |name: &str| pb::ApplyClusterRequest {
         adopt: true,
         ..labelled(name, &[("team", "shop")])

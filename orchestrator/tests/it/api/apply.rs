@@ -1,5 +1,3 @@
-//! ApplyCluster and PlanCluster.
-
 mod refusals;
 
 use std::time::Duration;
@@ -214,7 +212,7 @@ async fn a_caller_who_goes_away_leaves_no_change_behind_that_only_the_store_know
             format!("new-{turn}")
         };
         let call = clusters.apply_cluster(apply(document(&name, &[("db", turn % 3)])));
-        // Cut off at whatever point it has reached.
+        // Cancelled at an arbitrary point.
         let _ = tokio::time::timeout(Duration::from_micros(u64::from(turn) * 20), call).await;
         world
             .apply(document(&name, &[("db", turn % 3 + 1)]))
@@ -307,7 +305,7 @@ async fn protection_keeps_groups_sizes_and_the_cluster() {
         Reason::Protected,
     );
     assert_eq!(metadata(&status, "group").as_deref(), Some("db"));
-    // Taking the protection away in the same breath would make it none.
+    // Removing the protection in the same request would make it ineffective.
     refused(
         world.apply(document("orders", &[("db", 1)])).await,
         Reason::Protected,
@@ -434,7 +432,7 @@ async fn whatever_a_spec_says_within_its_limit_its_nodes_are_made() {
             fields: [("a".to_owned(), text)].into(),
         }
     };
-    // Many requests at once, and a single one that says the most.
+    // Many requests at once, and a single one of maximum size.
     for (groups, bytes) in [(22, 8 * 1024), (1, 126 * 1024)] {
         let world = World::new().await;
         let names: Vec<String> = (0..groups).map(|at| format!("group-{at}")).collect();

@@ -1,4 +1,4 @@
-//! Who did what: in the audit log, in events, and in what clusters say of themselves.
+//! Authors of changes: in the audit log, in events, and in the clusters.
 
 use drover_proto::orchestrator::v1 as pb;
 
@@ -7,7 +7,7 @@ use crate::api::{
     support::{document, until},
 };
 
-/// The lines of a log about a method.
+/// The log lines about a method.
 fn lines(log: &std::path::Path, method: &str) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let lines = text
@@ -49,7 +49,7 @@ async fn who_changed_what_is_said_by_events_and_by_the_audit_log() {
     assert_eq!(cluster.author, "token:admin", "of the generation");
     let pause = cluster.status.unwrap().pause.unwrap();
     assert_eq!(pause.author, "token:operator");
-    // One that ends before anybody looks is never told.
+    // A pause that ends before it is planned has no event.
     until("Paused", async || has("Paused", "by token:operator").await).await;
     let resume = pb::ResumeClusterRequest {
         name: "orders".into(),
@@ -101,7 +101,7 @@ async fn who_changed_what_is_said_by_events_and_by_the_audit_log() {
     let authors: Vec<&str> = revisions.iter().map(|one| one.author.as_str()).collect();
     assert_eq!(authors, ["token:operator", "token:admin"]);
 
-    // The same words have the same digest, and others another.
+    // Equal texts have equal digests, and different texts different ones.
     operator.apply_cluster(more).await.unwrap();
     let applied = until("all", async || {
         let applied = lines(&path, "ApplyCluster");
@@ -185,7 +185,7 @@ async fn plans_logs_and_commands_are_written_down_without_being_asked_for() {
         .map(|line| line["command"].clone())
         .collect();
     assert_eq!(commands[0]["program"], "echo");
-    // What begins and ends is the same command, as is one that is run again; another is not.
+    // Start and end of a command share its digest, as does a repetition; another command has another digest.
     assert_eq!(commands[0], commands[1]);
     assert_eq!(commands[0], commands[2]);
     assert_ne!(commands[0]["hmac"], commands[4]["hmac"]);

@@ -1,4 +1,4 @@
-//! Certificates and authorities that platforms and probes name by their secret.
+//! Client certificates and CAs that platforms and probes refer to by secret.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ async fn remove(world: &World, name: &str) -> Result<pb::DeleteSecretResponse, t
     answer.map(tonic::Response::into_inner)
 }
 
-/// What is there: good ones, and ones that are not what they are named for.
+/// Creates valid secrets, and ones whose content does not match their use.
 async fn prepare(world: &World, purpose: pb::SecretPurpose) {
     let authority = Authority::new("ours");
     let client = Wanted::client("own", "spiffe://drover/orchestrator/a");
@@ -90,7 +90,7 @@ fn tls(ca: &str, own: &str) -> wire::ProbeTls {
     }
 }
 
-/// Every place where a probe can name a secret, filled with these.
+/// All fields in which a probe can refer to a secret, filled with these.
 fn places(tls: &wire::ProbeTls) -> Vec<pb::Cluster> {
     let http = Probe::Http(wire::HttpProbe {
         tls_settings: Some(tls.clone()),
@@ -148,7 +148,7 @@ async fn a_scope_is_one_of_the_secrets_that_probes_name() {
         ("carts-ca", "", "carts-ca"),
         ("", "carts-own", "carts-own"),
         ("orders-ca", "carts-own", "carts-own"),
-        // Whether it is there is not told either.
+        // Whether it exists is not revealed either.
         ("carts-none", "", "carts-none"),
     ] {
         for cluster in places(&tls(ca, own)) {
@@ -163,7 +163,7 @@ async fn a_scope_is_one_of_the_secrets_that_probes_name() {
             }
         }
     }
-    // Nothing of it was kept, and nobody uses what is another's.
+    // Nothing was stored, and nobody uses the secrets of another cluster.
     for name in ["carts-ca", "carts-own"] {
         remove(&door.world, name).await.unwrap();
     }
@@ -220,12 +220,12 @@ async fn what_probes_name_has_to_be_there_and_stays() {
             .into_inner();
         assert_eq!(listed.secrets[0].users, ["cluster/orders"]);
     }
-    // One key of a pair is not taken away from under it.
+    // A key of a certificate pair that is in use cannot be removed.
     invalid(
         put(&world, "own", &[("tls.crt", "x")]).await,
         "data.tls.key",
     );
-    // How nodes are probed replaces none, and without TLS nobody needs it any more.
+    // Changing the probe does not replace nodes, and without TLS the secrets are no longer in use.
     world.apply(document("orders", &[("db", 1)])).await.unwrap();
     for name in ["ca", "own"] {
         remove(&world, name).await.unwrap();

@@ -1,4 +1,4 @@
-//! Changes that are no new document: delete, pause, resume, scale, replace, reconcile.
+//! Changes other than a new document: delete, pause, resume, scale, replace, reconcile.
 
 use std::time::Duration;
 
@@ -358,7 +358,7 @@ async fn a_node_is_replaced_by_name_or_id() {
 async fn reconciling_answers_what_was_done() {
     let world = World::new().await;
     let mut clusters = world.clusters();
-    // Its first pass may come before this one; then there is nothing left to do.
+    // The regular first pass may come before this one; in that case there is nothing left to do.
     world.apply(document("orders", &[("db", 0)])).await.unwrap();
     world.ready("orders").await;
     let idle = clusters
@@ -369,7 +369,7 @@ async fn reconciling_answers_what_was_done() {
     assert!(idle.plan.unwrap().actions.is_empty());
     assert!(idle.results.is_empty());
 
-    // A pause holds back what the pass then does.
+    // A paused cluster holds back what the pass would do.
     clusters.pause_cluster(pause("")).await.unwrap();
     clusters.scale_group(scale(Some(3))).await.unwrap();
     clusters.resume_cluster(resume()).await.unwrap();
@@ -431,7 +431,7 @@ async fn reconciling_tries_again_what_waits_and_tells_what_the_platform_says() {
             .then_some(())
     })
     .await;
-    // Whatever waits now is tried at once, if it is told to be.
+    // All pending retries are made immediately on request.
     let answer = clusters
         .reconcile_cluster(reconcile(true))
         .await

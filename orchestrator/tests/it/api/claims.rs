@@ -1,4 +1,4 @@
-//! A platform speaks for the nodes that are recorded on it, and for no others.
+//! A platform is only believed about the nodes that are recorded on it.
 
 use drover_client::Channel;
 use drover_platform::identity::Identity;
@@ -17,7 +17,7 @@ fn other() -> SimulatedSettings {
     }
 }
 
-/// What a platform with somebody else in it would store with a node: whatever it read about one elsewhere.
+/// The identity that a compromised platform would store with a node, copied from a node elsewhere.
 fn copy(node: &wire::Node) -> Identity {
     let slot = node.slot.clone().unwrap();
     Identity {
@@ -43,7 +43,7 @@ async fn claims(world: &World) -> Option<Condition> {
     conditions.find(|condition| condition.r#type == "ForeignClaims")
 }
 
-/// What others are told of the nodes of a cluster.
+/// Id, state, address and endpoints of the nodes of a cluster, as the API returns them.
 async fn told(world: &World) -> Vec<(String, pb::NodeState, String, Vec<(String, String)>)> {
     let nodes = world.nodes("orders").await.into_iter();
     let told = nodes.map(|node| {
@@ -83,7 +83,7 @@ async fn is_not_believed(site: Site, channel: Channel) {
     for word in ["1 node", &claim.node_id, "sim"] {
         assert!(shown.message.contains(word), "{word}: {}", shown.message);
     }
-    // Dead is what it says of it next.
+    // Next, the other platform reports the node as dead.
     assert!(site.backend().kill(&claim.node_id, Death::Failed));
     let seen = world.platform("other").await.observe_time;
     until("it has said so", async || {

@@ -1,5 +1,3 @@
-//! ListEvents and WatchEvents.
-
 use std::time::Duration;
 
 use drover_core::Reason;
@@ -99,7 +97,7 @@ async fn a_log_is_numbered_without_gaps_from_creation_to_deletion() {
         && event.cluster == "orders"
         && event.count > 0));
 
-    // The log of a deleted cluster is still there, and ends.
+    // The log of a deleted cluster still exists, and ends.
     assert_eq!(to_the_end(watch(&world, Some(0)).await.unwrap()).await, all);
     assert_eq!(world.events("orders").await, all);
     assert!(
@@ -107,7 +105,7 @@ async fn a_log_is_numbered_without_gaps_from_creation_to_deletion() {
             .await
             .is_empty()
     );
-    // A new cluster of this name counts from 1, in a log of its own.
+    // A new cluster of this name has a log of its own that starts at 1.
     world.apply(document("orders", &[("db", 1)])).await.unwrap();
     world.ready("orders").await;
     assert_dense(&world.events("orders").await, 1);
@@ -141,7 +139,7 @@ async fn numbers_that_are_trimmed_or_were_never_given_out_are_told_apart() {
     };
     let mut clusters = world.clusters();
     let first = until("the oldest events go", async || {
-        // Asked before: what is still to happen has events that push out others.
+        // Requested beforehand, because later events may trim earlier ones.
         let status = world.get("orders").await.unwrap().status.unwrap();
         let ready = status.phase() == pb::ClusterPhase::Ready;
         let idle = ready && world.nodes("orders").await.is_empty();
@@ -185,7 +183,7 @@ async fn numbers_that_are_trimmed_or_were_never_given_out_are_told_apart() {
         Reason::StoreRestored,
     );
 
-    // All pages together are the log.
+    // All pages together make up the log.
     let mut request = list(0, 77);
     let mut events = Vec::new();
     loop {

@@ -1,5 +1,5 @@
-//! Where and as what a caller may have nodes: platforms, namespaces, node classes, properties and secrets, by every call
-//! that plans or places something.
+//! Placement grants: platforms, namespaces, node classes, properties and secrets, through every call that plans or
+//! places nodes.
 
 use drover_core::Reason;
 use drover_platform_cloud::drivers::simulated::{ClassSettings, SimulatedSettings};
@@ -35,7 +35,7 @@ bindings:
   - {role: viewer, subjects: ['token:looks'], clusters: ['orders*'], platforms: ['dev*']}
 ";
 
-/// Two platforms with namespaces, classes, and a property that is another word for the class.
+/// Two platforms with namespaces, classes, and a property that has the effect of a class.
 async fn door() -> Door {
     let settings = |name: &str| SimulatedSettings {
         name: name.to_owned(),
@@ -61,7 +61,7 @@ async fn door() -> Door {
         let endpoint = format!("http://{name}");
         door.world.sites.put(&endpoint, site.channel());
         door.world.register(name, &endpoint).await.unwrap();
-        // Its nodes live as long as it does.
+        // The nodes live as long as the site does.
         std::mem::forget(site);
     }
     door
@@ -88,7 +88,7 @@ fn choice(platform: &str, class: &str, of: &[(&str, &str)]) -> pb::PlatformChoic
     }
 }
 
-/// A cluster whose only group is at one place.
+/// A cluster with a single group and this choice.
 fn at(name: &str, choice: pb::PlatformChoice) -> pb::Cluster {
     changed(document(name, &[("db", 1)]), |spec| {
         spec.platforms.clear();
@@ -164,7 +164,7 @@ async fn every_grant_places_what_it_names_and_is_refused_the_rest_with_its_field
         ),
     ];
     let none = String::new;
-    // What is refused of each of the places above; empty: nothing.
+    // The expected violation of each placement above; empty if there is none.
     let rows = [
         ("free", std::array::from_fn(|_| none())),
         (
@@ -256,7 +256,7 @@ async fn what_somebody_else_has_placed_stays_and_is_changed_only_by_who_may_plac
     apply(&door, "admin", placed(), false).await.unwrap();
     door.world.ready("orders").await;
 
-    // Whatever places nothing anew is done: on the same platform, by the same choice.
+    // Changes without a new placement are permitted: the same platform by the same choice.
     let grown = || changed(placed(), |spec| spec.groups[0].size = Some(2));
     apply(&door, "dev", grown(), false).await.unwrap();
     let scale = pb::ScaleGroupRequest {
@@ -272,7 +272,7 @@ async fn what_somebody_else_has_placed_stays_and_is_changed_only_by_who_may_plac
     };
     door.of("dev").restart_group(restart).await.unwrap();
 
-    // A choice that differs in anything is a new one, and so is the same one for another group.
+    // A choice that differs in anything is a new placement, and so is the same choice in another group.
     for (what, cluster, wanted) in [
         (
             "another class",
@@ -301,7 +301,7 @@ async fn what_somebody_else_has_placed_stays_and_is_changed_only_by_who_may_plac
         assert_eq!(fields, [wanted], "{what}");
     }
 
-    // Nor does going back place what has gone meanwhile.
+    // Nor does an undo place a group that was removed meanwhile.
     let moved = at("orders", choice("dev", "small", &space));
     apply(&door, "admin", moved, false).await.unwrap();
     let undo = || pb::UndoClusterRequest {
@@ -406,7 +406,7 @@ async fn a_platform_that_no_grant_names_is_as_one_that_is_not_there() {
         }
         assert_eq!(told[0], told[1], "{who}");
     }
-    // Nor do suggestions name it.
+    // Nor do suggestions contain its name.
     let mut told = Vec::new();
     for name in ["prod", "stud"] {
         let answer = apply(&door, "dev", at("orders", choice(name, "", &[])), true).await;

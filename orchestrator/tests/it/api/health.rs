@@ -1,4 +1,4 @@
-//! Probes by commands, breakers, and nodes that somebody works on.
+//! Command probes, circuit breakers, and nodes under repair.
 
 use drover_core::Reason;
 use drover_platform_cloud::drivers::simulated::SimulatedSettings;
@@ -9,7 +9,7 @@ use drover_proto::{
 
 use crate::api::support::{World, changed, document, fields, invalid, refused, until};
 
-/// A cluster whose nodes are probed by a command every tenth of a second; so many failures in a row make a node sick.
+/// A cluster with a command probe every 100 ms; this many consecutive failures make a node unhealthy.
 fn probed(command: &[&str], failures: u32) -> pb::Cluster {
     let command = command.iter().map(|&part| part.to_owned()).collect();
     let tenth = prost_types::Duration {
@@ -50,7 +50,7 @@ fn blocked(cluster: &pb::Cluster) -> Option<String> {
 #[tokio::test]
 async fn a_command_that_fails_makes_nodes_sick_and_a_breaker_holds_them() {
     let world = World::new().await;
-    // Before the first of them has failed so often, each of them has failed at all.
+    // Every node has failed before the first of them reaches the threshold.
     let cluster = probed(&["check", "hush-hush"], 10);
     world.apply(cluster).await.unwrap();
     world.ready("orders").await;
@@ -92,7 +92,7 @@ async fn a_command_that_fails_makes_nodes_sick_and_a_breaker_holds_them() {
         assert!(before.contains(&node.id));
     }
 
-    // Somebody works on two of them: the third is one that may be replaced.
+    // Two nodes are under repair, so the third one may be replaced.
     let mut clusters = world.clusters();
     let third = nodes.iter().find(|node| node.ordinal == 2).unwrap();
     for ordinal in [0, 1] {
@@ -116,7 +116,7 @@ async fn a_command_that_fails_makes_nodes_sick_and_a_breaker_holds_them() {
             .expect("it stays");
         assert!(now.under_repair);
     }
-    // Well again, and the work is done.
+    // Healthy again, and the repair is done.
     world.site.backend().deafen(false);
     world.ready("orders").await;
     clusters
@@ -257,7 +257,7 @@ async fn what_another_probe_has_shown_says_nothing_of_a_node() {
     });
     world.apply(unasked).await.unwrap();
     is(pb::NodeState::Ready).await;
-    // It has not been asked yet.
+    // Not probed yet.
     world.apply(one(&["sleep", "2"], true)).await.unwrap();
     let request = pb::ReconcileClusterRequest {
         name: "orders".into(),

@@ -1,4 +1,4 @@
-//! What platforms say late: of nodes of deleted clusters, and of nodes whose ids others have by now.
+//! Late observations: nodes of deleted clusters, and nodes whose ids were reused.
 
 use std::{
     collections::BTreeSet,
@@ -31,37 +31,37 @@ use tonic::{Request, Response, Status, service::Routes};
 
 use crate::api::support::{Site, World, document, refused, until};
 
-/// What a platform does of a removal that it is asked for.
+/// How the platform responds to a removal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Removes {
     It,
-    /// It says that it is about to, and does not.
+    /// Accepts it without doing anything.
     Nothing,
-    /// It never answers.
+    /// Never responds.
     Hangs,
 }
 
-/// A platform into whose watches a test speaks, and that can be told what to do of removals.
+/// A platform whose watch events and removals are controlled by the test.
 #[derive(Clone)]
 pub(super) struct Told {
     client: PlatformServiceClient<Channel>,
     says: Arc<Mutex<Option<mpsc::Sender<Event>>>>,
-    /// From 1 on removals fail; it counts them.
+    /// From 1 on, removals fail, and this counts them.
     refused: Arc<AtomicUsize>,
     removes: Arc<Mutex<Removes>>,
-    /// Ids whose removal was asked for.
+    /// Ids of nodes whose removal was requested.
     asked: Arc<Mutex<BTreeSet<String>>>,
-    /// How often it was asked for a removal and did not answer.
+    /// Number of removals without a response.
     hangs: Arc<AtomicUsize>,
 }
 
 impl Told {
-    /// It stands in the place of the simulated platform of a world.
+    /// Takes the place of the simulated platform of a world.
     pub(super) async fn in_front_of(world: &World) -> Self {
         Self::beside(world, |routes| routes).await
     }
 
-    /// The same with other services beside it.
+    /// Like [`Self::in_front_of`], with additional services.
     pub(super) async fn beside(world: &World, more: impl FnOnce(Routes) -> Routes) -> Self {
         let told = Self {
             client: PlatformServiceClient::new(world.site.channel()),
@@ -78,7 +78,7 @@ impl Told {
         told
     }
 
-    /// Says these things one after the other, and returns when the orchestrator has heard them.
+    /// Sends these events in order, and returns once the orchestrator has received them.
     pub(super) async fn says(&self, world: &World, events: impl IntoIterator<Item = Event>) {
         let says = self.says.lock().clone().unwrap();
         for event in events {
@@ -286,7 +286,7 @@ async fn late_nodes_of_deleted_clusters_wait_for_a_platform_that_fails() {
             .then_some(())
     })
     .await;
-    // One failure more may be under way than are needed for that, for each that was allowed at once.
+    // For each concurrently permitted call, one more failure than necessary may be in flight.
     let refused = told.refused.load(Ordering::Relaxed) - 1;
     assert!(refused < 5 + 8, "{refused} removals were tried in a row");
 
@@ -298,7 +298,7 @@ async fn late_nodes_of_deleted_clusters_wait_for_a_platform_that_fails() {
     world.stop().await;
 }
 
-/// A backend shows so many nodes like one that a cluster had before it was deleted.
+/// The backend shows this many nodes like one that a cluster had before its deletion.
 fn show_late(site: &Site, like: &wire::Node, count: u32) {
     let slot = like.slot.clone().unwrap();
     for index in 0..count {
@@ -343,7 +343,7 @@ async fn every_late_node_is_asked_for_although_the_first_ones_do_not_go() {
     world.stop().await;
 }
 
-/// Another platform, and a node of a cluster that was deleted.
+/// Another platform, and a node of a deleted cluster.
 async fn deleted_beside_another(world: &World) -> (Site, wire::Node) {
     let other = Site::new(SimulatedSettings::default()).await;
     world.sites.put("http://other", other.channel());
@@ -364,7 +364,7 @@ async fn a_platform_that_does_not_answer_holds_up_no_late_node_of_another_one() 
 
     *told.removes.lock() = Removes::Hangs;
     show_late(&world.site, &node, 1);
-    // That of the other platform is due when this one is being asked already, and long before that call is given up.
+    // The removal on the other platform is due while this call is in flight, long before its deadline.
     tokio::time::sleep(Duration::from_secs(10)).await;
     show_late(&other, &node, 1);
     until("the first platform is asked", async || {
@@ -393,7 +393,7 @@ async fn a_platform_that_went_away_with_a_late_node_is_unregistered_once_it_may_
         };
         world.platforms().unregister_platform(request).await
     };
-    // Long after it was shown, and before it is removed.
+    // Long after the node was shown, and before it is removed.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let status = refused(unregister().await, Reason::PlatformInUse);
     assert!(status.message().contains("orders"), "{status:?}");

@@ -1,4 +1,4 @@
-//! Named machines, spread and spill-over, from the document to the backend.
+//! Named hosts, spread and spill-over, from the document to the backend.
 
 use std::collections::BTreeMap;
 
@@ -143,7 +143,7 @@ async fn machines_are_refused_where_they_cannot_be_had() {
     );
     world.apply(on("orders", 1, &["m1", "m2"])).await.unwrap();
     world.ready("orders").await;
-    // Scaled beyond its machines.
+    // Scaled beyond its hosts.
     let request = pb::ScaleGroupRequest {
         cluster: "orders".to_owned(),
         group: "db".to_owned(),
@@ -152,7 +152,7 @@ async fn machines_are_refused_where_they_cannot_be_had() {
     };
     let scaled = world.clusters().scale_group(request).await;
     invalid(scaled, "spec.groups[0].placement.hosts");
-    // Taken off the machine that it is on, it goes to the other one.
+    // When its host is removed from the group, the node moves to the other one.
     let mut strict = on("orders", 1, &["m2"]);
     let count = pb::count_or_percent::Amount::Count(0);
     strict.spec.as_mut().unwrap().groups[0].update = Some(pb::UpdatePolicy {
@@ -248,7 +248,7 @@ async fn one_more_than_the_domains_hold_waits_and_the_others_are_made() {
     assert_eq!(by_zone(&world), [1, 1]);
     world.apply(spread(2, Some(1))).await.unwrap();
     world.ready("orders").await;
-    // With no room anywhere, who has what it wants is Ready, whatever else is edited.
+    // Without capacity anywhere, a group that is satisfied is Ready, whatever else is edited.
     let mut edited = spread(2, Some(1));
     edited
         .labels
@@ -272,7 +272,7 @@ async fn a_failure_domain_that_is_not_there_is_refused_by_name() {
     world.stop().await;
 }
 
-/// Two at most on spot, the others on demand.
+/// At most two on spot, the others on demand.
 fn spot_first(name: &str, size: u32) -> pb::Cluster {
     let choice = |class: &str, max| pb::PlatformChoice {
         name: "sim".to_owned(),
@@ -308,7 +308,7 @@ async fn what_spot_lacks_is_made_on_demand_and_a_dead_spot_node_comes_back() {
         (of_class(&world, "spot"), of_class(&world, "demand")),
         (1, 3)
     );
-    // Another cluster does not even ask for what was just out.
+    // Another cluster does not even request capacity that was just exhausted.
     world.apply(spot_first("other", 1)).await.unwrap();
     world.ready("other").await;
     assert_eq!(
@@ -376,7 +376,7 @@ async fn machines_are_chosen_by_their_labels() {
     world.apply(labelled("orders", 2, "ssd")).await.unwrap();
     world.ready("orders").await;
     assert_eq!(hosts(&world, "orders").await, ["m2", "m3"]);
-    // What is free of other labels does not count, and who asks for those is not held up by it.
+    // Free hosts with other labels do not count, and groups that select those are not held up.
     world.apply(labelled("more", 1, "ssd")).await.unwrap();
     until("it is said", async || {
         condition(&world, "more", "NoCapacity").await

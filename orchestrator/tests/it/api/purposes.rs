@@ -1,4 +1,4 @@
-//! Secrets are named for what they are for, and for nothing else.
+//! Secrets can only be used for their purpose.
 
 use bytes::Bytes;
 use drover_core::Reason;
@@ -100,7 +100,7 @@ const GIVEN: &str = "spec.groups[0].bootstrap.secret_key";
 const PROBED: &str = "spec.groups[0].health.http.tls_settings.client_certificate_secret";
 const TOKEN: &str = "platform.spec.token_secret";
 
-/// A secret of each purpose that could be named for all of them.
+/// Creates a secret of each purpose, with content that suits all of them.
 async fn prepare(world: &World) {
     let authority = Authority::new("ours");
     let (cert, tls) = authority.make(&Wanted::client("own", "spiffe://drover/orchestrator/a"));
@@ -148,7 +148,7 @@ async fn a_secret_is_named_for_its_own_purpose_only() {
         let status = invalid(answer, TOKEN);
         assert!(status.message().contains("purpose: platform"), "{status:?}");
     }
-    // Each is for what it is for.
+    // Each is accepted for its own purpose.
     world
         .apply(seeing(probing("probe", "probe"), "work", "token"))
         .await
@@ -168,7 +168,7 @@ async fn the_key_of_a_probe_is_not_given_to_nodes_by_who_may_change_the_cluster(
     prepare(world).await;
     world.apply(probing("probe", "probe")).await.unwrap();
     for (who, reason) in [
-        // Its name is outside of what he may use, and that a probe names it makes no difference.
+        // Outside of the caller's scope, even though a probe already refers to the secret.
         ("orders", Reason::PermissionDenied),
         ("operator", Reason::Invalid),
     ] {
@@ -181,7 +181,7 @@ async fn the_key_of_a_probe_is_not_given_to_nodes_by_who_may_change_the_cluster(
             refused(door.of(who).apply_cluster(request).await, reason);
         }
     }
-    // What the probe names stays as it is.
+    // An existing reference of a probe may stay.
     let mut same = probing("probe", "probe");
     same.labels.insert("a".into(), "b".into());
     let request = pb::ApplyClusterRequest {
@@ -230,7 +230,7 @@ async fn a_purpose_is_said_once_and_changed_while_nobody_names_it() {
     world.stop().await;
 }
 
-/// A secret as it was stored when there were no purposes.
+/// A stored secret from before there were purposes.
 #[derive(Clone, PartialEq, Message)]
 struct Before {
     #[prost(bytes = "bytes", repeated, tag = "1")]
@@ -276,7 +276,7 @@ async fn secrets_of_before_there_were_purposes_have_that_for_which_they_are_name
     ] {
         assert_eq!(purpose(&world, name).await, wanted, "{name}");
     }
-    // All that was named stays, and nothing else can be.
+    // Existing references stay valid, but other uses are rejected.
     world.apply(named()).await.unwrap();
     world
         .platforms()
@@ -285,7 +285,7 @@ async fn secrets_of_before_there_were_purposes_have_that_for_which_they_are_name
         .unwrap();
     invalid(world.apply(seeing(named(), "door", "token")).await, SEEN);
     invalid(world.apply(seeing(named(), "probe", "tls.key")).await, SEEN);
-    // Who named it is gone, and the purpose is not.
+    // The purpose remains after its user is gone.
     let gone = pb::UnregisterPlatformRequest {
         name: "guarded".into(),
     };

@@ -1,5 +1,3 @@
-//! Lists, pages and revisions.
-
 use std::collections::BTreeSet;
 
 use drover_core::Reason;
@@ -108,7 +106,7 @@ async fn a_page_ends_at_a_mebibyte() {
 #[tokio::test]
 async fn pages_of_nodes_lose_none_whatever_clusters_are_called() {
     let world = World::new().await;
-    // Names of which one begins another: what follows sorts below and above any separator.
+    // Names with common prefixes, whose next character sorts below or above any separator.
     let names = ["a", "a-b", "a.b", "a0", "ab", "a_b"];
     for name in names {
         world.apply(document(name, &[("db", 3)])).await.unwrap();

@@ -1,4 +1,4 @@
-//! The platform registry, platforms that cannot be watched, and nodes that vanish.
+//! The platform registry, platforms without watches, and nodes that vanish.
 
 mod loss;
 
@@ -39,13 +39,13 @@ fn unregister(name: &str) -> pb::UnregisterPlatformRequest {
     pb::UnregisterPlatformRequest { name: name.into() }
 }
 
-/// A platform that can be neither watched nor reached into, nor what else it lacks, and that can be told to list nothing.
+/// A platform without watches, node access and the capabilities in `lacks`, whose lists the test can empty.
 #[derive(Clone)]
 pub(super) struct Polled {
     client: PlatformServiceClient<Channel>,
     lacks: Vec<wire::Capability>,
     empty: Arc<AtomicBool>,
-    /// From 1 on, lists lack their first node, and those of one cluster are from long ago and lack all; it counts those.
+    /// From 1 on, lists lack their first node, and those of a single cluster are outdated and empty; counts the latter.
     old: Arc<AtomicUsize>,
 }
 
@@ -66,7 +66,7 @@ impl Polled {
         (polled.channel(), empty)
     }
 
-    /// One whose lists can be made old.
+    /// A platform whose lists can be made outdated.
     fn with_old_lists(site: &Site) -> (Channel, Arc<AtomicUsize>) {
         let polled = Self {
             client: PlatformServiceClient::new(site.channel()),
@@ -289,7 +289,7 @@ async fn one_backend_is_registered_once_and_another_one_is_not_taken_for_it() {
         Reason::PlatformUidTaken,
     );
     assert_eq!(metadata(&status, "platform").as_deref(), Some("sim"));
-    // Registered before it could say who it is, it is found out later.
+    // Registered while the platform was unreachable; the duplicate is detected later.
     world.register("twin", "http://twin").await.unwrap();
     world.sites.put("http://twin", world.site.channel());
     until("it is refused", async || {

@@ -1,4 +1,4 @@
-//! Nodes that a client of the Replicante Platform API has made are nobody's to an orchestrator.
+//! Nodes created by clients of the Replicante Platform API are foreign to an orchestrator.
 
 use drover_core::Reason;
 use drover_platform_cloud::drivers::simulated::SimulatedSettings;
@@ -17,7 +17,7 @@ async fn serve(site: &Site) -> Running {
     drover_server::spawn(site.server.service(), listener, &settings, Shutdown::new()).unwrap()
 }
 
-/// Makes two nodes of group `db` in a cluster.
+/// Creates two nodes of group `db` in a cluster.
 async fn provision(door: &Running, cluster: &str) {
     let body = serde_json::json!({
         "cluster": {
@@ -52,7 +52,7 @@ async fn nodes_that_came_over_http_are_never_touched() {
     let world = World::with(SimulatedSettings::default()).await;
     let door = serve(&world.site).await;
 
-    // Into the cluster of an orchestrator, and into a cluster that it does not know.
+    // In the cluster of an orchestrator, and in a cluster that it does not know.
     world.apply(document("orders", &[("db", 2)])).await.unwrap();
     world.ready("orders").await;
     provision(&door, "orders").await;
@@ -63,8 +63,8 @@ async fn nodes_that_came_over_http_are_never_touched() {
     })
     .await;
 
-    // What would count or sweep them: a smaller size, none, and the end of the cluster. Nothing is made for the cluster
-    // while others have nodes of it.
+    // Changes that could count or sweep these nodes: a smaller size, zero, and the deletion of the cluster. Nothing is
+    // created for the cluster while it has foreign nodes.
     for size in [1, 0] {
         let scale = pb::ScaleGroupRequest {
             cluster: "orders".into(),
@@ -85,7 +85,7 @@ async fn nodes_that_came_over_http_are_never_touched() {
     assert_eq!(of(&world, OWNER), before);
     assert_eq!(world.site.backend().len(), 4);
 
-    // They keep their cluster id: nobody takes it over without saying so.
+    // The nodes keep their cluster id, and are not adopted implicitly.
     let taken = world.apply(document("theirs", &[("db", 2)])).await;
     refused(taken, Reason::ClusterExists);
     assert_eq!(of(&world, OWNER), before);

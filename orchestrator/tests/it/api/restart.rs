@@ -1,4 +1,4 @@
-//! The process dies and starts again over the same directory.
+//! The process crashes and restarts on the same directory.
 
 use std::{
     collections::BTreeSet,
@@ -30,7 +30,7 @@ async fn state_events_and_counters_go_on() {
         .revision;
 
     world.restart(directory.path()).await;
-    // What was answered before is still reached.
+    // State that was returned before is still reached.
     let request = pb::GetClusterRequest {
         name: "orders".into(),
         min_revision: Some(revision),
@@ -100,7 +100,7 @@ async fn what_dies_in_the_middle_of_work_is_taken_up() {
     let directory = tempfile::tempdir().unwrap();
     let mut world = World::in_directory(directory.path(), SimulatedSettings::default()).await;
     world.register("sim", "http://sim").await.unwrap();
-    // Only ever more: what is asked for and no longer wanted is waited for until its deadline.
+    // Sizes only grow, because requests that are no longer needed are waited for until their deadline.
     for size in [2, 5, 5, 7] {
         world
             .apply(document("orders", &[("db", size)]))
@@ -147,13 +147,13 @@ async fn a_store_that_is_damaged_is_refused_and_left_as_it_is() {
     let good = std::fs::read(&database).unwrap();
     let newer = {
         let mut bytes = good.clone();
-        // user_version, in the header of the file.
+        // `user_version` in the SQLite header.
         bytes[60..64].copy_from_slice(&9999_u32.to_be_bytes());
         bytes
     };
     let foreign = {
         let mut bytes = good.clone();
-        // application_id.
+        // `application_id` in the SQLite header.
         bytes[68..72].copy_from_slice(&1_u32.to_be_bytes());
         bytes
     };
@@ -198,7 +198,7 @@ fn ids(site: &Site) -> BTreeSet<String> {
     nodes.map(|node| node.node_id).collect()
 }
 
-/// Groups of so many nodes: `db` on the platform `sim`, `web` on `other`.
+/// Groups of these sizes: `db` on the platform `sim`, `web` on `other`.
 fn on_two_platforms(db: u32, web: u32) -> pb::Cluster {
     changed(document("orders", &[("db", db), ("web", web)]), |spec| {
         let on = |name: &str| {
@@ -245,7 +245,7 @@ async fn a_store_that_somebody_put_back_knows_what_it_never_made_however_much_it
     store.close().await.unwrap();
     copy(directory.path(), kept.path());
 
-    // Life goes on, and then the older files are put back, without a word to anybody.
+    // The cluster changes, and then older store files are restored without notice.
     world.start(directory.path()).await;
     world.apply(on_two_platforms(1, 4)).await.unwrap();
     world.ready("orders").await;
@@ -258,7 +258,7 @@ async fn a_store_that_somebody_put_back_knows_what_it_never_made_however_much_it
     copy(kept.path(), directory.path());
     world.start(directory.path()).await;
 
-    // It counts on while the platform with the newer nodes cannot be seen, and starts again.
+    // It keeps counting while the platform with the newer nodes is unreachable, and restarts.
     for size in 2..7 {
         world.apply(on_two_platforms(size, 1)).await.unwrap();
         until("what can be made is made", async || {

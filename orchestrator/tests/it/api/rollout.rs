@@ -1,4 +1,4 @@
-//! Rolling updates over a simulated platform: what is accepted, how it goes on, the way back.
+//! Rolling updates on a simulated platform: validation, progress, undo.
 
 use std::collections::BTreeSet;
 
@@ -306,7 +306,7 @@ async fn on_delete_keeps_outdated_nodes_until_they_go_for_another_reason() {
     assert_eq!(ids(&world.nodes("orders").await), before);
     let group = &world.get("orders").await.unwrap().status.unwrap().groups[0];
     assert_eq!((group.updated, group.renewing), (0, 0));
-    // Said differently, they go by themselves.
+    // With a different spec, the replacement proceeds on its own.
     world.apply(at_class(2, "small", "b")).await.unwrap();
     world.ready("orders").await;
     assert!(ids(&world.nodes("orders").await).is_disjoint(&before));

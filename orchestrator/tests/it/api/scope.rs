@@ -1,4 +1,4 @@
-//! A token for one pattern of clusters: by no call does it learn of another cluster.
+//! A token scoped to a pattern of clusters: no call reveals anything about another cluster.
 
 use std::collections::BTreeMap;
 
@@ -21,12 +21,12 @@ use crate::api::{
     support::{document, refused},
 };
 
-/// What must never be seen: it is part of every name of the foreign cluster.
+/// Part of every name of the foreign cluster, and must never be visible.
 const FOREIGN: &str = "zebra";
-/// How long a stream may take to say something. It says what it has at once.
+/// Maximum wait for messages of a stream. Available messages are sent immediately.
 const A_MOMENT: std::time::Duration = std::time::Duration::from_millis(300);
 
-/// Messages as they are on the wire.
+/// Codec for encoded messages.
 #[derive(Clone, Default)]
 struct Raw;
 
@@ -65,7 +65,7 @@ impl Decoder for Raw {
     }
 }
 
-/// What a call answers: all that comes within a moment, or how it is refused.
+/// The encoded messages that a call returns within a moment, and its status.
 async fn ask(channel: &Channel, method: &MethodDescriptor, request: &[u8]) -> (Vec<u8>, Status) {
     let path = format!("/{}/{}", method.parent_service().full_name(), method.name());
     let mut client = tonic::client::Grpc::new(channel.clone());
@@ -88,7 +88,7 @@ async fn ask(channel: &Channel, method: &MethodDescriptor, request: &[u8]) -> (V
     }
 }
 
-/// A request that names a cluster, a node and a group wherever it can.
+/// A request with the names of a cluster, a node and a group in all suitable fields.
 fn about(method: &MethodDescriptor, cluster: &str, node: &str) -> Vec<u8> {
     let mut message = DynamicMessage::new(method.input());
     fill(&mut message, cluster, node, 0);
@@ -103,13 +103,13 @@ fn fill(message: &mut DynamicMessage, cluster: &str, node: &str, depth: u32) {
         }
         let value = match (field.name(), field.kind()) {
             ("cluster" | "cluster_id", Kind::String) => cluster,
-            // Of a platform where platforms are meant.
+            // The name of a platform in messages about platforms.
             ("name", Kind::String) if descriptor.full_name().contains("Platform") => "sim",
             ("platform", Kind::String) => "sim",
             ("name", Kind::String) => cluster,
             ("id", Kind::String) => node,
             ("group", Kind::String) => "db",
-            // What is applied, planned or executed; not what is in it.
+            // Only the top level of what is applied, planned or executed.
             ("cluster" | "start", Kind::Message(inner)) if depth == 0 => {
                 let mut inner = DynamicMessage::new(inner);
                 fill(&mut inner, cluster, node, depth + 1);
@@ -138,7 +138,7 @@ async fn no_call_shows_a_cluster_outside_of_the_callers_scope() {
     door.world.ready("zebra").await;
     door.world.ready("orders-eu").await;
     let node = door.world.nodes("zebra").await[0].id.clone();
-    // What the administrator sees is what is to be hidden.
+    // The administrator sees what must be hidden from others.
     let shown = admin
         .list_nodes(pb::ListNodesRequest::default())
         .await
@@ -163,14 +163,14 @@ async fn no_call_shows_a_cluster_outside_of_the_callers_scope() {
         }
         for method in service.methods() {
             let name = method.name().to_owned();
-            // Asking for nothing in particular shows nothing of it.
+            // Calls without a name reveal nothing about it.
             let (answer, status) = ask(&scoped, &method, &[]).await;
             let told = format!("{status:?}");
             assert!(
                 !contains(&answer, FOREIGN) && !contains(&answer, &node) && !told.contains(FOREIGN),
                 "{name} without a name shows it"
             );
-            // Asking for it is answered in the same words as asking for what never was.
+            // Calls with its name fail exactly as for a name that never existed.
             let (answer, hidden) = ask(&scoped, &method, &about(&method, "zebra", &node)).await;
             let (_, absent) = ask(&scoped, &method, &about(&method, "zilch", "n-0")).await;
             assert!(
@@ -196,7 +196,7 @@ async fn no_call_shows_a_cluster_outside_of_the_callers_scope() {
     }
     println!("{outcomes:?}");
     assert_eq!(calls, 35);
-    // They got as far as the scope, and no further.
+    // These calls were rejected by the scope, not earlier.
     for (method, code) in [
         ("GetCluster", Code::NotFound),
         ("GetNode", Code::NotFound),
@@ -266,7 +266,7 @@ async fn a_platform_is_shown_without_what_others_have_on_it() {
     assert!(status.uid.is_empty() && status.message.is_empty());
     let handshake = status.handshake.unwrap();
     assert!(handshake.uid.is_empty() && handshake.scope.is_empty());
-    // What a manifest needs is there.
+    // What manifests need is visible.
     let offered = whole.status.unwrap().handshake.unwrap();
     assert_eq!(handshake.templates, offered.templates);
     assert_eq!(handshake.capabilities, offered.capabilities);

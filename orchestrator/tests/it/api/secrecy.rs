@@ -1,4 +1,4 @@
-//! What templates make of secrets is read by nobody, however they say it.
+//! Secrets in templates are never revealed, however the templates print them.
 
 use std::{
     collections::BTreeMap,
@@ -31,9 +31,9 @@ use crate::api::{
     support::{Clusters, Log, World, changed, document, refused, until},
 };
 
-/// What is hidden.
+/// The secret.
 const CONTENT: &str = "Tr0ub4dor-Zebra-77-Quux!Vortex_42";
-/// Characters of it in a row that nobody may read.
+/// Length of the substrings of the secret that must not be revealed.
 const PART: usize = 8;
 
 fn base64(bytes: &[u8]) -> String {
@@ -57,7 +57,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
     })
 }
 
-/// A template that says the secret as a table does: this much of it at a time.
+/// A template that prints the secret through a lookup table, `width` characters at a time.
 fn by_table(width: usize, say: impl Fn(&[u8]) -> String) -> String {
     let mut table = String::new();
     for part in CONTENT.as_bytes().chunks(width) {
@@ -71,7 +71,7 @@ fn by_table(width: usize, say: impl Fn(&[u8]) -> String) -> String {
     )
 }
 
-/// Templates that would tell a secret, with what to look for beside its parts.
+/// Templates that would reveal a secret, and the encodings to look for in addition to its substrings.
 fn tellers() -> Vec<(&'static str, String, Vec<String>)> {
     let loud = |text: &str| text.to_owned();
     let separated: String = CONTENT.chars().flat_map(|c| [c, '-']).collect();
@@ -164,7 +164,7 @@ async fn put(world: &World, name: &str, content: &str) {
     world.secrets().apply_secret(request).await.unwrap();
 }
 
-/// A cluster whose user data is made of a secret.
+/// A cluster whose user data is rendered from a secret.
 fn telling(secret: &str, template: &str) -> pb::Cluster {
     changed(document("orders", &[("web", 1)]), |spec| {
         spec.groups[0].secrets = vec![pb::TemplateSecret {
@@ -216,7 +216,7 @@ fn logged() -> (Log, tracing::subscriber::DefaultGuard) {
     (log, tracing::subscriber::set_default(subscriber))
 }
 
-/// What everybody who may look sees of the cluster, and what was logged.
+/// Everything about the cluster that is visible to readers, and the logs.
 async fn visible(world: &World, log: &Log) -> String {
     let logged = String::from_utf8_lossy(&log.0.lock()).into_owned();
     format!(
@@ -244,7 +244,7 @@ async fn a_plan_shows_nothing_of_a_secret_to_who_may_only_look() {
         silent(&format!("{answer:?}"), &more, what);
     }
     silent(&visible(&door.world, &log).await, &[], "afterwards");
-    // What can be made is planned all the same.
+    // Valid templates are planned all the same.
     let planned = plan(&mut viewer, telling("orders-p", "{{ secrets.p }}.")).await;
     assert!(planned.unwrap().plan.is_some());
     door.stop().await;
@@ -268,7 +268,7 @@ async fn who_may_only_look_learns_no_character_of_a_secret() {
     }
     answers.dedup();
     assert_eq!(answers.len(), 1, "{answers:?}");
-    // It is the secret that decides for who may change the cluster: a plan of his is true.
+    // For callers who may change the cluster, the actual secret decides, so that their plan is accurate.
     let asks = format!("{{% if secrets.p != '{CONTENT}' %}}{{{{ refuse('no') }}}}{{% endif %}}.");
     plan(&mut operator, telling("orders-p", &asks))
         .await
@@ -314,7 +314,7 @@ async fn who_may_only_look_names_no_secret_that_is_not_named_there() {
     let door = Door::new().await;
     put(&door.world, "orders-p", CONTENT).await;
     let mut viewer = door.of("viewer");
-    // Of a cluster that is not there, and of one that names no secret.
+    // For a cluster that does not exist, and for one without secrets.
     for _ in 0..2 {
         for secret in ["orders-p", "orders-none"] {
             let answer = plan(&mut viewer, telling(secret, "{{ secrets.p }}")).await;
@@ -343,7 +343,7 @@ async fn what_templates_say_of_secrets_reaches_no_answer_condition_event_or_log(
         let shown = format!("{:?}", answer.expect_err(what));
         silent(&shown, &more, what);
     }
-    // What is accepted now and fails when a node is made is told by conditions and events.
+    // Templates that are accepted now and fail when a node is created are reported in conditions and events.
     let template = "{% if group.size > 1 %}{{ refuse(secrets.p) }}{% endif %}.";
     apply(&mut operator, telling("orders-p", template))
         .await
@@ -406,19 +406,19 @@ async fn what_a_platform_repeats_is_hidden_whichever_call_it_answers() {
         told.contains(HIDDEN).then_some(())
     })
     .await;
-    // What cannot be is not tried again until something else is wanted.
+    // Permanent failures are not retried until the spec changes.
     world
         .apply(telling("orders-p", "{{ secrets.p }}."))
         .await
         .unwrap();
     world.ready("orders").await;
-    // It is not told the content with this call, so only the orchestrator knows what is repeated.
+    // This call does not carry the content, so only the orchestrator knows what to redact.
     backend.fail_next(Operation::Delete, repeats());
     let shown = visible(&world, &Log::default()).await;
     world.delete("orders").await.unwrap();
     world.gone("orders").await;
     let logged = String::from_utf8_lossy(&log.0.lock()).into_owned();
-    // The backend's own server was not told what to hide, and says what it was told to say.
+    // The backend's own server was not told what to redact, and logs it as instructed.
     let ours = logged.lines().filter(|line| !line.contains("Deprovision"));
     let ours: Vec<&str> = ours.collect();
     let failed = ours.iter().find(|line| line.contains("removal failed"));
@@ -435,17 +435,17 @@ async fn what_a_platform_repeats_is_hidden_whichever_call_it_answers() {
     world.stop().await;
 }
 
-/// A platform that shows no logs and runs nothing in nodes, and says too much of why.
+/// A platform that refuses logs and commands with a revealing error.
 #[derive(Clone, Default)]
 struct Tells {
-    /// It says so in streams that it has opened.
+    /// Opens the stream first and fails within it.
     opens: Arc<AtomicBool>,
 }
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl Tells {
-    /// The services of another platform with this one's beside them.
+    /// Replaces the node access service of another platform.
     fn beside(&self) -> impl FnOnce(Routes) -> Routes {
         let service = NodeAccessServiceServer::new(self.clone());
         |routes| routes.add_service(service)
@@ -483,7 +483,7 @@ impl NodeAccessService for Tells {
     }
 }
 
-/// The words of nodes, as the platform shows one of them.
+/// Sets the message of the nodes that the platform shows.
 async fn say(world: &World, told: &Told, message: String) {
     let mut node = world.site.backend().nodes().remove(0);
     node.message = message;
@@ -492,7 +492,7 @@ async fn say(world: &World, told: &Told, message: String) {
         .await;
 }
 
-/// A cluster whose nodes are replaced by nobody.
+/// A cluster whose nodes are never replaced.
 fn lasting(cluster: pb::Cluster) -> pb::Cluster {
     changed(cluster, |spec| {
         spec.update = Some(pb::UpdatePolicy {
@@ -582,7 +582,7 @@ async fn nothing_is_shown_of_what_nodes_say_whose_secret_is_there_no_more() {
     let delete = pb::DeleteSecretRequest {
         name: "orders-p".to_owned(),
     };
-    // No spec names it, and what a node says could not be told from it any more.
+    // No spec refers to it any more, but it is still needed to redact what a node says.
     let answer = world.secrets().delete_secret(delete).await;
     refused(answer, Reason::SecretInUse);
     lose(&world, "orders-p").await;
@@ -593,7 +593,7 @@ async fn nothing_is_shown_of_what_nodes_say_whose_secret_is_there_no_more() {
     assert!(!shown.contains("back-off"), "{shown}");
     silent(&shown, &[], "of a node");
 
-    // Once no node is left that was given it, nothing is to be hidden of what the others say.
+    // Once no node is left that was given it, nothing needs to be redacted for the others.
     let replace = pb::ReplaceNodeRequest {
         cluster: "orders".to_owned(),
         id: world.nodes("orders").await[0].id.clone(),
@@ -611,7 +611,7 @@ async fn nothing_is_shown_of_what_nodes_say_whose_secret_is_there_no_more() {
     world.stop().await;
 }
 
-/// Takes a secret out of the store, as nobody may.
+/// Deletes a secret from the store, bypassing the checks.
 async fn lose(world: &World, secret: &str) {
     let txn = Txn::default().delete(Name::Secret(secret.to_owned()).into());
     let backend = world.backend.upgrade().unwrap();
@@ -642,7 +642,7 @@ async fn a_secret_of_a_cluster_that_is_being_deleted_stays_as_long_as_nodes_of_i
     world.stop().await;
 }
 
-/// Why a stream is not opened, or ends.
+/// The error with which a stream fails to open, or ends.
 async fn failure<T>(opened: Result<Response<Streaming<T>>, Status>) -> Status {
     let mut stream = match opened {
         Ok(opened) => opened.into_inner(),

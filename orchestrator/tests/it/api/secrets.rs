@@ -1,4 +1,4 @@
-//! Secrets: stored encrypted, given to the nodes that name them, and shown to nobody.
+//! Secrets: stored encrypted, passed to the nodes that refer to them, and never shown.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -85,7 +85,7 @@ fn seen(as_: &str, name: &str, of: &str) -> pb::TemplateSecret {
     }
 }
 
-/// A cluster whose templates see a key of a secret, and put it into user data.
+/// A cluster whose templates see a key of a secret and render it into user data.
 fn seeing(cluster: &str, size: u32, name: &str, of: &str) -> pb::Cluster {
     changed(document(cluster, &[("web", size)]), |spec| {
         spec.groups[0].secrets = vec![seen("token", name, of)];
@@ -102,7 +102,7 @@ fn rendering(spec: &mut pb::ClusterSpec, template: &str) {
 
 type Naming = fn(&str, u32, &str, &str) -> pb::Cluster;
 
-/// What the nodes of each request were given.
+/// The user data that the nodes of each request were given.
 fn given(world: &World) -> BTreeMap<String, Vec<String>> {
     let backend = world.site.backend();
     let mut given: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -163,7 +163,7 @@ async fn reaches_nodes(naming: Naming) {
         .unwrap();
     assert_eq!(changed.outcome(), pb::ApplyOutcome::Configured);
     assert_eq!(changed.secret.unwrap().users, ["cluster/orders"]);
-    // The same document again says that nothing changed, and nothing is outdated.
+    // Applying the same document again changes nothing, and nothing is outdated.
     let again = world
         .apply(naming("orders", 2, "join", "init"))
         .await
@@ -195,7 +195,7 @@ async fn is_sent_as_it_was(naming: Naming) {
         .await
         .unwrap();
     let backend = world.site.backend().clone();
-    // It is made and nobody is told; then the platform fails for a while.
+    // The node is created but the response is lost; then the platform fails for a while.
     backend.fail_next(Operation::Create, Fault::LoseAnswer);
     for _ in 0..2 {
         let refuse = Fault::Refuse(Error::unavailable("not now"));
@@ -303,7 +303,7 @@ async fn has_to_be_there(naming: Naming, at: &str) {
         put(&world, secret("join", &[("other", text("x"))])).await,
         "data.init",
     );
-    // A key that nobody names goes.
+    // An unused key can be removed.
     put(&world, secret("join", &[("init", text("one"))]))
         .await
         .unwrap();
@@ -326,7 +326,7 @@ async fn templates_see_secrets_by_the_names_of_the_spec() {
     put(&world, secret("db", &keys)).await.unwrap();
     let seeing = |password: &str| {
         changed(document("orders", &[("web", 1)]), |spec| {
-            // Those of the cluster hold in its groups, but for names that these have too.
+            // Secrets of the cluster apply to its groups, except for names that the groups define themselves.
             spec.secrets = vec![seen("user", "db", "user"), seen("password", "db", "user")];
             spec.groups[0].secrets = vec![seen("password", "db", password)];
             rendering(spec, "{{ secrets.user }}:{{ secrets.password }}");
@@ -335,7 +335,7 @@ async fn templates_see_secrets_by_the_names_of_the_spec() {
     world.apply(seeing("first")).await.unwrap();
     world.ready("orders").await;
     assert_eq!(all_given(&world), ["app:1"]);
-    // Another key is another spec.
+    // Another key makes another spec.
     world.apply(seeing("second")).await.unwrap();
     until("the node is a new one", async || {
         (all_given(&world) == ["app:2"]).then_some(())
@@ -422,7 +422,7 @@ async fn a_secret_is_replaced_as_a_whole_and_kept_by_digest() {
     let now = answer.secret.unwrap();
     assert_eq!(now.keys[0], made.keys[0]);
     assert_ne!(now.keys[1], made.keys[1]);
-    // Who may change it may name what is kept by its SHA-256 as well.
+    // Callers who may change it may also refer to retained data by its SHA-256.
     let plain = Value::Sha256(digest(b"bob"));
     let same = secret("db", &[("user", plain), ("password", kept.clone())]);
     let same = put(&world, same).await.unwrap();
@@ -436,7 +436,7 @@ async fn a_secret_is_replaced_as_a_whole_and_kept_by_digest() {
     let mut new = secret("db", &[("a", text("b"))]);
     new.expected_revision = Some(0);
     refused(put(&world, new).await, Reason::RevisionMismatch);
-    // A digest is that of the same key, of the same secret.
+    // A digest only stands for the same key of the same secret.
     refused(
         put(&world, secret("db", &[("user", kept.clone())])).await,
         Reason::DigestNotStored,
@@ -472,7 +472,7 @@ async fn what_is_wrong_with_a_secret_is_named_and_not_shown() {
     let mut empty = secret("db", &[]);
     empty.data.insert("a".into(), pb::SecretValue::default());
     invalid(put(&world, empty).await, "data.a");
-    // The largest one that is possible is stored.
+    // A secret of maximum size is stored.
     let most = "x".repeat(256 * 1024 - 1);
     put(&world, secret("db", &[("a", text(&most))]))
         .await
@@ -532,7 +532,7 @@ async fn no_log_event_error_answer_or_audit_shows_a_secret() {
     let mut viewer = Secrets::new(door.channel(Some(token("viewer"))));
     let denied = viewer.apply_secret(request.clone()).await;
     shown += &format!("{:?}", refused(denied, Reason::PermissionDenied));
-    // A node that cannot be made at first, so that there are failures to tell of.
+    // The first attempts to create a node fail, so that there are errors to report.
     for _ in 0..3 {
         let refuse = Fault::Refuse(Error::unavailable("not now"));
         world.site.backend().fail_next(Operation::Create, refuse);
@@ -615,7 +615,7 @@ async fn a_scope_is_one_of_secrets_too() {
     };
     let mut scoped = door.of("orders");
     scoped.apply_cluster(naming("orders-join")).await.unwrap();
-    // Whether it is there is not told either.
+    // Whether it exists is not revealed either.
     for name in ["carts-join", "carts-none"] {
         let status = refused(
             scoped.apply_cluster(naming(name)).await,
@@ -630,7 +630,7 @@ async fn a_scope_is_one_of_secrets_too() {
             Reason::PermissionDenied,
         );
     }
-    // What somebody else has given the cluster stays with it.
+    // References that another caller has added to the cluster stay.
     door.of("operator")
         .apply_cluster(naming("carts-join"))
         .await

@@ -1,4 +1,4 @@
-//! Storage from the document to the backend: what plans and events say of it, and what is kept.
+//! Storage from the document to the backend: plans, events and retention.
 
 use drover_core::Reason;
 use drover_proto::orchestrator::v1::{self as pb, StorageRetention, plan_cluster_request::Subject};
@@ -20,7 +20,7 @@ async fn plan(world: &World, subject: Subject) -> pb::Plan {
     answer.into_inner().plan.unwrap()
 }
 
-/// What becomes of the storage of each node that a plan removes.
+/// What happens to the storage of each node that a plan removes.
 fn fates(plan: &pb::Plan) -> Vec<(String, StorageRetention)> {
     let removals = plan
         .actions
@@ -79,7 +79,7 @@ async fn plans_and_events_say_what_becomes_of_data() {
         gone.iter()
             .all(|(_, fate)| *fate == StorageRetention::Retain)
     );
-    // An update hands it on, one node after the other.
+    // An update hands the storage on, one node after the other.
     let newer = changed(stored("orders", 3, storage), |spec| {
         spec.groups[0].role = Some("other".into());
     });
@@ -130,7 +130,7 @@ async fn what_a_deleted_cluster_keeps_is_nobodys_and_can_be_deleted() {
     assert_eq!(left.len(), 2);
     assert!(left.iter().all(|one| one.claim() == pb::StorageClaim::None));
 
-    // One of the same name is another owner: it is told, and gets storage of its own.
+    // A new cluster of that name is another owner: there is a warning, and it gets storage of its own.
     let again = world.apply(document()).await.unwrap();
     assert!(
         again

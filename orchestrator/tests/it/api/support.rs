@@ -1,4 +1,4 @@
-//! An orchestrator in this process, over simulated platforms in this process, called through its real services.
+//! An in-process orchestrator over in-process simulated platforms, called through its real services.
 
 #![allow(
     dead_code,
@@ -42,7 +42,7 @@ pub type Clusters = ClusterServiceClient<Channel>;
 pub type Platforms = PlatformRegistryServiceClient<Channel>;
 pub type Secrets = SecretServiceClient<Channel>;
 
-/// The key that stores of these tests are encrypted with.
+/// Store encryption key of these tests.
 const KEY: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
 
 async fn unlocked(store: Store) -> Store {
@@ -51,10 +51,10 @@ async fn unlocked(store: Store) -> Store {
     store
 }
 
-/// Time that a condition may take. Far more than it does.
+/// Maximum wait for a condition, far longer than it takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Ways to platforms, by endpoint.
+/// Channels to platforms, by endpoint.
 #[derive(Clone, Default)]
 pub struct Sites(Arc<Mutex<HashMap<String, Channel>>>);
 
@@ -74,7 +74,7 @@ impl Sites {
             if !endpoint.starts_with("http://") {
                 return Err(Error::invalid("endpoint", "expected http://HOST:PORT"));
             }
-            // Nobody listens at what is not there, which only a call finds out.
+            // An unknown endpoint has no listener, which only becomes apparent with a call.
             let site = sites.0.lock().get(endpoint).cloned();
             Ok(site.unwrap_or_else(|| in_process(tonic::service::Routes::default())))
         })
@@ -112,12 +112,12 @@ pub struct World {
     pub orchestrator: Option<Orchestrator>,
     pub sites: Sites,
     pub site: Site,
-    /// What its store writes to, as long as it lives.
+    /// The backend of its store, as long as that is alive.
     pub backend: Weak<dyn Backend>,
 }
 
 impl World {
-    /// Over a store in memory, with its platform registered and visible.
+    /// With an in-memory store; its platform is registered and visible.
     pub async fn new() -> Self {
         Self::with(SimulatedSettings::default()).await
     }
@@ -150,19 +150,19 @@ impl World {
         }
     }
 
-    /// Over a store in a directory.
+    /// With a store in a directory.
     pub async fn in_directory(directory: &Path, settings: SimulatedSettings) -> Self {
         let store = Store::open_directory(directory).await.unwrap();
         Self::over(unlocked(store).await, settings).await
     }
 
-    /// The death of the process, and its next start over the same directory.
+    /// Crashes the process and restarts it on the same directory.
     pub async fn restart(&mut self, directory: &Path) {
         self.orchestrator.take().unwrap().kill().await;
         self.start(directory).await;
     }
 
-    /// The next start over a directory of whose orchestrator nothing is left.
+    /// Starts on a directory whose previous orchestrator is gone completely.
     pub async fn start(&mut self, directory: &Path) {
         let store = open_again(directory).await;
         let orchestrator = Orchestrator::start(store, self.sites.connector(), Hooks::default())
@@ -274,7 +274,7 @@ impl World {
         answer.platform.unwrap().status.unwrap()
     }
 
-    /// Waits until a cluster is as wanted, and answers it.
+    /// Waits until a cluster is ready, and returns it.
     pub async fn ready(&self, name: &str) -> pb::Cluster {
         until(&format!("{name} is ready"), async || {
             let cluster = self.get(name).await.unwrap();
@@ -297,12 +297,12 @@ impl World {
     }
 }
 
-/// Opens a directory whose last owner is about to let it go.
+/// Opens a directory whose previous owner is about to release it.
 pub async fn open_again(directory: &Path) -> Store {
     unlocked(open_locked(directory).await).await
 }
 
-/// The same without its keys.
+/// Opens it without the encryption keys.
 pub async fn open_locked(directory: &Path) -> Store {
     until("the store is free", async || {
         Store::open_directory(directory).await.ok()
@@ -326,7 +326,7 @@ pub fn registration(name: &str, endpoint: &str) -> pb::RegisterPlatformRequest {
     }
 }
 
-/// Everything that is logged by this thread.
+/// Captures everything that is logged by this thread.
 #[derive(Clone, Default)]
 pub struct Log(pub Arc<Mutex<Vec<u8>>>);
 
@@ -371,7 +371,7 @@ pub fn document(name: &str, groups: &[(&str, u32)]) -> pb::Cluster {
     }
 }
 
-/// The same, changed.
+/// Modifies the spec of a cluster.
 pub fn changed(mut cluster: pb::Cluster, change: impl FnOnce(&mut pb::ClusterSpec)) -> pb::Cluster {
     change(cluster.spec.as_mut().unwrap());
     cluster
@@ -381,7 +381,7 @@ pub fn reason(status: &Status) -> Reason {
     drover_convert::error::from_status(status).reason()
 }
 
-/// The wrong fields that an answer names.
+/// The fields of the violations in an error.
 pub fn fields(status: &Status) -> Vec<String> {
     let error = drover_convert::error::from_status(status);
     error.fields().iter().map(|one| one.field.clone()).collect()
@@ -394,7 +394,7 @@ pub fn metadata(status: &Status, key: &str) -> Option<String> {
         .cloned()
 }
 
-/// Fails unless a call was refused for this reason.
+/// Panics unless a call failed with this reason.
 #[track_caller]
 pub fn refused<T: std::fmt::Debug>(answer: Result<T, Status>, wanted: Reason) -> Status {
     let status = answer.expect_err("a refusal");
@@ -402,7 +402,7 @@ pub fn refused<T: std::fmt::Debug>(answer: Result<T, Status>, wanted: Reason) ->
     status
 }
 
-/// Fails unless a call was refused for this field.
+/// Panics unless a call failed with a violation of this field.
 #[track_caller]
 pub fn invalid<T: std::fmt::Debug>(answer: Result<T, Status>, field: &str) -> Status {
     let status = refused(answer, Reason::Invalid);

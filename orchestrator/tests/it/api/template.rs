@@ -1,4 +1,4 @@
-//! Templates of a platform change under the nodes that were made from them.
+//! Changes of a platform's templates while nodes made from them exist.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -22,7 +22,7 @@ fn write(directory: &Path, name: &str, content: &str) {
     fs::write(directory.join(name), content).unwrap();
 }
 
-/// An orchestrator over one platform with a catalogue in a directory.
+/// An orchestrator with one platform whose catalogue is in a directory.
 async fn world(directory: &Path) -> (World, PlatformServer) {
     write(directory, "index.yaml", INDEX);
     write(directory, "web.yaml", "first");
@@ -146,7 +146,7 @@ async fn what_is_replaced_by_name_alone_is_shown_as_outdated_with_the_cause() {
         assert_eq!(node.reason, "Outdated");
         assert_eq!(node.causes, ["template web.yaml of platform sim"]);
     }
-    // A comment is no change, and what was is what it was.
+    // Comments do not change a template, and restoring one restores its digest.
     write(directory.path(), "index.yaml", &format!("# Ours.\n{INDEX}"));
     write(directory.path(), "web.yaml", "first");
     outdated(&world, false).await;
@@ -203,7 +203,7 @@ async fn a_platform_says_from_which_template_it_made_nodes_as_long_as_it_knows()
     let entry = &platform.templates[0];
     assert_eq!((&*entry.template, entry.digest.len()), ("web.yaml", 64));
     assert_eq!(first.template_digest, entry.digest);
-    // It was there before the call: it may be of any template.
+    // The node existed before the call, so it may have been made from any template.
     let again = client.provision(request).await.unwrap().into_inner();
     assert_eq!(again.nodes.len(), 1);
     assert_eq!(again.template_digest, "");
@@ -215,7 +215,7 @@ async fn a_platform_says_from_which_template_it_made_nodes_as_long_as_it_knows()
 async fn nodes_that_run_are_probed_as_a_changed_template_says() {
     let directory = tempfile::tempdir().unwrap();
     let (world, server) = world(directory.path()).await;
-    // A breaker holds them: they are sick, and stay.
+    // Remediation is disabled, so that unhealthy nodes are not replaced.
     let held = changed(document("orders", &[("web", 3)]), |spec| {
         spec.remediation = Some(pb::RemediationPolicy {
             enabled: Some(false),
@@ -243,7 +243,7 @@ async fn nodes_that_run_are_probed_as_a_changed_template_says() {
         all(pb::NodeState::Unhealthy).await;
         write(directory.path(), "index.yaml", &probed("'true'"));
         all(pb::NodeState::Ready).await;
-        // Without a probe nothing is asked; with the next one it is again.
+        // Without a probe, nothing is probed; with the next one, probing resumes.
         write(directory.path(), "index.yaml", INDEX);
         all(pb::NodeState::Ready).await;
     }

@@ -1,4 +1,4 @@
-//! What this version cannot do is refused by name, and never ignored.
+//! Unsupported settings are rejected with their field, and never ignored.
 
 use drover_core::Reason;
 use drover_proto::{
@@ -179,7 +179,7 @@ const CASES: &[Case] = &[
     ("spec.groups[0].update.max_unavailable", |s| {
         group(s).update = update(count(1), percent(250));
     }),
-    // 30 % of one node are none, and none more is allowed.
+    // 30 % of one node rounds down to zero, and without a surge the update could not proceed.
     ("spec.groups[0].update.max_unavailable", |s| {
         group(s).update = update(count(0), percent(30));
     }),
@@ -205,7 +205,7 @@ const CASES: &[Case] = &[
         }
         group(s).update = policy;
     }),
-    // Values of a newer version are no values.
+    // Values of a newer version are invalid.
     ("spec.orphan_policy", |s| s.orphan_policy = 77),
     ("spec.management_policy", |s| s.management_policy = 77),
     ("spec.groups[0].removal_order", |s| {
@@ -242,7 +242,7 @@ const CASES: &[Case] = &[
             });
         },
     ),
-    // Values that cannot be.
+    // Impossible values.
     ("spec.groups", |s| s.groups.clear()),
     ("spec.groups[0].platforms", |s| s.platforms.clear()),
     ("spec.platforms", |s| {

@@ -1,4 +1,4 @@
-//! User data: kept under its digest, given to every node, and never shown.
+//! User data: stored under its digest, passed to every node, and never shown.
 
 use bytes::Bytes;
 use drover_core::{Reason, secrecy::HIDDEN, spec::digest};
@@ -12,7 +12,7 @@ use crate::api::{
 };
 
 const SECRET: &str = "#cloud-config\ntoken: hush-hush\n";
-/// What somebody may guess instead.
+/// A wrong guess of the user data.
 const GUESS: &str = "#cloud-config\ntoken: hush-hash\n";
 
 const RULES: &str = "
@@ -36,7 +36,7 @@ fn text(text: &str) -> Option<pb::BootstrapSource> {
     source(Source::Text(text.to_owned()))
 }
 
-/// What the nodes of a group were given.
+/// The user data that the nodes of a group were given.
 fn given(world: &World, group: &str) -> Vec<String> {
     let backend = world.site.backend();
     let nodes = backend.nodes().into_iter().filter(|n| n.group == group);
@@ -47,7 +47,7 @@ fn given(world: &World, group: &str) -> Vec<String> {
     given
 }
 
-/// All keys, and all values but those of the user data itself.
+/// All stored keys, and all values except the user data itself.
 async fn stored(world: &World) -> String {
     let backend = world.backend.upgrade().unwrap();
     let scan = backend.scan(Range::all(), 100).await.unwrap();
@@ -96,7 +96,7 @@ async fn user_data_reaches_the_nodes_and_nobody_else() {
     assert!(!everything.contains("hush"), "{everything}");
     assert!(!everything.contains(&digest), "by that it can be guessed");
     assert!(everything.contains(&shown));
-    // What a node is made from is covered by a hash that everybody sees, too.
+    // The spec hash, which is visible to all readers, covers what a node is made from.
     assert!(nodes.iter().all(|node| node.spec_hash.starts_with("h3-")));
     let dump = stored(&world).await;
     assert!(dump.contains(&format!("/{digest}")) && !dump.contains("hush"));
@@ -152,13 +152,13 @@ async fn a_digest_stands_for_what_is_stored_of_the_cluster_alone() {
     let before = world.nodes("orders").await[0].spec_hash.clone();
     world.apply(with("second")).await.unwrap();
     assert!(world.nodes("orders").await[0].outdated);
-    // Back to what was before: it is still there.
+    // The previous data still exists for an undo.
     let mut back = with("second");
     back.spec.as_mut().unwrap().groups[0].bootstrap = source(Source::Sha256(digest.clone()));
     world.apply(back.clone()).await.unwrap();
     let node = world.nodes("orders").await.remove(0);
     assert_eq!((node.outdated, node.spec_hash), (false, before));
-    // Ten changes on, nothing that could be sent or gone back to needs it: it goes.
+    // Ten changes later, neither a request nor a retained revision needs it, so it is dropped.
     for at in 0..12 {
         world.apply(with(&format!("data {at}"))).await.unwrap();
     }
@@ -166,7 +166,7 @@ async fn a_digest_stands_for_what_is_stored_of_the_cluster_alone() {
     world.stop().await;
 }
 
-/// All that an answer to a plan and to a dry run says of a document, but for what time brings about.
+/// What a plan and a dry run return for a document, without values that depend on time.
 async fn planned(door: &Door, who: &str, cluster: pb::Cluster) -> [String; 2] {
     let say = |plan: Option<pb::Plan>, cluster: Option<pb::Cluster>, warnings: Vec<String>| {
         let (plan, cluster) = (plan.unwrap(), cluster.unwrap());
@@ -210,7 +210,7 @@ async fn who_may_only_look_finds_out_by_no_plan_whether_a_guess_is_what_is_store
         panic!("a digest");
     };
 
-    // Of the cluster itself, and of one that is not there.
+    // For the cluster itself, and for one that does not exist.
     for name in ["orders", "stuff"] {
         let right = planned(&door, "looks", with(name, SECRET)).await;
         let wrong = planned(&door, "looks", with(name, GUESS)).await;
@@ -220,7 +220,7 @@ async fn who_may_only_look_finds_out_by_no_plan_whether_a_guess_is_what_is_store
             assert!(answer.contains(HIDDEN), "{name}: {answer}");
         }
     }
-    // What is stored may be referred to beside it, and counts as what it is.
+    // Stored data may be referred to in the same document, and is compared as usual.
     let beside = |guess: &str| {
         changed(document("orders", &groups), |spec| {
             spec.bootstrap = source(Source::Sha256(stored.clone()));
@@ -234,17 +234,17 @@ async fn who_may_only_look_finds_out_by_no_plan_whether_a_guess_is_what_is_store
         assert!(renewed && !answer.contains("db-0"), "{answer}");
     }
 
-    // Who may change the cluster is told the truth.
+    // Callers who may change the cluster get the accurate result.
     let [plan, dry] = planned(&door, "admin", with("orders", SECRET)).await;
     assert!(dry.starts_with("Unchanged") && !plan.contains("web-0"));
     assert!(plan.contains(&stored) && dry.contains(&stored));
     let [plan, dry] = planned(&door, "admin", with("orders", GUESS)).await;
     assert!(dry.starts_with("Configured") && plan.contains("web-0"));
-    // So is who makes one.
+    // So does a caller who creates one.
     let [_, dry] = planned(&door, "looks", with("carts", GUESS)).await;
     assert!(dry.starts_with("Created") && !dry.contains(HIDDEN));
 
-    // But not what is in another one: the same data has another digest there, and its nodes have another hash.
+    // But not for the data of another cluster: the same data has another digest there, and its nodes have another hash.
     let [plan, dry] = planned(&door, "looks", with("carts", SECRET)).await;
     assert!(!plan.contains(&stored) && !dry.contains(&stored));
     door.world.apply(with("carts", SECRET)).await.unwrap();

@@ -1,5 +1,3 @@
-//! WatchClusters and WatchNodes.
-
 use std::{collections::BTreeMap, time::Duration};
 
 use drover_proto::{common::v1::LabelSelector, orchestrator::v1 as pb};

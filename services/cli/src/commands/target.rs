@@ -1,11 +1,9 @@
 //! Parses the names of objects as people type them: `KIND NAME`, `KIND/NAME`, singular or plural, `CLUSTER/NODE`.
 
+use drover_core::name::closest;
 use drover_proto::common::v1::{LabelOperator, LabelRequirement, LabelSelector};
 
-use crate::{
-    failure::{Failure, Outcome},
-    manifest::schema::closest,
-};
+use crate::failure::{Failure, Outcome};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {

@@ -82,7 +82,7 @@ impl<'a> Decoder<'a> {
 
     /// Reports an unknown key.
     pub(crate) fn unknown(&mut self, entry: &Entry, path: &str, known: &[(&str, String)]) {
-        let suggestion = schema::closest(&entry.key, known.iter().map(|(key, _)| *key));
+        let suggestion = drover_core::name::closest(&entry.key, known.iter().map(|(key, _)| *key));
         // In a damaged file a part of a value may have become the beginning of its key.
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
         let shown = entry.key.chars().all(is_name) || !is_secret_key(&entry.key);
@@ -254,7 +254,7 @@ impl<'a> Decoder<'a> {
                     return Some(Dynamic::EnumNumber(*number));
                 }
                 let suggestion = text.and_then(|text| {
-                    schema::closest(text, values.iter().map(|(name, _)| name.as_str()))
+                    drover_core::name::closest(text, values.iter().map(|(name, _)| name.as_str()))
                 });
                 match (text, suggestion) {
                     (Some(text), Some(suggestion)) => {

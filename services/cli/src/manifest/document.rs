@@ -30,7 +30,7 @@ pub(super) fn kind(decoder: &mut Decoder<'_>, root: &Node) -> Option<&'static st
             let text = decoder.text(node, "kind", &expected)?;
             let known = KINDS.into_iter().find(|kind| *kind == text);
             if known.is_none() {
-                let message = match schema::closest(&text, KINDS) {
+                let message = match drover_core::name::closest(&text, KINDS) {
                     Some(kind) => format!("unknown kind `{text}`, did you mean `{kind}`?"),
                     None => format!("unknown kind `{text}`"),
                 };

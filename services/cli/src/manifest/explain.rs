@@ -61,13 +61,14 @@ pub(crate) fn explain(path: &str) -> Result<String, String> {
         let fields = schema::fields(&message);
         let keys = || fields.iter().map(|field| field.key.as_str());
         let is_name = !keys().any(|key| key == word)
-            && (words.peek().is_some() || schema::closest(word, keys()).is_none());
+            && (words.peek().is_some() || drover_core::name::closest(word, keys()).is_none());
         if named && is_name {
             continue;
         }
         group = word == "groups";
         let Some(found) = fields.iter().find(|field| field.key == word) else {
-            let suggestion = schema::closest(word, fields.iter().map(|field| field.key.as_str()));
+            let suggestion =
+                drover_core::name::closest(word, fields.iter().map(|field| field.key.as_str()));
             let suggestion = suggestion
                 .map(|name| format!(", did you mean `{name}`?"))
                 .unwrap_or_default();

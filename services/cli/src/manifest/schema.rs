@@ -350,34 +350,3 @@ pub(crate) fn comment(file: &prost_reflect::FileDescriptor, path: &[i32]) -> Str
         .unwrap_or_default();
     text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }
-
-/// The most similar name, if it is similar enough to be intended.
-pub(crate) fn closest<'a>(
-    wrong: &str,
-    names: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
-    let wrong = wrong.to_lowercase();
-    let limit = (wrong.chars().count() / 3).max(1);
-    names
-        .into_iter()
-        .map(|name| (distance(&wrong, &name.to_lowercase()), name))
-        .filter(|(distance, _)| *distance <= limit)
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, name)| name)
-}
-
-/// Levenshtein distance.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(x != *y);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
-}

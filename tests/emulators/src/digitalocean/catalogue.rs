@@ -1,8 +1,8 @@
-//! What DigitalOcean sells: regions, sizes and public images, a choice of the real ones.
+//! DigitalOcean's catalogue: a selection of the real regions, sizes and public images.
 
 use serde_json::{Value, json};
 
-/// A region: slug and name.
+/// Slug and name.
 pub(super) const REGIONS: &[(&str, &str)] = &[
     ("ams3", "Amsterdam 3"),
     ("blr1", "Bangalore 1"),
@@ -16,7 +16,6 @@ pub(super) const REGIONS: &[(&str, &str)] = &[
     ("tor1", "Toronto 1"),
 ];
 
-/// A size.
 pub(super) struct Size {
     pub(super) slug: &'static str,
     pub(super) description: &'static str,
@@ -29,7 +28,7 @@ pub(super) struct Size {
     pub(super) transfer: f64,
     /// Dollars a month.
     pub(super) price: f64,
-    /// Where it is sold. Empty: everywhere.
+    /// Regions in which it is available. Empty: all.
     pub(super) regions: &'static [&'static str],
     pub(super) gpus: u32,
 }
@@ -54,7 +53,6 @@ const fn size(
     }
 }
 
-/// The sizes.
 pub(super) const SIZES: &[Size] = &[
     size("s-1vcpu-512mb-10gb", "Basic", (1, 512, 10), 0.5, 4.0),
     size("s-1vcpu-1gb", "Basic", (1, 1024, 25), 1.0, 6.0),
@@ -91,7 +89,7 @@ pub(super) const SIZES: &[Size] = &[
     },
 ];
 
-/// A public image: id, slug, distribution, name, smallest disk in GiB.
+/// Public images: id, slug, distribution, name, minimum disk size in GiB.
 pub(super) const IMAGES: &[(u64, &str, &str, &str, u32)] = &[
     (129_211_873, "debian-11-x64", "Debian", "11 x64", 7),
     (153_590_520, "debian-12-x64", "Debian", "12 x64", 7),
@@ -167,7 +165,7 @@ pub(super) fn region(slug: &str) -> Option<Value> {
     }))
 }
 
-/// An image as the API shows it. `slug`: a public one.
+/// An image in the API's format. `slug` is set for public images.
 pub(super) fn image(
     id: u64,
     slug: Option<&str>,

@@ -1,4 +1,4 @@
-//! Making droplets.
+//! Creation of droplets.
 
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
@@ -6,14 +6,14 @@ use tokio::time::Instant;
 use super::{World, catalogue, droplet::Droplet, error, unprocessable};
 use crate::server::{Answer, Call};
 
-/// Most droplets of one call.
+/// Maximum number of droplets per call.
 const MAX_NAMES: usize = 10;
-/// Longest user data in bytes.
+/// Maximum size of user data in bytes.
 const MAX_USER_DATA: usize = 64 << 10;
-/// Longest tag and name.
+/// Maximum length of a tag or a name.
 const MAX_NAME: usize = 255;
 
-/// A creation that is in order.
+/// A validated create request.
 struct Wanted {
     names: Vec<String>,
     region: String,
@@ -83,7 +83,7 @@ impl World {
                 now,
                 common.pending_delay,
             );
-            // It is new in this answer, however quick it is.
+            // The status is always `new` in this response, even without a pending delay.
             let mut shown = self.droplet_json(&droplet, now);
             shown["status"] = json!("new");
             shown["networks"] = json!({"v4": [], "v6": []});
@@ -103,7 +103,7 @@ impl World {
         Ok(Answer::json(202, &answer))
     }
 
-    /// How many more droplets fit into a region.
+    /// Number of droplets that still fit into a region.
     pub(super) fn room(&self, state: &super::State, region: &str) -> usize {
         let Some(capacity) = self.settings.common.capacity.get(region) else {
             return usize::MAX;
@@ -164,7 +164,7 @@ impl World {
         })
     }
 
-    /// A region by slug, by the start of its slug, or any.
+    /// Resolves a region by slug or slug prefix, or picks any.
     fn region(&self, wanted: &str, size: &catalogue::Size, count: usize) -> Result<String, Answer> {
         let slugs = catalogue::REGIONS.iter().map(|(slug, _)| *slug);
         let exact: Vec<&str> = slugs.clone().filter(|slug| *slug == wanted).collect();

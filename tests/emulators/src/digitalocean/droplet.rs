@@ -1,4 +1,4 @@
-//! A droplet, and how it looks at a moment.
+//! Droplets and their state at a point in time.
 
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
@@ -11,7 +11,7 @@ use super::{World, catalogue, state::Action};
 pub(super) struct Droplet {
     pub(super) id: u64,
     pub(super) name: String,
-    /// As the account writes them.
+    /// Spelled as in the account's list of tags.
     pub(super) tags: Vec<String>,
     pub(super) region: String,
     pub(super) size: &'static str,
@@ -19,13 +19,13 @@ pub(super) struct Droplet {
     pub(super) vpc: String,
     pub(super) made: Instant,
     pub(super) visible: Instant,
-    /// When it runs.
+    /// When the droplet becomes active.
     pub(super) active: Instant,
-    /// From when it is off.
+    /// When the droplet is powered off.
     pub(super) off: Option<Instant>,
-    /// From when it is gone.
+    /// When the droplet is deleted.
     pub(super) gone: Option<Instant>,
-    /// By an administrator.
+    /// Locked by an administrator of the provider.
     pub(super) locked: bool,
     pub(super) ipv6: bool,
     pub(super) backups: bool,
@@ -45,7 +45,7 @@ impl Droplet {
         }
     }
 
-    /// The event that is not over.
+    /// Whether an event is pending.
     pub(super) fn is_busy(&self, now: Instant) -> bool {
         now < self.active || self.gone.is_some() || self.off.is_some_and(|off| off > now)
     }
@@ -69,7 +69,7 @@ impl Droplet {
             "ip_address": private, "netmask": "255.255.240.0", "gateway": "10.10.0.1", "type": "private",
         })];
         if self.public {
-            // The block for benchmarks.
+            // 198.18.0.0/15, reserved for benchmarks (RFC 2544).
             let public = Ipv4Addr::from(0xc612_0000 | (at & 0x0001_ffff));
             v4.push(json!({
                 "ip_address": public, "netmask": "255.255.240.0", "gateway": "198.18.0.1", "type": "public",
@@ -142,7 +142,7 @@ impl World {
         })
     }
 
-    /// A time as the API writes it.
+    /// A timestamp in the API's format.
     fn second(&self, at: Instant) -> String {
         self.clock.at(at).strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
     }

@@ -1,4 +1,4 @@
-//! Reading.
+//! Read operations.
 
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -82,12 +82,12 @@ impl World {
         self.settle();
         let now = Instant::now();
         let state = self.state.lock();
-        // Exactly as the account writes it: another case names no tag.
+        // Case-sensitive: a different spelling does not match any tag.
         let wanted = |droplet: &&super::droplet::Droplet| {
             droplet.visible <= now
                 && match tag {
                     Some(tag) => droplet.tags.iter().any(|has| has == tag),
-                    // Those with GPUs are only in the list that asks for them.
+                    // Droplets with GPUs are only listed on explicit request.
                     None => droplet.is_gpu() == (kind == Some("gpus")),
                 }
                 && name.is_none_or(|name| droplet.name.eq_ignore_ascii_case(name))
@@ -98,7 +98,7 @@ impl World {
         })
     }
 
-    /// A droplet's number, if it exists, visible to lists or not.
+    /// Returns the number of an existing droplet, whether lists show it yet or not.
     pub(super) fn find(&self, id: &str) -> Result<u64, Answer> {
         self.settle();
         let number: u64 = id.parse().map_err(|_| not_found())?;
@@ -161,7 +161,7 @@ impl World {
         }
     }
 
-    /// An image by slug, if it is public, or id.
+    /// Finds an image by id, or by slug if it is public.
     pub(super) fn find_image(&self, name: &str) -> Option<Value> {
         let public = catalogue::public_images();
         let private = self.settings.snapshots.iter();

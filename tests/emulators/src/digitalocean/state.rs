@@ -1,4 +1,4 @@
-//! What the account has.
+//! State of the account.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,15 +14,14 @@ use crate::world::Made;
 /// An SSH key of the account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SshKey {
-    /// Id.
+    /// Numeric id.
     pub id: u64,
-    /// Name.
+    /// Display name.
     pub name: String,
-    /// MD5 fingerprint, as hexadecimal bytes with colons.
+    /// MD5 fingerprint as hexadecimal bytes separated by colons.
     pub fingerprint: String,
 }
 
-/// An event of a droplet.
 #[derive(Clone, Debug)]
 pub(super) struct Action {
     pub(super) id: u64,
@@ -41,25 +40,25 @@ pub(super) struct Vpc {
 }
 
 pub(super) struct State {
-    /// By id; newest last.
+    /// By id, so the newest is last.
     pub(super) droplets: BTreeMap<u64, Droplet>,
-    /// Tags by lower-case name: as they were first written.
+    /// Tags as first written, by lower-case name.
     pub(super) tags: BTreeMap<String, String>,
     pub(super) actions: BTreeMap<u64, Action>,
     pub(super) vpcs: Vec<Vpc>,
     pub(super) expired: bool,
     pub(super) revoked: Vec<String>,
-    /// Names of all droplets that requests ever made.
+    /// Names of all droplets ever created by requests.
     pub(super) names: BTreeMap<u64, String>,
-    /// When the calls of the last hour were made.
+    /// Times of the calls of the last hour.
     pub(super) calls: VecDeque<Instant>,
     next_droplet: u64,
     next_action: u64,
 }
 
-/// The moving hour of the rate limit.
+/// Sliding window of the rate limit.
 const WINDOW: Duration = Duration::from_secs(3600);
-/// Actions that are kept.
+/// Maximum number of actions kept.
 const ACTIONS: usize = 50_000;
 
 impl State {
@@ -83,7 +82,7 @@ impl State {
             revoked: Vec::new(),
             names: BTreeMap::new(),
             calls: VecDeque::new(),
-            // As large as real ones.
+            // Same magnitude as real ids.
             next_droplet: 504_000_000,
             next_action: 2_600_000_000,
         }
@@ -94,7 +93,7 @@ impl State {
         self.next_droplet
     }
 
-    /// Notes an event of a droplet; answers its id.
+    /// Records an event of a droplet; returns its id.
     pub(super) fn act(
         &mut self,
         kind: &str,
@@ -127,7 +126,7 @@ impl State {
         self.vpcs.iter().find(default).map(|vpc| vpc.id.clone())
     }
 
-    /// The tag as it was first written, which is now if it is new.
+    /// Returns the tag as first written, creating it if it is new.
     pub(super) fn tag(&mut self, name: &str) -> String {
         self.tags
             .entry(name.to_ascii_lowercase())
@@ -135,7 +134,7 @@ impl State {
             .clone()
     }
 
-    /// Removes the droplets whose destruction has ended; answers their ids.
+    /// Removes the droplets whose destruction is complete; returns their ids.
     pub(super) fn settle(&mut self, now: Instant) -> Vec<u64> {
         let gone = |droplet: &Droplet| droplet.gone.is_some_and(|gone| gone <= now);
         let ids: Vec<u64> = self
@@ -152,7 +151,7 @@ impl State {
 }
 
 impl World {
-    /// Notes what has ended by now.
+    /// Applies the state changes that are due by now.
     pub(super) fn settle(&self) {
         let ids = self.state.lock().settle(Instant::now());
         for id in ids {
@@ -160,7 +159,7 @@ impl World {
         }
     }
 
-    /// Counts a call, or says when there is one again.
+    /// Counts a call against the rate limit. Fails with the time until the next call is allowed.
     pub(super) fn spend(&self) -> Result<(), Duration> {
         let Some(limit) = self.settings.hourly_limit else {
             return Ok(());
@@ -182,7 +181,7 @@ impl World {
         Err((oldest + WINDOW).saturating_duration_since(now))
     }
 
-    /// Calls that are left, and when the oldest expires, in seconds of the Unix epoch.
+    /// Returns the number of calls left, and when the oldest one leaves the window, in seconds since the Unix epoch.
     pub(super) fn remaining(&self) -> (u64, i64) {
         let now = Instant::now();
         let state = self.state.lock();
@@ -210,7 +209,7 @@ impl World {
             .collect()
     }
 
-    /// Notes in the ledger that a droplet was made.
+    /// Records the creation of a droplet in the ledger.
     pub(super) fn record(&self, droplet: &Droplet) {
         self.ledger.made(Made {
             kind: "droplet".to_owned(),

@@ -1,4 +1,4 @@
-//! Changing and destroying.
+//! Update and delete operations.
 
 use std::time::Duration;
 
@@ -86,7 +86,7 @@ impl World {
         Ok(Answer::json(201, &json!({"tag": tag_json(&name, count)})))
     }
 
-    /// Puts a tag on droplets, or takes it off.
+    /// Adds a tag to droplets or removes it.
     pub(super) fn tag_resources(
         &self,
         name: &str,
@@ -97,7 +97,7 @@ impl World {
         let body = call.json().unwrap_or_default();
         let resources = body["resources"].as_array().cloned().unwrap_or_default();
         let mut state = self.state.lock();
-        // Exactly as the account writes it.
+        // Case-sensitive: the spelling must be the account's.
         if !state.tags.values().any(|known| known == name) {
             return Err(not_found());
         }

@@ -1,4 +1,4 @@
-//! Who calls: credentials, and what STS says about them.
+//! Authentication of the caller, and `GetCallerIdentity` of STS.
 
 use jiff::Timestamp;
 use jiff::civil::DateTime;
@@ -12,11 +12,11 @@ use crate::server::{Answer, Call};
 
 pub(crate) const STS_VERSION: &str = "2011-06-15";
 
-/// How far a request's date may be from the API's own, in seconds.
+/// Maximum difference in seconds between the date of a request and the API's clock.
 const SKEW: i64 = 15 * 60;
 
 impl World {
-    /// The access key id of the caller, if it may call.
+    /// Returns the access key id of the caller if its credentials are accepted.
     pub(crate) fn check_credentials(
         &self,
         operation: &str,

@@ -1,4 +1,4 @@
-//! Elastic addresses.
+//! Elastic IP addresses.
 
 use tokio::time::Instant;
 
@@ -98,7 +98,7 @@ impl World {
             }
         }
         unbind(state, &id);
-        // An address that the instance had before is free again.
+        // The instance's previous address is disassociated.
         if let Some((before, _, _)) = state
             .instances
             .get(&number)
@@ -119,7 +119,7 @@ impl World {
         Ok(xml)
     }
 
-    /// The instance that a call names, or whose interface it names.
+    /// Resolves the instance that a call names directly or by its network interface.
     fn target(&self, state: &State, params: &Params, now: Instant) -> Outcome<u64> {
         let Some(interface) = params.get("NetworkInterfaceId") else {
             let id = params.need("InstanceId")?.to_owned();
@@ -229,7 +229,7 @@ impl World {
     }
 }
 
-/// Takes an address from the instance that has it.
+/// Disassociates an address from its instance.
 fn unbind(state: &mut State, id: &str) {
     let Some((_, instance)) = state
         .addresses

@@ -1,4 +1,4 @@
-//! The parameters of RunInstances that need nothing but themselves to be judged.
+//! Parameters of RunInstances that can be validated on their own, without the state of the region.
 
 use std::net::Ipv4Addr;
 
@@ -8,9 +8,9 @@ use crate::ec2::catalogue::{self, Image};
 use crate::ec2::model::MetadataOptions;
 use crate::ec2::params::{Outcome, Params, invalid_value, wrong};
 
-/// What user data may be, before it is base64.
+/// Maximum size of user data before base64 encoding, in bytes.
 const USER_DATA: usize = 16 * 1024;
-/// A disk that every instance of a call gets.
+/// A disk of every instance that a call creates.
 #[derive(Clone)]
 pub(crate) struct Disk {
     pub(crate) device: String,
@@ -38,7 +38,7 @@ pub(crate) fn counts(params: &Params) -> Outcome<(usize, usize)> {
     Ok((least, most))
 }
 
-/// What a client token stands for: all parameters but those that say nothing about the instances.
+/// Fingerprint of a call for its client token: covers all parameters that affect the instances.
 pub(crate) fn fingerprint(params: &Params) -> [u8; 32] {
     let mut hash = Sha256::new();
     for (key, value) in params.iter() {
@@ -70,7 +70,7 @@ pub(crate) fn image(id: &str) -> Outcome<&'static Image> {
     })
 }
 
-/// The digits of an id: 8 or 17 of them.
+/// Whether these are the digits of an id: 8 or 17 hexadecimal ones.
 pub(crate) fn is_hex(digits: &str) -> bool {
     matches!(digits.len(), 8 | 17)
         && digits
@@ -78,7 +78,7 @@ pub(crate) fn is_hex(digits: &str) -> bool {
             .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// The first network interface, which is the only one that is emulated.
+/// Returns the first network interface; only one is emulated.
 pub(crate) fn interface(params: &Params) -> Outcome<Params> {
     let mut interfaces = params.items("NetworkInterface");
     if interfaces.len() > 1 {
@@ -168,7 +168,7 @@ pub(crate) fn metadata(params: &Params, image: &Image) -> Outcome<MetadataOption
     })
 }
 
-/// The image's root disk as the call changes it, and those that the call adds.
+/// Returns the image's root disk with the overrides of the call, and the additional disks of the call.
 pub(crate) fn disks(params: &Params, image: &Image) -> Outcome<Vec<Disk>> {
     let root = Disk {
         device: image.root.to_owned(),

@@ -1,4 +1,4 @@
-//! Attributes of instances, their volumes and what they wrote to their console.
+//! Instance attributes, volumes and console output.
 
 use tokio::time::Instant;
 
@@ -118,7 +118,7 @@ impl World {
         Ok(Xml::done())
     }
 
-    /// Only for instances named by id, at most a hundred.
+    /// Supports only instances named by id, at most a hundred.
     pub(crate) fn describe_instance_status(
         &self,
         state: &State,

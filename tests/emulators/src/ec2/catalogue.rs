@@ -1,6 +1,5 @@
-//! What the region offers: zones, types of instances, images.
+//! Catalogue of the region: zones, instance types, images.
 
-/// A type of instance.
 #[derive(Debug)]
 pub(crate) struct InstanceType {
     pub(crate) name: &'static str,
@@ -59,7 +58,7 @@ const fn arm(name: &'static str, vcpus: u32, mib: u64) -> InstanceType {
     }
 }
 
-/// Every type, with the sizes that the provider publishes.
+/// All instance types, with the sizes that the provider publishes.
 pub(crate) static TYPES: &[InstanceType] = &[
     t2("t2.nano", 1, 512),
     InstanceType {
@@ -94,7 +93,6 @@ pub(crate) fn instance_type(name: &str) -> Option<&'static InstanceType> {
     TYPES.iter().find(|kind| kind.name == name)
 }
 
-/// An image.
 #[derive(Debug)]
 pub(crate) struct Image {
     pub(crate) id: &'static str,
@@ -106,7 +104,7 @@ pub(crate) struct Image {
     pub(crate) created: &'static str,
     pub(crate) root: &'static str,
     pub(crate) gib: i64,
-    /// The image asks for version 2 of the metadata service.
+    /// Whether the image requires IMDSv2.
     pub(crate) imds_v2: bool,
     pub(crate) deprecated: Option<&'static str>,
 }
@@ -133,7 +131,8 @@ const AMAZON: Image = Image {
     ..DEBIAN
 };
 
-/// Every image. Several of one name pattern, so that "the newest" is a choice, and one of another architecture.
+/// All images. Several match one name pattern, so that selecting the newest is significant, and one has another
+/// architecture.
 pub(crate) static IMAGES: &[Image] = &[
     Image {
         id: "ami-0a1b2c3d4e5f60001",

@@ -1,4 +1,4 @@
-//! Instances as they are listed.
+//! Listing of instances.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -10,7 +10,7 @@ use crate::ec2::params::{Filters, Outcome, Params, wrong};
 use crate::ec2::xml::Xml;
 use crate::ec2::{ACCOUNT, World, lifecycle};
 
-/// About what one instance takes as XML, so that a long list is not copied while it grows.
+/// Approximate size of an instance as XML, to preallocate long lists.
 const DRAWN: usize = 4096;
 
 const FILTERS: &[&str] = &[
@@ -108,7 +108,7 @@ impl World {
         Ok(xml)
     }
 
-    /// What a reservation is shown as, with these of its instances.
+    /// Renders a reservation with these of its instances.
     pub(crate) fn reservation(
         &self,
         xml: &mut Xml,
@@ -312,7 +312,7 @@ impl World {
         )
     }
 
-    /// The most elements of a page, and what the page begins with.
+    /// Returns the page size, and the position at which the page begins.
     pub(crate) fn page_of(&self, params: &Params, least: i64) -> Outcome<(Option<usize>, u64)> {
         let asked = params.int("MaxResults")?;
         if let Some(asked) = asked.filter(|asked| !(least..=1000).contains(asked)) {
@@ -341,7 +341,7 @@ impl World {
         Ok((limit, from))
     }
 
-    /// One page of a list whose order does not change.
+    /// Returns one page of a list with a stable order.
     pub(crate) fn page<T>(
         &self,
         params: &Params,
@@ -360,7 +360,7 @@ fn page_token(from: u64) -> String {
     crate::base64::encode(format!("from {from}").as_bytes())
 }
 
-/// The instances that a filter by tag leaves, if one names whole values.
+/// Narrows the instances with the index if a filter by tag has only exact values.
 fn indexed(state: &State, filters: &Filters) -> Option<BTreeSet<u64>> {
     let plain = |values: &[String]| !values.iter().any(|value| value.contains(['*', '?']));
     let by_tag = filters.iter().filter_map(|(name, values)| {

@@ -1,4 +1,4 @@
-//! What is in the region from the start, and what others put there.
+//! Initial resources of the region, and resources of other owners.
 
 use tokio::time::Instant;
 
@@ -9,7 +9,7 @@ use crate::ec2::model::{
 };
 use crate::ec2::{World, catalogue};
 
-/// A default network's own block, and where the subnet of each zone begins in it.
+/// CIDR block of the default VPC, and the offset of the subnet of each zone in it.
 const NETWORK: Cidr = Cidr {
     base: 0xac1f_0000,
     bits: 16,
@@ -51,7 +51,7 @@ impl World {
         }
     }
 
-    /// A network with its default group and its main route table.
+    /// Adds a VPC with its default security group and its main route table.
     pub(crate) fn add_vpc(
         &self,
         state: &mut State,
@@ -116,7 +116,7 @@ impl World {
         id
     }
 
-    /// Instances of somebody else, in the default network, running for long.
+    /// Adds instances of another owner in the default VPC that have been running for a long time.
     pub(crate) fn add_foreign(&self, state: &mut State, n: usize) {
         let now = Instant::now();
         let launched = self.timestamp(now);
@@ -214,7 +214,7 @@ impl Subnet {
         }
     }
 
-    /// New IPv6 addresses of its block.
+    /// Allocates IPv6 addresses from the subnet's block.
     pub(crate) fn addresses6(&mut self, n: usize) -> Vec<String> {
         let Some(prefix) = self
             .ipv6

@@ -1,4 +1,4 @@
-//! Internet gateways, and the main route table of each network.
+//! Internet gateways, and the main route table of each VPC.
 
 use tokio::time::Instant;
 
@@ -190,7 +190,7 @@ impl World {
         Ok(xml)
     }
 
-    /// Routes to internet gateways only.
+    /// Supports only routes to internet gateways.
     pub(crate) fn create_route(&self, state: &mut State, params: &Params) -> Outcome<Xml> {
         let id = params.need("RouteTableId")?;
         let destination = destination(params)?;
@@ -212,7 +212,7 @@ impl World {
             .iter()
             .find(|route| route.destination == destination)
         {
-            // The same route again is no error.
+            // Creating an identical route again is not an error.
             Some(route) if route.target == gateway => {}
             Some(_) => {
                 let message = format!("The route identified by {destination} already exists.");

@@ -155,7 +155,7 @@ impl World {
         Ok(xml)
     }
 
-    /// All the rules of a call are added, or none.
+    /// Adds either all rules of a call or none.
     pub(crate) fn authorize(
         &self,
         state: &mut State,
@@ -230,7 +230,7 @@ impl World {
     }
 }
 
-/// What a new group lets out: everything, by IPv6 too if the network has it.
+/// Default egress rules of a new group: all traffic, including IPv6 if the VPC has it.
 pub(crate) fn everywhere(ipv6: bool) -> Vec<Rule> {
     let peers = [
         Some(Peer::V4("0.0.0.0/0".into())),
@@ -247,7 +247,7 @@ pub(crate) fn everywhere(ipv6: bool) -> Vec<Rule> {
     peers.into_iter().flatten().map(rule).collect()
 }
 
-/// The group of a call, by its id or by its name in the default network.
+/// Resolves the group of a call by its id, or by its name in the default VPC.
 fn group_id(state: &State, params: &Params) -> Outcome<String> {
     if let Some(id) = params.get("GroupId") {
         if !id.strip_prefix("sg-").is_some_and(is_hex) {
@@ -273,11 +273,11 @@ fn group_id(state: &State, params: &Params) -> Outcome<String> {
         .ok_or_else(|| no_group(name))
 }
 
-/// The rules of a call: one for each protocol, range of ports and peer.
+/// Expands the rules of a call: one for each protocol, port range and peer.
 fn rules(state: &State, params: &Params, egress: bool) -> Outcome<Vec<Rule>> {
     let mut items = params.items("IpPermissions");
     if items.is_empty() && params.has("IpProtocol") {
-        // The old form: one rule, in the call's own parameters.
+        // The legacy form: a single rule in the call's own parameters.
         let mut pairs: Vec<(String, String)> = params
             .iter()
             .map(|(key, value)| (key.clone(), value.clone()))
@@ -381,7 +381,7 @@ fn peers(state: &State, item: &Params) -> Outcome<Vec<(Peer, Option<String>)>> {
     Ok(peers)
 }
 
-/// Rules of the same protocol and ports are shown as one permission.
+/// Groups rules with the same protocol and ports into one permission.
 fn draw_rules<'a>(xml: &mut Xml, name: &str, rules: impl Iterator<Item = &'a Rule>) {
     let mut permissions: Vec<Vec<&Rule>> = Vec::new();
     for rule in rules {

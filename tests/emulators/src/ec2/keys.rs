@@ -1,4 +1,4 @@
-//! Key pairs: the public halves, or what is left to see of them.
+//! Key pairs; only public keys and their fingerprints are kept.
 
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
@@ -96,7 +96,7 @@ impl World {
         Ok(xml)
     }
 
-    /// A key pair that is not there is deleted, too.
+    /// Succeeds for a key pair that does not exist, too.
     pub(crate) fn delete_key_pair(&self, state: &mut State, params: &Params) -> Outcome<Xml> {
         let named = params.get("KeyName").map(str::to_owned);
         let by_id = || {

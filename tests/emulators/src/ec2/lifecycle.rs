@@ -14,7 +14,7 @@ use crate::ec2::xml::Xml;
 const BY_USER: &str = "Client.UserInitiatedShutdown";
 
 impl World {
-    /// The instances that a call names. All of them exist and can be seen, or it is an error.
+    /// Returns the instances that a call names. Fails unless all of them exist and are visible.
     pub(crate) fn named(&self, state: &State, params: &Params, now: Instant) -> Outcome<Vec<u64>> {
         let ids = params.list("InstanceId");
         if ids.is_empty() {
@@ -61,7 +61,7 @@ impl World {
         }
     }
 
-    /// Protected instances, and those of the same zones, stay; the others go, and the call fails.
+    /// Protected instances, and those in the same zones, are not terminated; the others are, and the call fails.
     pub(crate) fn terminate_instances(
         &self,
         state: &mut State,
@@ -113,7 +113,7 @@ impl World {
             })
     }
 
-    /// Ends an instance. False: it is ended already.
+    /// Terminates an instance. Returns false if it is already terminated.
     pub(crate) fn terminate(&self, state: &mut State, number: u64, now: Instant) -> bool {
         let Some(instance) = state.instances.get_mut(&number) else {
             return false;
@@ -196,7 +196,7 @@ impl World {
         Ok(changed(&changes))
     }
 
-    /// Stops an instance. False: it does not run.
+    /// Stops an instance. Returns false if it is not running.
     pub(crate) fn stop(&self, state: &mut State, number: u64, now: Instant) -> bool {
         let Some(instance) = state.instances.get_mut(&number) else {
             return false;
@@ -244,7 +244,7 @@ impl World {
         for number in numbers {
             let before = self.phase_of(state, number, now);
             if before == Phase::Stopped {
-                // A public address does not outlive a stop.
+                // A public address is released when the instance stops.
                 let public = state.public_address();
                 if let Some(instance) = state.instances.get_mut(&number) {
                     instance.public = instance.public.map(|_| public);

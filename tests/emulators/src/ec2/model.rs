@@ -1,4 +1,4 @@
-//! What there is in the emulated region.
+//! State of the emulated region.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::Ipv4Addr;
@@ -11,7 +11,7 @@ use crate::ec2::params::Params;
 
 pub(crate) type Tags = BTreeMap<String, String>;
 
-/// What the life of an instance has come to.
+/// Lifecycle state of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Pending,
@@ -23,7 +23,7 @@ pub(crate) enum Phase {
 }
 
 impl Phase {
-    /// The API's number of it.
+    /// Numeric code of the API.
     pub(crate) fn code(self) -> u16 {
         match self {
             Phase::Pending => 0,
@@ -35,7 +35,7 @@ impl Phase {
         }
     }
 
-    /// The API's word for it.
+    /// Name in the API.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Phase::Pending => "pending",
@@ -47,7 +47,7 @@ impl Phase {
         }
     }
 
-    /// It takes room in its zone.
+    /// Whether the instance counts towards the capacity of its zone.
     pub(crate) fn takes_room(self) -> bool {
         matches!(
             self,
@@ -55,19 +55,19 @@ impl Phase {
         )
     }
 
-    /// It is ended, or about to be.
+    /// Whether the instance is terminated or terminating.
     pub(crate) fn is_over(self) -> bool {
         matches!(self, Phase::ShuttingDown | Phase::Terminated)
     }
 }
 
-/// Delays that make phases of times.
+/// Durations of the lifecycle phases.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Delays {
     pub(crate) pending: Duration,
     pub(crate) stopping: Duration,
     pub(crate) visibility: Duration,
-    /// How long a terminated instance is still shown.
+    /// How long a terminated instance is still listed.
     pub(crate) terminated: Duration,
     /// How long a client token is remembered.
     pub(crate) token: Duration,
@@ -82,7 +82,7 @@ pub(crate) struct Volume {
     pub(crate) encrypted: bool,
 }
 
-/// How the metadata service of an instance is set.
+/// Metadata service (IMDS) options of an instance.
 #[derive(Clone)]
 pub(crate) struct MetadataOptions {
     pub(crate) tokens: String,
@@ -103,16 +103,16 @@ pub(crate) struct Instance {
     pub(crate) groups: Vec<String>,
     pub(crate) key_name: Option<String>,
     pub(crate) private: Ipv4Addr,
-    /// Has a public address while it runs, without an elastic one.
+    /// Public address while the instance is running, unless it has an Elastic IP address.
     pub(crate) public: Option<Ipv4Addr>,
-    /// Allocation, association and address.
+    /// Allocation id, association id and address.
     pub(crate) elastic: Option<(String, String, Ipv4Addr)>,
     pub(crate) ipv6: Vec<String>,
     pub(crate) interface: String,
     pub(crate) volumes: Vec<Volume>,
     pub(crate) tags: Tags,
     pub(crate) token: Option<String>,
-    /// As it came, in base64. Never printed.
+    /// Base64, as received. Never logged.
     pub(crate) user_data: Option<String>,
     pub(crate) metadata: MetadataOptions,
     pub(crate) spot: bool,
@@ -125,9 +125,9 @@ pub(crate) struct Instance {
     pub(crate) starts: Instant,
     pub(crate) stops: Option<Instant>,
     pub(crate) terminates: Option<Instant>,
-    /// Who ended it, in the API's words: code and message.
+    /// Code and message of the API for the cause of the state transition.
     pub(crate) reason: Option<(&'static str, &'static str)>,
-    /// Its XML while it was in this phase; emptied by whoever changes it.
+    /// Cached XML of the instance in this phase; must be cleared by every change.
     pub(crate) drawn: Option<(Phase, String)>,
 }
 
@@ -159,7 +159,7 @@ impl Instance {
     }
 }
 
-/// A block of IPv4 addresses.
+/// A CIDR block of IPv4 addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cidr {
     pub(crate) base: u32,
@@ -208,7 +208,7 @@ pub(crate) struct Vpc {
     pub(crate) dns_hostnames: bool,
     pub(crate) tenancy: String,
     pub(crate) route_table: String,
-    /// What its IPv6 block is numbered by.
+    /// Determines the IPv6 block.
     pub(crate) number: u16,
 }
 
@@ -220,7 +220,7 @@ pub(crate) struct Subnet {
     pub(crate) is_default: bool,
     pub(crate) public: bool,
     pub(crate) ipv6_on_creation: bool,
-    /// The next address that was never used, and those that were given back.
+    /// Next address that was never used; released addresses are in `free`.
     pub(crate) next: u32,
     pub(crate) free: BTreeSet<u32>,
     pub(crate) used: usize,
@@ -228,7 +228,7 @@ pub(crate) struct Subnet {
 }
 
 impl Subnet {
-    /// Addresses that can be given out: the first four and the last are the network's own.
+    /// Number of available addresses: the first four and the last are reserved.
     pub(crate) fn left(&self) -> usize {
         usize::try_from(self.cidr.size().saturating_sub(5))
             .unwrap_or(0)
@@ -305,7 +305,7 @@ pub(crate) struct RouteTable {
 
 pub(crate) struct Address {
     pub(crate) ip: Ipv4Addr,
-    /// Association and instance.
+    /// Association id and instance id.
     pub(crate) bound: Option<(String, String)>,
 }
 
@@ -323,7 +323,7 @@ pub(crate) struct LaunchTemplate {
     pub(crate) versions: Vec<Params>,
 }
 
-/// What a client token was used for.
+/// Use of a client token.
 pub(crate) struct Token {
     pub(crate) fingerprint: [u8; 32],
     pub(crate) reservation: String,
@@ -332,36 +332,35 @@ pub(crate) struct Token {
     pub(crate) at: Instant,
 }
 
-/// Everything that can change, under one lock.
+/// All mutable state, under one lock.
 #[derive(Default)]
 pub(crate) struct State {
-    /// By the number in which they were made.
+    /// By number, in the order of creation.
     pub(crate) instances: BTreeMap<u64, Instance>,
     pub(crate) by_id: HashMap<String, u64>,
     by_tag: HashMap<String, HashMap<String, BTreeSet<u64>>>,
     pub(crate) made: u64,
-    /// Terminated instances that are still shown, in the order of their end.
+    /// Terminated instances that are still listed, in the order of their termination.
     pub(crate) ended: VecDeque<(Instant, u64)>,
     pub(crate) tokens: HashMap<String, Token>,
     token_order: VecDeque<(Instant, String)>,
     pub(crate) vpcs: BTreeMap<String, Vpc>,
     pub(crate) subnets: BTreeMap<String, Subnet>,
     pub(crate) groups: BTreeMap<String, SecurityGroup>,
-    /// Gateways and the networks that they are attached to.
+    /// Internet gateways and the VPCs that they are attached to.
     pub(crate) gateways: BTreeMap<String, Option<String>>,
     pub(crate) route_tables: BTreeMap<String, RouteTable>,
     pub(crate) addresses: BTreeMap<String, Address>,
-    /// By name.
     pub(crate) keys: BTreeMap<String, KeyPair>,
     pub(crate) templates: BTreeMap<String, LaunchTemplate>,
-    /// Tags of everything but instances, by id.
+    /// Tags of all resources except instances, by id.
     pub(crate) tags: HashMap<String, Tags>,
     pub(crate) next_public: u32,
     pub(crate) networks: u16,
     pub(crate) expired: bool,
 }
 
-/// A new id: a prefix and 17 hexadecimal digits.
+/// Generates an id: a prefix and 17 hexadecimal digits.
 pub(crate) fn new_id(prefix: &str) -> String {
     format!("{prefix}-0{:016x}", fastrand::u64(..))
 }
@@ -402,7 +401,7 @@ impl State {
         }
     }
 
-    /// Sets or removes one tag of an instance.
+    /// Sets a tag of an instance, or removes it if there is no value.
     pub(crate) fn tag_instance(&mut self, number: u64, key: &str, value: Option<&str>) {
         let Some(instance) = self.instances.get_mut(&number) else {
             return;
@@ -420,7 +419,7 @@ impl State {
         }
     }
 
-    /// The numbers of the instances with one of these values of a tag.
+    /// Returns the numbers of the instances with one of these values of a tag.
     pub(crate) fn tagged(&self, key: &str, values: &[String]) -> BTreeSet<u64> {
         let Some(known) = self.by_tag.get(key) else {
             return BTreeSet::new();
@@ -438,7 +437,7 @@ impl State {
         self.tokens.insert(name, token);
     }
 
-    /// Drops what is not shown any more.
+    /// Removes terminated instances that are no longer listed.
     pub(crate) fn sweep(&mut self, now: Instant, delays: &Delays) {
         let old = delays.stopping + delays.terminated;
         while let Some((at, number)) = self.ended.front().copied() {
@@ -462,10 +461,10 @@ impl State {
         }
     }
 
-    /// A public address that nobody had before.
+    /// Allocates a public address that was never used before.
     pub(crate) fn public_address(&mut self) -> Ipv4Addr {
         self.next_public += 1;
-        // 18.192.0.0/15 is the region's.
+        // 18.192.0.0/15 is the region's public block.
         Ipv4Addr::from(u32::from(Ipv4Addr::new(18, 192, 0, 9)) + self.next_public % 0x1_f000)
     }
 
@@ -480,7 +479,7 @@ impl State {
         self.tags.get(id).unwrap_or(&NONE)
     }
 
-    /// The default group of a network.
+    /// Returns the default security group of a VPC.
     pub(crate) fn default_group(&self, vpc: &str) -> Option<String> {
         let found = self
             .groups

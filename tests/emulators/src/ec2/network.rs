@@ -1,4 +1,4 @@
-//! Networks and subnets.
+//! VPCs and subnets.
 
 use std::net::Ipv6Addr;
 
@@ -86,7 +86,7 @@ impl World {
         Ok(xml)
     }
 
-    /// One attribute a call, as the API has it.
+    /// Accepts one attribute per call, like the API.
     pub(crate) fn modify_vpc_attribute(&self, state: &mut State, params: &Params) -> Outcome<Xml> {
         let id = params.need("VpcId")?.to_owned();
         find_vpc(state, &id)?;
@@ -162,7 +162,7 @@ impl World {
         Ok(xml)
     }
 
-    /// The zone that a call names by its name or its id; the first one if none.
+    /// Resolves the zone that a call names by its name or its id; the first zone if none is named.
     fn zone(&self, params: &Params) -> Outcome<String> {
         let [first, ..] = self.zones();
         let Some(asked) = params
@@ -340,7 +340,7 @@ fn cidr(params: &Params) -> Outcome<Cidr> {
         .ok_or_else(|| invalid_value("cidrBlock", text, "This is not a valid CIDR block."))
 }
 
-/// A subnet's IPv6 block, of 64 bits, with all its groups of digits: addresses are made from them.
+/// Expands a subnet's IPv6 block, a /64, to all its digit groups, because addresses are derived from it.
 fn subnet6(text: &str, vpc: &Vpc) -> Outcome<String> {
     let invalid = |why| invalid_value("ipv6CidrBlock", text, why);
     let address = text

@@ -1,4 +1,4 @@
-//! What the region offers: zones, types, images.
+//! Offerings of the region: zones, instance types, images.
 
 use crate::ec2::World;
 use crate::ec2::asked::is_hex;
@@ -144,7 +144,7 @@ impl World {
     }
 }
 
-/// `eu-central-1` and 1 make `euc1-az1`.
+/// For example, `eu-central-1` and 1 make `euc1-az1`.
 pub(crate) fn zone_id(region: &str, number: usize) -> String {
     let mut parts = region.split('-');
     let (area, side, digit) = (parts.next(), parts.next(), parts.next());

@@ -1,13 +1,13 @@
-//! The parameters of a call in the query protocol, and how an error of it is said.
+//! Parameters of a call in the query protocol, and its errors.
 
 use std::collections::BTreeMap;
 
 use crate::ec2::model::Tags;
 
-/// The most values that the filters of one call may have together.
+/// Maximum number of values in all filters of a call.
 const FILTER_VALUES: usize = 200;
 
-/// An error as the API words it.
+/// An error in the API's terms.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Wrong {
     pub(crate) status: u16,
@@ -17,7 +17,7 @@ pub(crate) struct Wrong {
 
 pub(crate) type Outcome<T> = Result<T, Wrong>;
 
-/// An error of the caller.
+/// A client error.
 pub(crate) fn wrong(code: &str, message: impl Into<String>) -> Wrong {
     Wrong {
         status: 400,
@@ -33,7 +33,7 @@ pub(crate) fn invalid_value(name: &str, value: &str, why: &str) -> Wrong {
     )
 }
 
-/// Names and values; nested ones have dots in their names, and lists numbers from 1.
+/// Parameters by name; nested names are separated by dots, and list elements are numbered from 1.
 #[derive(Clone, Default)]
 pub(crate) struct Params(BTreeMap<String, String>);
 
@@ -46,7 +46,7 @@ impl Params {
         self.0.get(name).map(String::as_str)
     }
 
-    /// The value, or the API's error that it has to be there.
+    /// Returns the value, or the API's error for a missing parameter.
     pub(crate) fn need(&self, name: &str) -> Outcome<&str> {
         match self.get(name) {
             Some(value) if !value.is_empty() => Ok(value),
@@ -79,7 +79,7 @@ impl Params {
         self.0.iter()
     }
 
-    /// Whether the name, or anything nested in it, is there.
+    /// Whether the parameter, or any nested in it, is present.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.0.contains_key(name) || self.below(name).next().is_some()
     }
@@ -92,7 +92,7 @@ impl Params {
         })
     }
 
-    /// What is nested in this name.
+    /// Returns the parameters nested in this name.
     pub(crate) fn part(&self, name: &str) -> Params {
         Params(
             self.below(name)
@@ -101,7 +101,7 @@ impl Params {
         )
     }
 
-    /// A list of plain values, in the order of their numbers.
+    /// Returns a list of plain values, in the order of their numbers.
     pub(crate) fn list(&self, name: &str) -> Vec<String> {
         let numbered = self
             .below(name)
@@ -113,7 +113,7 @@ impl Params {
             .collect()
     }
 
-    /// A list of nested values, in the order of their numbers.
+    /// Returns a list of nested values, in the order of their numbers.
     pub(crate) fn items(&self, name: &str) -> Vec<Params> {
         let mut items: BTreeMap<u32, Params> = BTreeMap::new();
         for (key, value) in self.below(name) {
@@ -131,8 +131,8 @@ impl Params {
         items.into_values().collect()
     }
 
-    /// These parameters over those of a launch template: what the request says as a whole replaces what the template
-    /// says, except tags, which add up.
+    /// Merges these parameters over those of a launch template: a parameter of the request replaces that of the
+    /// template as a whole, except for tags, which are merged.
     pub(crate) fn over(&self, template: &Params) -> Params {
         let mut merged = BTreeMap::new();
         for (key, value) in &self.0 {
@@ -140,7 +140,7 @@ impl Params {
                 .strip_prefix("TagSpecification.")
                 .and_then(|rest| rest.split_once('.'));
             let after = number.and_then(|(number, rest)| Some((number.parse::<u32>().ok()?, rest)));
-            // Numbered after those of the template, so that they win.
+            // Numbered after those of the template, so that they take precedence.
             let key = after.map_or_else(
                 || key.clone(),
                 |(n, rest)| format!("TagSpecification.{}.{rest}", n + 1000),
@@ -156,7 +156,7 @@ impl Params {
         Params(merged)
     }
 
-    /// The tags of a list of keys and values.
+    /// Returns the tags of a list of keys and values.
     pub(crate) fn tags(&self, name: &str) -> Outcome<Tags> {
         let mut tags = Tags::new();
         for item in self.items(name) {
@@ -179,7 +179,7 @@ impl Params {
         Ok(tags)
     }
 
-    /// The tags for each kind of resource that the call makes.
+    /// Returns the tags for each type of resource that the call creates.
     pub(crate) fn tag_specifications(&self, kinds: &[&str]) -> Outcome<BTreeMap<String, Tags>> {
         let mut all: BTreeMap<String, Tags> = BTreeMap::new();
         for item in self.items("TagSpecification") {
@@ -223,11 +223,11 @@ fn check_tag(key: &str, value: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// The filters of a list: all of them must hold, each by one of its values, in which `*` and `?` stand for anything.
+/// Filters of a list: all must match, each by at least one of its values, with the wildcards `*` and `?`.
 pub(crate) struct Filters(Vec<(String, Vec<String>)>);
 
 impl Filters {
-    /// `known` says whether the call has a filter of this name; tags are known to all.
+    /// `known` lists the filters that the call supports; filters by tag are always supported.
     pub(crate) fn new(params: &Params, known: &[&str]) -> Outcome<Filters> {
         let mut filters = Vec::new();
         for item in params.items("Filter") {
@@ -281,7 +281,7 @@ impl Filters {
     }
 }
 
-/// Whether a text is like a pattern in which `*` is any text and `?` any character.
+/// Whether a text matches a pattern in which `*` is any text and `?` any character.
 pub(crate) fn like(pattern: &str, text: &str) -> bool {
     if !pattern.contains(['*', '?']) {
         return pattern == text;

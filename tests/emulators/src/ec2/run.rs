@@ -14,10 +14,10 @@ use crate::ec2::params::{Outcome, Params, Wrong, invalid_value, wrong};
 use crate::ec2::xml::Xml;
 use crate::ec2::{World, dry_run};
 
-/// The longest client token.
+/// Maximum length of a client token.
 const TOKEN: usize = 64;
 
-/// Everything about a call that does not depend on how many instances there is room for.
+/// The parts of a call that do not depend on the available capacity.
 struct Plan {
     image: &'static Image,
     kind: &'static InstanceType,
@@ -82,7 +82,7 @@ impl World {
         Ok(xml)
     }
 
-    /// The answer to a call that was made before.
+    /// Returns the response to a repeated call, recognized by its client token.
     fn repeated(
         &self,
         state: &mut State,
@@ -197,7 +197,7 @@ impl World {
         })
     }
 
-    /// The subnet, empty if any will do, and the security groups.
+    /// Returns the subnet (empty if any will do) and the security groups.
     fn place(
         &self,
         state: &State,
@@ -309,16 +309,16 @@ impl World {
         Ok(true)
     }
 
-    /// The default subnet of the zone with the most room.
+    /// Returns the default subnet of the zone with the most free capacity.
     fn any_subnet(&self, state: &State, spot: bool, now: Instant) -> Outcome<String> {
         let defaults = state.subnets.iter().filter(|(_, subnet)| subnet.is_default);
         let room = |zone: &str| self.room(state, zone, spot, now).unwrap_or(usize::MAX);
-        // Of equal rooms the one with the fewest addresses used.
+        // With equal capacity, the one with the most free addresses.
         let best = defaults.max_by_key(|(_, subnet)| (room(&subnet.zone), subnet.left()));
         best.map(|(id, _)| id.clone()).ok_or_else(no_default)
     }
 
-    /// How many more instances a zone takes; `None`: without end.
+    /// Number of instances that still fit into a zone; `None`: unlimited.
     pub(crate) fn room(
         &self,
         state: &State,
@@ -339,7 +339,7 @@ impl World {
         Some(most.saturating_sub(taken.count()))
     }
 
-    /// How many of the instances asked for are made.
+    /// Number of the requested instances that are created.
     fn admit(
         &self,
         state: &State,

@@ -1,4 +1,4 @@
-//! Tags of everything.
+//! Tags of all resources.
 
 use tokio::time::Instant;
 
@@ -8,7 +8,7 @@ use crate::ec2::model::State;
 use crate::ec2::params::{Filters, Outcome, Params, Wrong, wrong};
 use crate::ec2::xml::Xml;
 
-/// Prefixes of ids, what the API calls the resource, and how its errors name it.
+/// Id prefix, resource type of the API, and prefix of its error codes.
 const KINDS: &[(&str, &str, &str)] = &[
     ("i", "instance", "InvalidInstanceID"),
     ("vol", "volume", "InvalidVolume"),
@@ -40,7 +40,7 @@ fn no_resource(id: &str) -> Wrong {
 }
 
 impl World {
-    /// The resources of a call, all of which must be there.
+    /// Returns the resources of a call. Fails unless all of them exist.
     fn tagged_resources(
         &self,
         state: &State,
@@ -116,7 +116,7 @@ impl World {
         Ok(Xml::done())
     }
 
-    /// A tag with a value goes only if it has that value; without tags, all go.
+    /// A tag given with a value is only deleted if it has that value; if no tags are given, all are deleted.
     pub(crate) fn delete_tags(
         &self,
         state: &mut State,

@@ -8,7 +8,7 @@ use crate::ec2::xml::Xml;
 use crate::ec2::{ACCOUNT, World};
 
 impl World {
-    /// The id of a template by its id or its name.
+    /// Resolves a template by its id or its name.
     fn template_id(&self, state: &State, params: &Params) -> Outcome<String> {
         match (
             params.get("LaunchTemplateId"),
@@ -43,7 +43,7 @@ impl World {
         }
     }
 
-    /// What the launch template says that a call of RunInstances names.
+    /// Returns the parameters of the launch template that a RunInstances call names.
     pub(crate) fn template_of(&self, state: &State, params: &Params) -> Outcome<Option<Params>> {
         let named = params.part("LaunchTemplate");
         if !params.has("LaunchTemplate") {

@@ -1,10 +1,10 @@
-//! Answers as XML.
+//! XML responses.
 
 use std::fmt::{Display, Write};
 
 use crate::ec2::model::Tags;
 
-/// An XML text that grows.
+/// An XML writer.
 #[derive(Default)]
 pub(crate) struct Xml(String);
 
@@ -25,19 +25,19 @@ impl Xml {
         self.0.push('>');
     }
 
-    /// Empty, with room for this many bytes.
+    /// Creates an empty writer with this capacity.
     pub(crate) fn with_room(bytes: usize) -> Xml {
         Xml(String::with_capacity(bytes))
     }
 
-    /// An element with a text in which there is nothing to escape: quicker, and most texts are ids and words of the API.
+    /// Writes an element whose text needs no escaping: faster, and most texts are ids and names of the API.
     pub(crate) fn plain(&mut self, name: &str, text: &str) {
         self.open(name);
         self.0.push_str(text);
         self.close(name);
     }
 
-    /// An element with any text.
+    /// Writes an element with escaped text.
     pub(crate) fn text(&mut self, name: &str, text: &str) {
         self.open(name);
         if text
@@ -50,7 +50,7 @@ impl Xml {
                     '>' => self.0.push_str("&gt;"),
                     '&' => self.0.push_str("&amp;"),
                     '"' => self.0.push_str("&quot;"),
-                    // White space that a parser would otherwise make into one blank, or a new line of its own.
+                    // Parsers would otherwise collapse white space or normalize line ends.
                     '\r' | '\n' | '\t' => drop(write!(self.0, "&#{};", letter as u32)),
                     letter => self.0.push(letter),
                 }
@@ -61,7 +61,7 @@ impl Xml {
         self.close(name);
     }
 
-    /// An element with a number, a truth, an address.
+    /// Writes an element with a number, boolean or address.
     pub(crate) fn value(&mut self, name: &str, value: impl Display) {
         self.open(name);
         let _ = write!(self.0, "{value}");
@@ -74,14 +74,14 @@ impl Xml {
         }
     }
 
-    /// An element with others in it.
+    /// Writes an element with nested elements.
     pub(crate) fn nest(&mut self, name: &str, inner: impl FnOnce(&mut Xml)) {
         self.open(name);
         inner(self);
         self.close(name);
     }
 
-    /// A list: each element is an `item`.
+    /// Writes a list of `item` elements.
     pub(crate) fn list<T>(
         &mut self,
         name: &str,
@@ -104,12 +104,12 @@ impl Xml {
         });
     }
 
-    /// What has been written elsewhere.
+    /// Appends XML that was rendered elsewhere.
     pub(crate) fn raw(&mut self, text: &str) {
         self.0.push_str(text);
     }
 
-    /// `<return>true</return>`: what a call answers that has nothing to say.
+    /// `<return>true</return>`: the response of a call without a result.
     pub(crate) fn done() -> Xml {
         let mut xml = Xml::new();
         xml.text("return", "true");

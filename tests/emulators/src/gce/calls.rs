@@ -1,4 +1,4 @@
-//! What the calls do.
+//! Implementation of the calls.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::route::{Route, Verb, route};
 use super::state::{Instance, Operation, State};
 use crate::server::Call;
 
-/// Instances with their zones, and the token of the page after them.
+/// Instances with their zones, and the token of the next page.
 type Page = (Vec<(String, Value)>, Option<String>);
 
 impl World {
@@ -62,7 +62,7 @@ impl World {
         }
     }
 
-    /// What is done to one instance.
+    /// Operations on a single instance.
     fn of_instance(&self, state: &mut State, call: &Call, route: &Route) -> Result<Value, Problem> {
         let replayed = state.replayed(&self.settings, call.query("requestId"));
         if let Some(done) = replayed.cloned() {
@@ -128,7 +128,7 @@ impl World {
         }
     }
 
-    /// Zones, machine types and images.
+    /// Reads of zones, machine types and images.
     fn of_catalogue(&self, state: &State, call: &Call, route: &Route) -> Result<Value, Problem> {
         let (settings, project, name) = (&self.settings, &route.project, &route.name);
         match route.verb {
@@ -201,7 +201,7 @@ impl World {
         Ok(())
     }
 
-    /// One page of instances with their zones.
+    /// Returns one page of instances with their zones.
     fn instances(&self, state: &State, call: &Call, zone: Option<&str>) -> Result<Page, Problem> {
         let filter = Filter::parse(call.query("filter").unwrap_or_default())?;
         let settings = &self.settings;
@@ -303,7 +303,7 @@ fn matches_fingerprint(body: &Value, field: &str, now: &str) -> Result<(), Probl
     ))
 }
 
-/// The output from `start` on.
+/// Returns the output from `start` on.
 fn serial_port(contents: &str, call: &Call) -> Value {
     let start = call
         .query("start")

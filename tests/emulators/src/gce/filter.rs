@@ -1,5 +1,5 @@
-//! The part of the API's filter language that clients here use: `labels.KEY = "VALUE"`, `labels.KEY:*`, `name`, `id`,
-//! `status` and `zone` with `=` and `!=`, in parentheses or not, joined by AND or by nothing.
+//! The subset of the API's filter language that our clients use: `labels.KEY = "VALUE"`, `labels.KEY:*`, `name`, `id`,
+//! `status` and `zone` with `=` and `!=`, with or without parentheses, joined by AND or by juxtaposition.
 
 use super::json::Problem;
 use super::settings::GceSettings;
@@ -74,7 +74,7 @@ impl Filter {
     }
 }
 
-/// Words, operators and quoted values, parentheses left out.
+/// Splits into words, operators and quoted values, without parentheses.
 fn tokens(text: &str) -> Vec<String> {
     let mut tokens = Vec::new();
     let mut chars = text.chars().peekable();

@@ -1,4 +1,4 @@
-//! What an insert checks and makes.
+//! Validation and execution of inserts.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use super::route::{Route, route};
 use super::state::{New, State};
 use crate::server::Call;
 
-/// Longest value of metadata, in bytes.
+/// Maximum size of a metadata value, in bytes.
 const MAX_METADATA_VALUE: usize = 256 << 10;
-/// Longest metadata in all.
+/// Maximum total size of metadata, in bytes.
 const MAX_METADATA: usize = 512 << 10;
 
 impl World {
@@ -69,7 +69,7 @@ impl World {
         Ok(self.operation_json(&operation, false))
     }
 
-    /// An insert that fails with its operation.
+    /// An insert whose operation fails.
     pub(super) fn insert_without_capacity(
         &self,
         state: &mut State,

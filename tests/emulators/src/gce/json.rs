@@ -1,4 +1,4 @@
-//! How the API writes things.
+//! Formats of the API.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::World;
 use super::state::{Instance, Operation};
 use crate::server::Answer;
 
-/// An error of the API.
+/// An error in the API's format.
 #[derive(Debug)]
 pub(super) struct Problem {
     status: u16,
@@ -31,7 +31,7 @@ impl Problem {
         )
     }
 
-    /// A wrong field of a body.
+    /// An invalid field of a body.
     pub(super) fn field(field: &str, value: &str, why: &str) -> Problem {
         Problem::new(
             400,

@@ -1,4 +1,4 @@
-//! What labels and names may look like.
+//! Validation of labels and names.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,12 @@ use serde_json::Value;
 
 use super::json::Problem;
 
-/// Most labels of a resource.
+/// Maximum number of labels of a resource.
 const MAX_LABELS: usize = 64;
-/// Longest key, value or name.
+/// Maximum length of a key, value or name.
 const MAX_LENGTH: usize = 63;
 
-/// Labels of a body.
+/// Reads and validates the labels of a body.
 pub(super) fn read(
     labels: Option<&Value>,
     field: &str,
@@ -52,7 +52,7 @@ pub(super) fn read(
     Ok(read)
 }
 
-/// Whether an instance may have this name.
+/// Whether this is a valid instance name.
 pub(super) fn is_name(name: &str) -> bool {
     let allowed = |char: char| char.is_ascii_lowercase() || char.is_ascii_digit() || char == '-';
     name.starts_with(|char: char| char.is_ascii_lowercase())

@@ -1,4 +1,4 @@
-//! Pages of lists.
+//! Pagination of lists.
 
 use serde_json::Value;
 
@@ -6,11 +6,11 @@ use super::json::Problem;
 use super::settings::GceSettings;
 use crate::server::Call;
 
-/// What the API allows and answers with by default.
+/// Maximum and default page size.
 const MAX: usize = 500;
 
-/// The part of all elements that a call asks for, and the token of the next one. Elements are told apart by a key that
-/// grows, so that those made or gone between two pages move nothing.
+/// Returns the page that a call asks for, and the token of the next one. The token is based on a monotonic key, so that
+/// elements added or removed between two pages do not shift the others.
 pub(super) fn page<T>(
     settings: &GceSettings,
     call: &Call,

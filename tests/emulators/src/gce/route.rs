@@ -1,18 +1,18 @@
-//! Which operation a path means.
+//! Routing of paths to operations.
 
 use http::Method;
 
-/// Where everything lives.
+/// Common prefix of all paths.
 const BASE: [&str; 3] = ["compute", "v1", "projects"];
 
-/// One operation of the API and what its path names.
+/// An operation of the API and the resources that its path names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Route {
     pub(super) verb: Verb,
     pub(super) project: String,
-    /// Empty: the path has none.
+    /// Empty if the path has none.
     pub(super) zone: String,
-    /// Instance, operation, machine type or image. Empty: the path has none.
+    /// Instance, operation, machine type or image. Empty if the path has none.
     pub(super) name: String,
 }
 
@@ -78,7 +78,7 @@ pub(super) fn route(method: &Method, segments: &[String]) -> Option<Route> {
 }
 
 impl Route {
-    /// The API's own name of it.
+    /// The API's own name of the operation.
     pub(super) fn operation(&self) -> &'static str {
         match self.verb {
             Verb::Insert => "instances.insert",

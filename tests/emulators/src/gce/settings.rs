@@ -1,4 +1,4 @@
-//! What a project of the emulator has.
+//! Settings of an emulated project.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,21 +8,21 @@ use crate::world::Settings;
 /// Settings of the emulator of Compute Engine.
 #[derive(Clone, Debug)]
 pub struct GceSettings {
-    /// Port, delays, capacity, quota and rate.
+    /// Port, delays, capacity, quota and rate limit.
     pub common: Settings,
-    /// The only project that there is.
+    /// The only project.
     pub project: String,
-    /// Regions, each with its zones.
+    /// Regions with their zones.
     pub regions: BTreeMap<String, Vec<String>>,
-    /// Machine types, offered in every zone. Custom types (`e2-custom-2-4096`) always are.
+    /// Machine types available in every zone. Custom types (`e2-custom-2-4096`) are always available.
     pub machine_types: BTreeSet<String>,
     /// Images as `PROJECT/NAME` and families as `PROJECT/family/NAME`.
     pub images: BTreeSet<String>,
-    /// Networks, and the subnetworks of the same names.
+    /// Networks; each has a subnetwork of the same name.
     pub networks: BTreeSet<String>,
-    /// Access tokens that are valid. Empty: any, and none at all.
+    /// Valid access tokens. Empty: any token or none is accepted.
     pub tokens: BTreeSet<String>,
-    /// From the answer of a call that changes something to the end of its operation.
+    /// Time from the response of a mutating call to the end of its operation.
     pub operation_delay: Duration,
     /// How long a `requestId` is remembered.
     pub request_window: Duration,
@@ -78,12 +78,12 @@ impl Default for GceSettings {
 }
 
 impl GceSettings {
-    /// Every zone.
+    /// All zones.
     pub(super) fn zones(&self) -> impl Iterator<Item = &str> {
         self.regions.values().flatten().map(String::as_str)
     }
 
-    /// The region of a zone. `None`: there is no such zone.
+    /// Returns the region of a zone. `None` if there is no such zone.
     pub(super) fn region_of(&self, zone: &str) -> Option<&str> {
         self.regions
             .iter()
@@ -95,7 +95,7 @@ impl GceSettings {
         self.machine_types.contains(name) || name.contains("-custom-")
     }
 
-    /// Whether there is what a path or URL of an image names (`projects/P/global/images/[family/]NAME`).
+    /// Whether the image exists that a path or URL names (`projects/P/global/images/[family/]NAME`).
     pub(super) fn has_image(&self, link: &str) -> bool {
         let Some((_, rest)) = link.rsplit_once("projects/") else {
             return false;

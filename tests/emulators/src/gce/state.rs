@@ -1,4 +1,4 @@
-//! Instances and operations, and how they change with time.
+//! Instances and operations, and their changes over time.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -10,14 +10,14 @@ use tokio::time::Instant;
 use super::settings::GceSettings;
 use crate::world::{Clock, Ledger, Made};
 
-/// Ids look like those of the real API: 19 digits.
+/// Ids resemble those of the real API: 19 digits.
 const FIRST_ID: u64 = 1_100_000_000_000_000_001;
 
 pub(super) struct State {
-    /// By id; ids grow, so this is the order of creation.
+    /// By id; ids are increasing, so this is the order of creation.
     pub(super) instances: BTreeMap<u64, Instance>,
     pub(super) operations: BTreeMap<u64, Operation>,
-    /// Operations by `requestId`.
+    /// Operation ids by `requestId`.
     pub(super) by_request: HashMap<String, u64>,
     pub(super) tokens: BTreeSet<String>,
     pub(super) any_token: bool,
@@ -30,18 +30,18 @@ pub(super) struct Instance {
     pub(super) id: u64,
     pub(super) name: String,
     pub(super) zone: String,
-    /// The body of the insert, without labels and metadata.
+    /// Body of the insert, without labels and metadata.
     pub(super) body: Value,
     pub(super) labels: BTreeMap<String, String>,
     pub(super) metadata: BTreeMap<String, String>,
-    /// Counts the changes of labels and metadata.
+    /// Number of changes to labels and metadata.
     pub(super) changes: u64,
     pub(super) made: Instant,
     pub(super) created: String,
     pub(super) stopped: Option<Instant>,
     pub(super) deleted: Option<Instant>,
     pub(super) protected: bool,
-    /// When it is gone.
+    /// When the instance is deleted.
     gone_at: Option<Instant>,
 }
 
@@ -78,7 +78,7 @@ impl State {
         self.next
     }
 
-    /// Drops what is gone by now.
+    /// Removes the resources that are deleted by now.
     pub(super) fn settle(&mut self) {
         let now = Instant::now();
         let ledger = &self.ledger;
@@ -91,12 +91,11 @@ impl State {
         });
     }
 
-    /// By id.
     pub(super) fn find(&mut self, id: &str) -> Option<&mut Instance> {
         self.instances.get_mut(&id.parse().ok()?)
     }
 
-    /// By name or id, in a zone.
+    /// Finds an instance by name or id in a zone.
     pub(super) fn named(&mut self, zone: &str, name: &str) -> Option<&mut Instance> {
         let id: Option<u64> = name.parse().ok();
         self.instances.values_mut().find(|instance| {
@@ -104,7 +103,7 @@ impl State {
         })
     }
 
-    /// The operation that a `requestId` answers with.
+    /// Returns the operation that this `requestId` already started.
     pub(super) fn replayed(
         &self,
         settings: &GceSettings,
@@ -114,7 +113,7 @@ impl State {
         (operation.inserted.elapsed() < settings.request_window).then_some(operation)
     }
 
-    /// Writes down an operation that begins now.
+    /// Records an operation that begins now.
     pub(super) fn operate(
         &mut self,
         settings: &GceSettings,
@@ -145,7 +144,7 @@ impl State {
         operation
     }
 
-    /// A new instance.
+    /// Adds an instance.
     pub(super) fn add(&mut self, clock: &Clock, new: New, key: Option<&str>, foreign: bool) -> u64 {
         let id = self.next_id();
         self.ledger.made(Made {
@@ -204,7 +203,7 @@ impl State {
     }
 }
 
-/// What an instance is made from.
+/// Parameters of a new instance.
 pub(super) struct New {
     pub(super) name: String,
     pub(super) zone: String,
@@ -227,12 +226,12 @@ impl Instance {
         }
     }
 
-    /// Whether lists show it.
+    /// Whether lists show the instance.
     pub(super) fn listed(&self, settings: &GceSettings) -> bool {
         self.made.elapsed() >= settings.common.visibility_delay
     }
 
-    /// Begins to delete it.
+    /// Starts the deletion.
     pub(super) fn delete(&mut self, settings: &GceSettings) {
         let now = Instant::now();
         self.deleted.get_or_insert(now);
@@ -240,7 +239,7 @@ impl Instance {
             .get_or_insert(now + settings.common.stopping_delay);
     }
 
-    /// Begins to stop it. False: it does not run.
+    /// Starts to stop the instance. Returns false if it is not running.
     pub(super) fn stop(&mut self, settings: &GceSettings) -> bool {
         let runs = self.status(settings) == "RUNNING";
         if runs {
@@ -254,17 +253,17 @@ impl Instance {
         self.changes += 1;
     }
 
-    /// What a change of the labels has to name.
+    /// Fingerprint that an update of the labels must present.
     pub(super) fn label_fingerprint(&self) -> String {
         fingerprint(self.labels.iter(), self.changes)
     }
 
-    /// What a change of the metadata has to name.
+    /// Fingerprint that an update of the metadata must present.
     pub(super) fn metadata_fingerprint(&self) -> String {
         fingerprint(self.metadata.iter(), self.changes)
     }
 
-    /// Its place in its network.
+    /// Address in the instance's network.
     pub(super) fn internal_ip(&self) -> String {
         let n = (self.id - FIRST_ID) / 7;
         format!(
@@ -287,7 +286,7 @@ impl Operation {
     }
 }
 
-/// 8 bytes as the API writes them: base64.
+/// Hashes to 8 bytes in base64, as the API does.
 fn fingerprint<'a>(pairs: impl Iterator<Item = (&'a String, &'a String)>, changes: u64) -> String {
     let mut text = changes.to_string();
     for (key, value) in pairs {

@@ -1,4 +1,4 @@
-//! The emulator as a client without any library sees it.
+//! Tests of the emulator with plain HTTP, independent of any client library.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

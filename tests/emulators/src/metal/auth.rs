@@ -1,4 +1,4 @@
-//! Who asks: HMAC as metal-stack's `security` library makes it, or a bearer token.
+//! Authentication: HMAC as in metal-stack's `security` library, or a bearer token.
 
 use jiff::{SignedDuration, Timestamp};
 use sha2::{Digest, Sha256};
@@ -6,20 +6,20 @@ use sha2::{Digest, Sha256};
 use super::World;
 use crate::server::Call;
 
-/// What a credential allows.
+/// Access level of a credential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reading.
+    /// Read-only.
     View,
-    /// Reading, allocating and freeing.
+    /// Read, allocate and free.
     Edit,
 }
 
-/// How old a signature may be.
+/// Maximum age of a signature.
 const LIFETIME: SignedDuration = SignedDuration::from_secs(15);
 
 impl World {
-    /// What the credentials of a call allow. `None`: they are refused.
+    /// Returns the access level of a call. `None` if its credentials are rejected.
     pub(super) fn access(&self, call: &Call) -> Option<Access> {
         let (kind, secret) = call.header("authorization")?.split_once(' ')?;
         let state = self.state.lock();

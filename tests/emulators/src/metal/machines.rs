@@ -1,4 +1,4 @@
-//! Machines and firewalls, which are machines with another role.
+//! Machines, and firewalls, which are machines with a different role.
 
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
@@ -109,7 +109,7 @@ impl World {
         Ok(Answer::json(200, &self.machine(&state, host, false, true)))
     }
 
-    /// The machine that it will be.
+    /// Selects the machine to allocate.
     fn candidate(
         &self,
         state: &State,
@@ -158,7 +158,7 @@ impl World {
                 && !host.locked
                 && !named(host)
         });
-        // Away from the project's other machines, and those with the same placement tags, rack by rack.
+        // Spreads over the racks, away from the project's other machines and those with the same placement tags.
         let placement = texts(body, "placement_tags");
         let project = text(body, "projectid");
         let load = |rack: &str| {
@@ -200,7 +200,7 @@ impl World {
         Ok(())
     }
 
-    /// Checks the networks as the API does, and takes an address in each.
+    /// Validates the networks as the API does, and allocates an address in each.
     fn take_networks(
         &self,
         state: &mut State,
@@ -391,7 +391,7 @@ impl World {
             .hosts
             .values()
             .map(|host| {
-                // What was just allocated still looks free.
+                // A machine that was just allocated is still shown as free.
                 let shown = host
                     .allocation
                     .as_ref()
@@ -444,7 +444,7 @@ fn matches(host: &Host, shown: bool, body: &Value, firewall: Option<bool>) -> bo
         })
 }
 
-/// What the API makes of the tags it was given: keys are unique, and its own win.
+/// Normalizes tags as the API does: keys are unique, and the API's own take precedence.
 fn machine_tags(given: &[String], rack: &str, asn: u64) -> Vec<String> {
     let (labels, mut tags): (Vec<&String>, Vec<&String>) =
         given.iter().partition(|tag| tag.contains('='));

@@ -108,7 +108,7 @@ impl World {
         Ok(answer)
     }
 
-    /// Past the API, as somebody else's.
+    /// Adds a network of another owner, bypassing the API.
     pub(super) fn add_network(&self, project: &str, partition: &str) -> String {
         let body =
             serde_json::json!({ "projectid": project, "partitionid": partition, "name": "theirs" });
@@ -320,7 +320,7 @@ pub(super) fn found_ip<'a>(state: &'a State, id: &str) -> Result<&'a Ip, Answer>
         .ok_or_else(|| fail(404, format!("no ip with id {id:?} found")))
 }
 
-/// The first address of a network that nobody has.
+/// Returns the first free address of a network.
 pub(super) fn free_address(state: &State, network: &Network) -> Result<Ipv4Addr, Answer> {
     network
         .prefix

@@ -1,4 +1,4 @@
-//! How things look in answers, and the catalogue.
+//! Rendering of responses, and the catalogue.
 
 use std::time::Duration;
 
@@ -82,7 +82,7 @@ impl World {
         shown
     }
 
-    /// `shown`: with its allocation, if it has one.
+    /// `shown`: includes the allocation, if there is one.
     pub(super) fn machine(&self, state: &State, host: &Host, ipmi: bool, shown: bool) -> Value {
         let (events, succeeded) = self.events(host);
         let size = self
@@ -167,7 +167,7 @@ impl World {
         machine
     }
 
-    /// The provisioning events, latest first, and whether the allocation has succeeded.
+    /// Returns the provisioning events, latest first, and whether the allocation has succeeded.
     fn events(&self, host: &Host) -> (Vec<Value>, bool) {
         let event = |at: Instant, event: &str, message: &str| json!({ "event": event, "message": message, "time": self.clock.at(at).to_string() });
         let Some(allocation) = &host.allocation else {
@@ -308,7 +308,7 @@ impl World {
         }))
     }
 
-    /// The image that a short name (`ubuntu-24.4`) stands for.
+    /// Resolves a short image name (`ubuntu-24.4`).
     fn latest(&self, id: &str) -> Result<String, Answer> {
         let images = self.settings.images.iter().map(|(name, _)| name);
         images

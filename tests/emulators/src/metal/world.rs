@@ -1,4 +1,4 @@
-//! What there is: machines, networks and addresses, and how they change with time.
+//! Machines, networks and addresses, and their changes over time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,10 +14,10 @@ use super::{Access, MetalSettings};
 use crate::server::Answer;
 use crate::world::{Clock, Hand, Ledger, Machine, Made};
 
-/// The tag that ties an address to a machine.
+/// Tag that binds an address to a machine.
 pub(super) const MACHINE_TAG: &str = "metal.metal-stack.io/machineid";
 
-/// The state of an emulated metal-api.
+/// State of an emulated metal-api.
 pub struct World {
     pub(super) settings: MetalSettings,
     pub(super) clock: Arc<Clock>,
@@ -31,17 +31,16 @@ pub(super) struct State {
     pub networks: BTreeMap<String, Network>,
     pub ips: BTreeMap<Ipv4Addr, Ip>,
     pub tokens: BTreeMap<String, Access>,
-    /// HMAC keys are refused.
+    /// Whether HMAC keys are rejected.
     pub expired: bool,
-    /// Addresses that freed machines still have, until then.
+    /// Addresses of freed machines, which are released at this time.
     pub releasing: Vec<(Instant, String, Vec<Ipv4Addr>)>,
-    /// Networks that were made past the API.
+    /// Networks that were created bypassing the API.
     pub given: BTreeSet<String>,
     pub next_vrf: u64,
     pub next_asn: u64,
 }
 
-/// A physical machine.
 pub(super) struct Host {
     pub id: String,
     pub partition: String,
@@ -51,7 +50,7 @@ pub(super) struct Host {
     pub alive: bool,
     pub powered: bool,
     pub crash_loop: bool,
-    /// Being wiped until then.
+    /// Until when the machine is being wiped.
     pub reclaim_until: Option<Instant>,
     pub allocation: Option<Allocation>,
     pub tags: Vec<String>,
@@ -67,12 +66,12 @@ pub(super) struct Allocation {
     pub image: String,
     pub ssh_pub_keys: Value,
     pub user_data: Option<String>,
-    /// Network and the addresses in it.
+    /// Network ids with the addresses allocated in them.
     pub networks: Vec<(String, Vec<Ipv4Addr>)>,
     pub asn: u64,
     pub firewall: bool,
     pub rules: Value,
-    /// By somebody who is not under test.
+    /// Allocated by an owner that is not under test.
     pub foreign: bool,
 }
 
@@ -121,7 +120,7 @@ impl Ip {
     }
 }
 
-/// An IPv4 range.
+/// An IPv4 prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Prefix {
     pub base: u32,
@@ -153,7 +152,7 @@ impl Prefix {
         u64::from(self.base) < other.end() && u64::from(other.base) < self.end()
     }
 
-    /// The first part of this length that overlaps none of those.
+    /// Returns the first sub-prefix of this length that does not overlap the taken ones.
     pub(super) fn free(self, length: u8, taken: &[Prefix]) -> Option<Prefix> {
         let step = 1_u64.checked_shl(u32::from(32_u8.checked_sub(length)?))?;
         let mut base = u64::from(self.base);
@@ -170,7 +169,7 @@ impl Prefix {
         None
     }
 
-    /// Addresses that machines may have: all but the first and the last.
+    /// Addresses for machines: all except the first and the last.
     pub(super) fn addresses(self) -> impl Iterator<Item = Ipv4Addr> {
         (u64::from(self.base) + 1..self.end().saturating_sub(1))
             .filter_map(|address| u32::try_from(address).ok())
@@ -261,7 +260,7 @@ impl World {
         }
     }
 
-    /// Lets happen what time has brought.
+    /// Applies the state changes that are due by now.
     pub(super) fn settle(&self) {
         let now = Instant::now();
         let mut state = self.state.lock();
@@ -283,7 +282,7 @@ impl World {
         }
     }
 
-    /// Takes an address from a machine; one that is nobody's then and not static is gone.
+    /// Releases an address of a machine; it is deleted if it is then unused and not static.
     pub(super) fn release(&self, state: &mut State, machine: &str, address: Ipv4Addr) {
         let tag = format!("{MACHINE_TAG}={machine}");
         let Some(ip) = state.ips.get_mut(&address) else {
@@ -296,7 +295,7 @@ impl World {
         }
     }
 
-    /// Whether lists show what was made then.
+    /// Whether lists show a resource that was created at this time.
     pub(super) fn shows(&self, at: Instant) -> bool {
         at + self.settings.common.visibility_delay <= Instant::now()
     }
@@ -442,7 +441,7 @@ fn fixed(id: &str, kind: Kind, prefix: Prefix, at: Instant) -> Network {
     }
 }
 
-/// Tags as keys and values, as the API reads them.
+/// Parses tags into keys and values, as the API does.
 pub(super) fn pairs(tags: &[String]) -> BTreeMap<String, String> {
     tags.iter()
         .map(|tag| {
@@ -452,7 +451,7 @@ pub(super) fn pairs(tags: &[String]) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The texts of a list in a body.
+/// Returns a list of strings in a body.
 pub(super) fn texts(value: &Value, key: &str) -> Vec<String> {
     let list = value.get(key).and_then(Value::as_array);
     list.into_iter()
@@ -462,12 +461,12 @@ pub(super) fn texts(value: &Value, key: &str) -> Vec<String> {
         .collect()
 }
 
-/// A text in a body. Empty: it is not there.
+/// Returns a string in a body, empty if absent.
 pub(super) fn text<'a>(value: &'a Value, key: &str) -> &'a str {
     value.get(key).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Refuses search fields that would be ignored here.
+/// Refuses search fields that the emulator would ignore.
 pub(super) fn known(body: &Value, keys: &[&str]) -> Result<(), Answer> {
     let known: BTreeSet<&str> = keys.iter().copied().collect();
     let odd = body

@@ -1,4 +1,4 @@
-//! What the EC2 emulator makes of its calls: who calls, what is wrong with them, what lists show.
+//! Calls of the EC2 emulator: authentication, validation and listing.
 
 use crate::common;
 
@@ -459,10 +459,10 @@ async fn a_list_takes_time_by_what_is_in_it_and_not_by_what_else_there_is() {
         done(&ec2, "RunInstances", &run(count, count, &tag)).await;
     }
     let mut best = BTreeMap::new();
-    // The best of some, by turns: the machine does other things as well.
+    // The best of several runs, interleaved, because the machine has other work as well.
     for _ in 0..20 {
         for (cluster, count) in [("one", 1), ("small", 200), ("large", 1000)] {
-            // Past HTTP: how long the sockets take says nothing about the emulator.
+            // Bypasses HTTP, to leave the cost of sockets out of the measurement.
             let form = format!(
                 "Action=DescribeInstances&Version=2016-11-15&Filter.1.Name=tag:cluster&Filter.1.Value.1={cluster}"
             );

@@ -1,4 +1,4 @@
-//! Instances of the EC2 emulator: how they are made, shown, and ended.
+//! Instances of the EC2 emulator: creation, listing and termination.
 
 use crate::common;
 
@@ -82,7 +82,7 @@ async fn a_client_token_answers_what_it_answered_before_or_refuses() {
             "{other:?}"
         );
     }
-    // Another token, and no token, are other instances.
+    // A different token or none creates another instance.
     done(
         &ec2,
         "RunInstances",
@@ -91,7 +91,7 @@ async fn a_client_token_answers_what_it_answered_before_or_refuses() {
     .await;
     done(&ec2, "RunInstances", &run("1", "3", &[])).await;
     assert_eq!(ec2.machines().len(), 9);
-    // A call that failed has not used its token.
+    // A failed call does not use up its token.
     let bad = run("1", "1", &[("ClientToken", "t3"), ("KeyName", "nobody")]);
     assert_eq!(
         call(&ec2, "RunInstances", &bad).await.code(),
@@ -103,7 +103,7 @@ async fn a_client_token_answers_what_it_answered_before_or_refuses() {
         &run("1", "1", &[("ClientToken", "t3")]),
     )
     .await;
-    // The token of an ended instance makes no other.
+    // The token of a terminated instance does not create another one.
     ec2.terminate_behind(&first.text("instanceId"));
     let ended = call(
         &ec2,
@@ -112,7 +112,7 @@ async fn a_client_token_answers_what_it_answered_before_or_refuses() {
     )
     .await;
     assert_eq!(ended.code(), "400 IdempotentInstanceTerminated");
-    // Tokens are forgotten in the end.
+    // Tokens expire.
     tokio::time::advance(Duration::from_secs(601)).await;
     let before = ec2.machines().len();
     done(
@@ -272,7 +272,7 @@ async fn a_zone_gives_what_room_it_has_and_no_more() {
     );
     let any = done(&ec2, "RunInstances", &run("1", "2", &[])).await;
     assert_eq!(any.all("availabilityZone"), ["eu-central-1c"]);
-    // Spot instances have room of their own, and a price.
+    // Spot instances have a capacity of their own, and a price.
     let spot = ("InstanceMarketOptions.MarketType", "spot");
     let price = "InstanceMarketOptions.SpotOptions.MaxPrice";
     let low = run("1", "1", &[("SubnetId", &a), spot, (price, "0.0001")]);
@@ -297,7 +297,7 @@ async fn a_zone_gives_what_room_it_has_and_no_more() {
         .code(),
         none
     );
-    // Who stops gives room; who wants to start again may find it taken.
+    // Stopping frees capacity, which may be taken by others before the next start.
     let id = part.text("instanceId");
     done(&ec2, "StopInstances", &[("InstanceId.1", &id)]).await;
     done(&ec2, "RunInstances", &run("1", "1", &[("SubnetId", &a)])).await;
@@ -378,7 +378,7 @@ async fn pages_are_whole_in_order_and_a_page_that_fails_is_an_error() {
         call(&ec2, "DescribeInstances", &next).await.code(),
         "500 InternalError"
     );
-    // What is made and ended between two pages moves nothing.
+    // Instances created or terminated between two pages do not shift the others.
     ec2.terminate_behind(&all[0]);
     done(&ec2, "RunInstances", &run("1", "1", &[])).await;
     let second = done(&ec2, "DescribeInstances", &next).await;

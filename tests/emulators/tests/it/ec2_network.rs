@@ -1,4 +1,4 @@
-//! Networks, groups and addresses of the EC2 emulator.
+//! VPCs, security groups and addresses of the EC2 emulator.
 
 use crate::common;
 
@@ -8,7 +8,7 @@ use common::ec2::{call, done, run, start};
 use drover_emulators::Settings;
 use drover_emulators::ec2::{Ec2, Ec2Settings};
 
-/// A network with a subnet, a gateway and a group.
+/// A VPC with a subnet, an internet gateway and a security group.
 struct Net {
     vpc: String,
     subnet: String,
@@ -107,7 +107,7 @@ async fn a_network_goes_only_in_the_right_order() {
             "{action}"
         );
     }
-    // An instance that ends still holds everything, until it is gone.
+    // A terminating instance still holds all of them until it is terminated.
     done(&ec2, "TerminateInstances", &[("InstanceId.1", &instance)]).await;
     for (action, parameters) in steps {
         assert_eq!(
@@ -238,7 +238,7 @@ async fn rules_are_added_once_and_taken_away_once() {
         (shown.text("fromPort"), shown.text("cidrIp")),
         ("6443".into(), "0.0.0.0/0".into())
     );
-    // Another group that names this one keeps it.
+    // A group cannot be deleted while another group refers to it.
     let other = [
         ("VpcId", net.vpc.as_str()),
         ("GroupName", "other"),
@@ -330,7 +330,7 @@ async fn an_address_belongs_to_one_instance_and_is_released_when_it_belongs_to_n
         &[allocation, ("InstanceId", &made[1])],
     )
     .await;
-    // With its instance it is free again.
+    // The address becomes free when its instance is terminated.
     ec2.terminate_behind(&made[1]);
     done(&ec2, "ReleaseAddress", &[allocation]).await;
     assert_eq!(
@@ -383,7 +383,7 @@ async fn an_instance_has_the_addresses_that_its_subnet_and_its_call_say() {
             .starts_with(block.trim_end_matches("::/64")),
         "{address} of {block}"
     );
-    // Eleven addresses there are; two are taken.
+    // The subnet has eleven addresses, of which two are taken.
     let rest = done(
         &ec2,
         "RunInstances",

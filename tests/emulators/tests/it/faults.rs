@@ -1,4 +1,4 @@
-//! Every fault, as a client meets it and as the emulator's state has it afterwards.
+//! All faults, as seen by a client and in the resulting state of the emulator.
 
 use crate::common;
 
@@ -9,7 +9,7 @@ use common::send;
 use drover_emulators::ec2::{Ec2, Ec2Settings};
 use drover_emulators::{ANY, Fault, Settings};
 
-/// What a client sees: an error's status and code, or how the answer failed to come.
+/// What the client observes: status and code of the response, or how it failed to arrive.
 async fn met(ec2: &Ec2) -> String {
     match try_call(ec2, "RunInstances", &run("1", "1", &[("ClientToken", "t")])).await {
         Ok(reply) => reply.code(),
@@ -71,7 +71,7 @@ async fn each_fault_is_met_as_it_says_and_leaves_the_state_that_it_says() {
             (request.status, request.fault.as_ref()),
             (status, Some(&fault))
         );
-        // It was one fault for one request: the same call again is done, or answered as done before.
+        // The fault applies to one request only: the repeated call is executed, or returns the earlier result.
         assert_eq!(met(&ec2).await, "200", "{fault:?}");
         assert_eq!(ec2.machines().len(), 1, "{fault:?}");
         ec2.shutdown().await;
@@ -83,7 +83,7 @@ async fn a_cut_answer_has_begun() {
     let ec2 = start(Ec2Settings::default()).await;
     ec2.control()
         .fail_next("DescribeInstances", Fault::CutAnswer);
-    // Read by hand, for the part that did come.
+    // Reads the socket directly, to see the part that did arrive.
     let stream = tokio::net::TcpStream::connect(ec2.url().trim_start_matches("http://"))
         .await
         .unwrap();

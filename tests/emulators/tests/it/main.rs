@@ -1,4 +1,4 @@
-//! The emulators as SDKs and clients see them.
+//! Tests of the emulators through SDKs and clients.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,5 @@
-//! Infrastructure: what clusters have it, who takes it away, and that it is made once and not left over.
+//! Infrastructure: specs with it, its deletion out of band, and the invariants that it is created once and not left
+//! over.
 
 use drover_proto::orchestrator::v1 as pb;
 use drover_proto::platform::v1::NetworkSpec;
@@ -18,7 +19,7 @@ pub(super) fn network(random: &mut fastrand::Rng, platforms: &[String]) -> pb::I
 }
 
 impl Run {
-    /// Somebody else takes the network of a cluster away.
+    /// Deletes the network of a cluster out of band.
     pub(super) fn take_away_a_network(&mut self, at: usize) {
         let backend = &self.model.sites[at].real.backend;
         let all = backend.infrastructure();
@@ -37,11 +38,11 @@ impl Run {
         }
     }
 
-    /// No network is made while there is one.
+    /// Invariant: no network is created while one exists.
     pub(super) fn no_network_was_made_twice(&self) -> Result<(), String> {
         for (at, site) in self.model.sites.iter().enumerate() {
             for ((cluster, owner, kind), created) in site.real.backend.infrastructure_created() {
-                // Of those that are gone it was looked at while they were there.
+                // Networks of deleted clusters were checked while those existed.
                 let known = self.model.clusters.get(&cluster);
                 let Some(known) = known.filter(|known| known.uid == owner) else {
                     continue;
@@ -58,7 +59,8 @@ impl Run {
         Ok(())
     }
 
-    /// What is left of clusters that are gone. Who abandoned a platform, or went back to an older store, keeps what is there.
+    /// Returns infrastructure left over by deleted clusters. It may remain on an abandoned platform and after the
+    /// restore of an older store.
     pub(super) async fn left_over(&mut self) -> Option<String> {
         for at in 0..self.model.sites.len() {
             if self.model.sites[at].lost {

@@ -1,4 +1,4 @@
-//! What holds after every step, and what has to be in the end.
+//! Invariants after every step, and convergence at the end.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,14 +21,15 @@ use super::{
     panicked,
 };
 
-/// Virtual time in which everything has to be as wanted once nothing breaks any more: beyond every deadline and back-off.
+/// Virtual time within which everything must converge once no more faults are injected: beyond every deadline and
+/// backoff.
 const PATIENCE: Duration = Duration::from_secs(6 * 3600);
 
-/// Virtual time within which what was asked for, and whose answer was lost, is known.
+/// Virtual time within which the effect of a request with a lost response must be visible.
 const LATEST: Duration = Duration::from_secs(300);
 
 impl Run {
-    /// What must hold at any time.
+    /// Checks the invariants.
     pub(super) async fn check(&mut self) -> Result<(), String> {
         if let Some(panic) = panicked() {
             return Err(format!("a task panicked: {panic}"));
@@ -48,7 +49,7 @@ impl Run {
         Ok(())
     }
 
-    /// A call whose answer was lost, or that was refused in the middle, may have changed something.
+    /// A call may have had an effect although its response was lost or it failed halfway.
     async fn learn_what_was_done_after_all(&mut self) {
         let clusters = self.world.clusters().await.into_iter();
         let mut now: BTreeMap<_, _> = clusters.map(|it| (it.name.clone(), it)).collect();
@@ -65,7 +66,7 @@ impl Run {
         all.into_iter().find(|node| node.node_id == key.1)
     }
 
-    /// Nobody who serves is removed but for a reason that the operator gave.
+    /// Invariant: no serving node is removed without a reason given by the operator.
     fn nobody_sound_was_removed(&mut self) -> Result<(), String> {
         let mut lost = Vec::new();
         for (at, site) in self.model.sites.iter().enumerate() {
@@ -85,7 +86,7 @@ impl Run {
             let Some(asked) = self.model.sites[at].deaf.clone() else {
                 continue;
             };
-            // So few may really be sick. Who was removed before those was not one of few.
+            // With so few left, their failed probes are plausible. Nodes removed before that were not among the few.
             let goes = lost
                 .iter()
                 .filter(|(key, node)| key.0 == at && node.cluster == asked);
@@ -94,7 +95,7 @@ impl Run {
             }
         }
         for (key, node) in lost {
-            // One that was found may still start.
+            // A node that was there before may still be starting.
             if node.found
                 && self
                     .real(&key)
@@ -104,7 +105,7 @@ impl Run {
             }
             self.model.nodes.remove(&key);
             self.model.unready.remove(&key);
-            // One that was found may never have begun.
+            // A node that was there before may have failed to start.
             let failed = |real: Node| real.phase() == NodePhase::Failed;
             if node.found && self.real(&key).is_some_and(failed) {
                 continue;
@@ -129,7 +130,7 @@ impl Run {
         Ok(())
     }
 
-    /// No slot is made while a node of it is there.
+    /// Invariant: no slot is created while a node of it exists.
     fn nothing_was_made_twice(&self) -> Result<(), String> {
         for site in &self.model.sites {
             for double in site.real.backend.doubles() {
@@ -159,10 +160,10 @@ impl Run {
             .collect();
         for (name, cluster) in &mut self.model.clusters {
             if cluster.deleted {
-                // What becomes of storage then is asked of another policy.
+                // The storage of a deleted cluster is subject to a different policy.
                 cluster.kept.clear();
             }
-            // Handed on, it goes with whoever has it then.
+            // A volume that was handed on shares the fate of its new node.
             cluster.kept.retain(|volume, kept| {
                 let holder = there.get(volume).and_then(Option::as_ref);
                 holder.is_none_or(|holder| *holder == kept.node)
@@ -178,7 +179,7 @@ impl Run {
         Ok(())
     }
 
-    /// Who serves and is recorded as ready is one that nobody may lose.
+    /// Starts to track nodes that serve and are recorded as ready: they must not be removed without a reason.
     async fn meet_who_is_ready(&mut self) {
         let now = Instant::now();
         let wanted = self.model.wanted();
@@ -206,7 +207,7 @@ impl Run {
         }
     }
 
-    /// Everything is mended, and all becomes as it is wanted.
+    /// Repairs all faults and checks that everything converges.
     pub(super) async fn end(&mut self) -> Result<(), String> {
         self.note("everything is mended");
         self.world.crash.disarm();
@@ -247,7 +248,7 @@ impl Run {
         self.what_is_watched_is_there().await
     }
 
-    /// All platforms are seen, under the uid that they have now.
+    /// Waits until all platforms are ready under their current uid.
     async fn trust_all(&mut self) -> Result<(), String> {
         for at in 0..self.model.sites.len() {
             if self.model.sites[at].lost {
@@ -289,7 +290,7 @@ impl Run {
         }
         let wait = Duration::from_secs(30);
         if status.vanished_count > 0 {
-            // They have really vanished.
+            // These nodes have indeed vanished.
             let request = pb::ConfirmNodeLossRequest {
                 platform: self.model.sites[at].name.clone(),
                 vanished_count: status.vanished_count,
@@ -300,7 +301,7 @@ impl Run {
             let _ = self.world.call(confirm).await;
         }
         let site = &self.model.sites[at];
-        // At another address it may be waiting for a token that nobody ever wrote.
+        // At another address the platform may be waiting for a token that was never written.
         self.world.sites.put(&site.endpoint, &site.real);
         let (uid, registered) = (site.uid.clone(), site.registered);
         if status.phase() == pb::PlatformPhase::Refused {
@@ -330,7 +331,7 @@ impl Run {
         }
     }
 
-    /// What is not as wanted, and is explained by no condition.
+    /// Returns the first deviation from the desired state that is not explained by a condition.
     async fn difference(&mut self) -> Option<String> {
         for name in self.model.clusters.keys().cloned().collect::<Vec<_>>() {
             let cluster = self.world.cluster(&name).await;
@@ -377,10 +378,10 @@ impl Run {
         self.left_over().await
     }
 
-    /// What came late of clusters that are gone.
+    /// Returns nodes of deleted clusters that appeared late.
     async fn late_nodes(&mut self) -> Option<String> {
         for (at, site) in self.model.sites.iter().enumerate() {
-            // Who goes back to an older store, or gives a backend another name, has to look for them.
+            // After the restore of an older store or a change of a backend's uid, finding them is up to the operator.
             if self.restored || site.lost || site.renamed {
                 continue;
             }
@@ -404,7 +405,7 @@ impl Run {
         None
     }
 
-    /// How many nodes of a group are recorded as ready, and serve.
+    /// Number of nodes of a group that are recorded as ready and actually serve.
     async fn serving(&mut self, name: &str, group: &str) -> usize {
         let records = self.world.records(name).await;
         let of = records
@@ -431,7 +432,7 @@ impl Run {
         answer.map(|answer| answer.events).unwrap_or_default()
     }
 
-    /// What is done next for a cluster, and what is waited for.
+    /// The next actions for a cluster and what it is waiting for.
     async fn next_of(&mut self, name: &str) -> Vec<String> {
         let request = pb::PlanClusterRequest {
             subject: Some(Subject::Name(name.to_owned())),
@@ -446,7 +447,7 @@ impl Run {
         actions.chain(waits).collect()
     }
 
-    /// What is known, for whoever has to find out.
+    /// Prints diagnostics.
     pub(super) async fn explain(&mut self) {
         for name in self.model.clusters.keys().cloned().collect::<Vec<_>>() {
             for event in self.events(&name).await {
@@ -514,7 +515,8 @@ impl Run {
     }
 }
 
-/// Whether a condition names what a person has to do or to wait for. A platform that is `lost` is not waited for in vain.
+/// Whether a condition names what a person has to do or to wait for. For a `lost` platform, waiting is not an
+/// explanation.
 fn says_why(status: &pb::ClusterStatus, lost: bool) -> bool {
     let groups = status.groups.iter().flat_map(|group| &group.conditions);
     let mut all = status.conditions.iter().chain(groups);
@@ -526,7 +528,7 @@ fn says_why(status: &pb::ClusterStatus, lost: bool) -> bool {
     })
 }
 
-/// Conditions under which a cluster may stay as it is.
+/// Conditions under which a cluster may legitimately remain as it is.
 const EXPLAINS: [&str; 11] = [
     "DeletionBlocked",
     "Failed",

@@ -1,4 +1,4 @@
-//! What breaks.
+//! Fault injection.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -47,7 +47,7 @@ impl Run {
         }
     }
 
-    /// A living node of a platform.
+    /// A random living node of a platform.
     fn anyone(&mut self, at: usize) -> Option<(NodeKey, drover_proto::platform::v1::Node)> {
         let nodes = self.model.sites[at].real.all();
         if nodes.is_empty() {
@@ -83,7 +83,7 @@ impl Run {
         }
         self.note(format!("{} of {} is not ready", key.1, node.cluster_id));
         self.model.hurt(&key);
-        // It may recover when another one was made in its place.
+        // It may recover after its replacement was created.
         self.model.one_too_many(&node.cluster_id, &node.group);
         let done = self.model.sites[at].real.backend.set_ready(&key.1, false);
         self.model.unready.insert(key);
@@ -161,8 +161,8 @@ impl Run {
         self.count("a backend shows an old picture or not", true);
     }
 
-    /// Another backend says to be this one and has no nodes, or the right one is back. Only where so many would be missing
-    /// that no orchestrator may believe it.
+    /// Replaces a backend by an impostor that claims its uid and has no nodes, or restores it. Only if so many nodes
+    /// would be missing that no orchestrator may believe it.
     fn impersonate(&mut self, at: usize) {
         let site = &mut self.model.sites[at];
         if site.impostor {
@@ -186,7 +186,7 @@ impl Run {
         });
         self.world.sites.put(&site.endpoint, &empty);
         site.impostor = true;
-        // Connections to the right one end.
+        // Closes the connections to the actual platform server.
         if !site.down {
             site.real.stop();
             site.real.start();
@@ -196,7 +196,8 @@ impl Run {
         self.count("a platform shows no nodes", true);
     }
 
-    /// The backend says to be another one: nothing of it is believed until it is what it was, or bound anew.
+    /// Changes the uid of the backend: the orchestrator must not trust it until the uid is restored or the platform is
+    /// rebound.
     fn other_uid(&mut self, at: usize) {
         let site = &mut self.model.sites[at];
         let own = format!("simulated:{}", site.name);
@@ -216,8 +217,8 @@ impl Run {
         self.count("a backend has another uid", true);
     }
 
-    /// Whoever asks the nodes of a platform hears that they are not well, and they are. Only where so many are asked that
-    /// it cannot be the nodes: fewer may be replaced.
+    /// Lets commands fail in all nodes of a platform although the nodes are healthy. Only if so many are probed that
+    /// the nodes cannot be the cause: fewer may be replaced.
     fn deafen(&mut self, at: usize) {
         let names = self.model.wanted().into_iter();
         let most = names.max_by_key(|name| self.asked(at, name));
@@ -228,7 +229,7 @@ impl Run {
             None => most,
         };
         if let Some(name) = &deaf {
-            // Others may be asked more often, and be few.
+            // Other clusters may be probed more often and have few nodes there.
             self.hurt(at, |cluster| cluster != name);
         }
         self.model.sites[at].real.backend.deafen(deaf.is_some());
@@ -241,7 +242,7 @@ impl Run {
         self.count("commands fail in all nodes of a platform, or not", true);
     }
 
-    /// How many sound nodes of a cluster are probed with commands on a platform.
+    /// Number of sound nodes of a cluster on a platform that are probed by commands.
     pub(super) fn asked(&self, at: usize, name: &str) -> usize {
         let known = self.model.clusters.get(name);
         if !known.is_some_and(|known| has_probe(&known.spec)) {
@@ -253,7 +254,7 @@ impl Run {
             .count()
     }
 
-    /// Nodes of clusters on a platform, that are asked with commands: whatever becomes of them has a reason.
+    /// Marks the nodes on a platform that are probed by commands as possibly failed, so that they may be replaced.
     pub(super) fn hurt(&mut self, at: usize, of: impl Fn(&str) -> bool) {
         let probed = |name: &str| {
             let known = self.model.clusters.get(name);
@@ -286,7 +287,7 @@ impl Run {
     pub(super) async fn restart_with_another_clock(&mut self) {
         let off = match self.random.u8(..4) {
             0 => self.random.i64(-7_200_000..7_200_000),
-            // Its battery was empty, or somebody has set it.
+            // An empty battery, or somebody set the clock.
             1 if self.random.u8(..4) == 0 => self.random.i64(-40 * DAY..40 * DAY),
             _ => 0,
         };
@@ -330,15 +331,15 @@ impl Run {
     }
 }
 
-/// Whether the nodes of a cluster are asked with a command.
+/// Whether the nodes of a cluster are probed by a command.
 fn has_probe(spec: &pb::ClusterSpec) -> bool {
     let health = spec.health.as_ref();
     health.is_some_and(|health| matches!(health.probe, Some(health_policy::Probe::Exec(_))))
 }
 
-/// Nodes of a platform that cannot all vanish at once, or all be sick.
+/// With this many nodes on a platform, it is implausible that all of them vanish or fail at once.
 const ENOUGH: usize = 6;
-/// So few may be sick, and are replaced.
+/// This few nodes may plausibly be unhealthy, and are replaced.
 pub(super) const FEW: usize = 4;
-/// A day, in milliseconds.
+/// A day in milliseconds.
 const DAY: i64 = 24 * 3600 * 1000;

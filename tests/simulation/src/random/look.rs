@@ -1,4 +1,4 @@
-//! Calls that change nothing.
+//! Read-only calls.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::{Run, operator::CALL, specs};
 const FOLLOWED: Duration = Duration::from_secs(2);
 
 impl Run {
-    /// Looks at something; nothing may come of it.
+    /// Makes a read-only call, which must not have any effect.
     pub(super) async fn look(&mut self, name: &str) {
         match self.random.u8(..14) {
             0 | 1 => self.forecast(name).await,
@@ -86,7 +86,7 @@ impl Run {
         }
     }
 
-    /// Watches the events of a cluster for a moment: each that there is, once, and in order.
+    /// Watches the events of a cluster for a moment: each existing one must arrive once and in order.
     async fn follow_events(&mut self, name: &str) {
         let watch = async |client: OrchestratorClient| {
             let mut watch = client.watch_events(name, Some(0), CALL).await?;

@@ -1,4 +1,4 @@
-//! What is lost for good: a platform with all that it has, or the store, of which there is an older copy.
+//! Permanent losses: of a platform with all its resources, or of the store, of which there is an older backup.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use drover_proto::orchestrator::v1 as pb;
 use super::{Run, operator::CALL};
 
 impl Run {
-    /// A platform burns down. What it had is nobody's fault any more.
+    /// Destroys a platform. The loss of its resources is not a violation.
     pub(super) fn burn(&mut self, at: usize) {
         let there = self.model.sites.iter().filter(|site| !site.lost).count();
         if !self.model.burns || there < 2 || self.model.sites[at].impostor {
@@ -27,7 +27,7 @@ impl Run {
         self.count("a platform burns down", true);
     }
 
-    /// What is recorded on platforms that are lost is given up, as soon as that is granted.
+    /// Abandons the records on lost platforms, as soon as that is granted.
     pub(super) async fn give_up_what_is_lost(&mut self) {
         let lost = |at: &usize| self.model.sites[*at].lost;
         let lost: Vec<usize> = (0..self.model.sites.len()).filter(lost).collect();
@@ -43,7 +43,7 @@ impl Run {
                     .filter(|used| used.platform == platform)
                     .map(|used| Some(used.platform_uid))
                     .collect();
-                // None shown: there may still be something without a record.
+                // No uid is shown, but there may still be resources without a record.
                 let uids = if uids.is_empty() { vec![None] } else { uids };
                 for platform_uid in uids {
                     let request = pb::AbandonPlatformRequest {
@@ -61,7 +61,7 @@ impl Run {
         }
     }
 
-    /// A copy of the store is made.
+    /// Backs up the store.
     pub(super) async fn back_up(&mut self) {
         if !self.model.restores || self.restored {
             return;
@@ -73,7 +73,7 @@ impl Run {
         }
     }
 
-    /// The store is lost, and the copy takes its place.
+    /// Replaces the lost store by the backup.
     pub(super) async fn restore(&mut self) {
         let Some(copy) = self.copy.take() else {
             return;
@@ -96,7 +96,7 @@ impl Run {
                     known.deleted = false;
                     known.uid = now.uid;
                 }
-                // Nobody knows it any more, and nobody may delete what it has.
+                // The orchestrator no longer knows the cluster, so its nodes must not be deleted.
                 None => known.forgotten = !known.deleted,
             }
             self.learn(&name).await;
@@ -104,7 +104,7 @@ impl Run {
         self.count("the store is restored", true);
     }
 
-    /// The copy may show requests as open that made nodes which have gone since.
+    /// In the backup, requests may still be open whose nodes have been created and removed since.
     fn may_be_made_again(&mut self) {
         for (at, site) in self.model.sites.iter().enumerate() {
             for (cluster, _, _) in site.real.backend.infrastructure_created().into_keys() {
@@ -123,7 +123,7 @@ impl Run {
         }
     }
 
-    /// A person says that what the store does not know may go.
+    /// Confirms that resources unknown to the restored store may be deleted.
     pub(super) async fn confirm_restore(&mut self) {
         if !self.held {
             return;

@@ -1,9 +1,9 @@
-//! A random operator of a whole Drover whose platforms fail in every way that the contract allows.
+//! A random operator of a complete Drover whose platforms fail in every way that the contract allows.
 //!
-//! One seed is one run: an orchestrator over a store in memory, up to three platforms, some hundred steps. In each step
-//! the operator makes a call or something breaks, then virtual time passes, then what must always hold is checked
-//! ([`check`]): nobody alive is removed without a reason that the operator gave, nothing is made twice, storage that is to
-//! be kept is kept. At the end everything is mended, and every cluster has to become what is wanted or say why it cannot.
+//! One seed is one run: an orchestrator over an in-memory store, up to three platforms, a few hundred steps. In each
+//! step the operator makes a call or a fault is injected, then virtual time passes, then the invariants are checked
+//! ([`check`]): no serving node is removed without a reason given by the operator, nothing is created twice, retained
+//! storage is kept. At the end all faults are repaired, and every cluster must converge or report why it cannot.
 
 mod below;
 mod check;
@@ -34,16 +34,16 @@ use crate::{Disk, Sites, World, immortal, runtime};
 use model::Model;
 use witness::Witness;
 
-/// What was wrong in a run.
+/// A violated invariant.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Failure {
-    /// Seed of the run.
     pub seed: u64,
-    /// Step after which it showed; the number of steps: at the end, when all was mended.
+    /// Step after which the violation was found; equal to the number of steps if it was found at the end, after the
+    /// repair.
     pub step: usize,
-    /// What does not hold.
+    /// Description of the violation.
     pub what: String,
-    /// What was done before, one line a step.
+    /// The actions before it, one line per step.
     pub trace: Vec<String>,
 }
 
@@ -57,23 +57,22 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What happened in a run.
+/// Statistics of one or more runs.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Summary {
-    /// Steps.
     pub steps: u64,
     /// Virtual time that passed.
     pub time: Duration,
-    /// Nodes that were made.
+    /// Number of nodes created.
     pub made: u64,
-    /// How often each thing was done, and how often it was refused.
+    /// How often each action succeeded, and how often it was refused.
     pub done: BTreeMap<String, (u64, u64)>,
-    /// What was done in a single run, one line a step.
+    /// The actions of a single run, one line per step.
     pub trace: Vec<String>,
 }
 
 impl Summary {
-    /// Adds what happened in another run.
+    /// Adds the statistics of another run.
     pub fn add(&mut self, other: &Self) {
         self.steps += other.steps;
         self.time += other.time;
@@ -86,7 +85,7 @@ impl Summary {
     }
 }
 
-/// What was done, for whoever has to find out why a run failed.
+/// The actions so far, to diagnose a failed run.
 #[derive(Default)]
 struct Trace {
     step: usize,
@@ -102,26 +101,26 @@ struct Run {
     began: Instant,
     done: BTreeMap<&'static str, (u64, u64)>,
     witness: Witness,
-    /// What was seen that may not be, in a read for something else.
+    /// A violation that was noticed by a read for another purpose.
     wrong: Option<String>,
-    /// A secret that was deleted a moment ago.
+    /// A secret that was just deleted.
     deleted_secret: Option<&'static str>,
-    /// What the store was once.
+    /// Backup of the store.
     copy: Option<Vec<u8>>,
-    /// It was lost, and is the copy.
+    /// Whether the store was lost and replaced by the backup.
     restored: bool,
-    /// Nobody has said yet that it may delete what it does not know.
+    /// Whether the restored store waits for the confirmation to delete resources that it does not know.
     held: bool,
 }
 
 thread_local! {
-    /// Whether a run is under way here.
+    /// Whether a run is in progress on this thread.
     static RUNS: Cell<bool> = const { Cell::new(false) };
-    /// What a task of its runtime panicked with.
+    /// Message of a panic in a task of the runtime.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Panics of tasks end in nobody's hands otherwise.
+/// Records panics of tasks, which would otherwise go unnoticed.
 fn watch_panics() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -143,11 +142,11 @@ fn panicked() -> Option<String> {
 /// Runs one seed.
 ///
 /// # Errors
-/// What does not hold.
+/// Returns the violated invariant.
 pub fn run(seed: u64, steps: usize) -> Result<Summary, Box<Failure>> {
     watch_panics();
     panicked();
-    // Whatever the orchestrator draws is part of the seed, too.
+    // The random choices of the orchestrator depend on the seed as well.
     fastrand::seed(seed);
     let trace = Rc::new(RefCell::new(Trace::default()));
     RUNS.set(true);
@@ -225,7 +224,7 @@ impl Run {
             .push(format!("{at:10.3} s  {what}"));
     }
 
-    /// Counts what was done, or refused.
+    /// Counts an action as done or refused.
     fn count(&mut self, what: &'static str, done: bool) {
         let count = self.done.entry(what).or_default();
         if done {

@@ -1,4 +1,5 @@
-//! What the operator knows: what is wanted, what was done to whom, and who may be removed for it.
+//! The operator's model: the desired state, the faults injected so far, and the nodes that may be removed because of
+//! them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,80 +13,81 @@ use tokio::time::Instant;
 use super::specs;
 use crate::{Site, Sites};
 
-/// How long after a change of the spec nodes may still be made from the spec before it.
+/// How long after a change of the spec nodes may still be created from the previous spec.
 const OLD_REQUESTS: Duration = Duration::from_secs(20 * 60);
 
-/// A node by its platform and its id there.
+/// A node by the index of its platform and its id there.
 pub(super) type NodeKey = (usize, String);
 
-/// A platform as the operator has set it up.
+/// A platform as configured by the operator.
 pub(super) struct Place {
     pub(super) name: String,
     pub(super) endpoint: String,
     pub(super) uid: String,
     pub(super) real: Arc<Site>,
-    /// Stands in its place and says to be it, with no nodes: a platform that lies.
+    /// Whether an impostor without nodes has taken its place and claims its identity.
     pub(super) impostor: bool,
     pub(super) down: bool,
     pub(super) registered: bool,
-    /// Burnt down: it never answers again.
+    /// Destroyed for good: it never responds again.
     pub(super) lost: bool,
-    /// Commands in its nodes fail, all of them; the cluster that has most of those that are probed so.
+    /// While commands fail in all nodes of the platform: the cluster with the most nodes there that are probed by
+    /// commands.
     pub(super) deaf: Option<String>,
-    /// It had another uid for a while.
+    /// Whether its uid was ever changed.
     pub(super) renamed: bool,
 }
 
-/// A node that was Ready, and who was never hurt since.
+/// A node that was Ready and was not subject to a fault since.
 #[derive(Clone, Debug)]
 pub(super) struct Tracked {
     pub(super) cluster: String,
     pub(super) group: String,
-    /// When it was first seen.
+    /// When the node was first seen.
     pub(super) since: Instant,
-    /// Nothing that anybody did to it is a reason to replace it.
+    /// Whether no fault has given a reason to replace the node.
     pub(super) sound: bool,
-    /// The operator found it there: nobody may delete it before it was taken over and scaled away.
+    /// Whether the node existed before its cluster: it must not be deleted before it is adopted and scaled away.
     pub(super) found: bool,
 }
 
-/// Storage that stays although its node goes.
+/// A volume that must outlive its node.
 pub(super) struct Kept {
     pub(super) group: String,
-    /// The node that had it.
+    /// The node that the volume belonged to.
     pub(super) node: String,
     pub(super) why: String,
 }
 
-/// One cluster.
+/// The operator's model of a cluster.
 #[derive(Default)]
 pub(super) struct ClusterModel {
     pub(super) uid: String,
     pub(super) spec: pb::ClusterSpec,
     pub(super) deleted: bool,
     pub(super) paused: bool,
-    /// Since when nobody knows it any more.
+    /// Since when the cluster no longer exists in the orchestrator.
     pub(super) gone_since: Option<Instant>,
-    /// The store that is there now has never heard of it: nobody may delete what it has.
+    /// The restored store does not know the cluster: its nodes must not be deleted.
     pub(super) forgotten: bool,
-    /// Platforms that were given up: what it has there may stay.
+    /// Abandoned platforms: resources of the cluster may remain there.
     pub(super) abandoned: BTreeSet<usize>,
-    /// Nodes of these groups that are older than that may be replaced.
+    /// Nodes of these groups that are older than this time may be replaced.
     pub(super) renewed: BTreeMap<String, Instant>,
-    /// How many sound nodes of a group may go because it has more than it wants.
+    /// Number of sound nodes by group that may be removed because the group exceeds its size.
     pub(super) surplus: BTreeMap<String, u32>,
-    /// Groups all of whose nodes may go.
+    /// Groups of which all nodes may be removed.
     pub(super) gone: BTreeSet<String>,
-    /// Nodes that the operator named.
+    /// Nodes that the operator named for removal.
     pub(super) named: BTreeSet<NodeKey>,
-    /// How often it wanted infrastructure no more, that it may want again.
+    /// How often the spec dropped infrastructure, which it may request again later.
     pub(super) released: u32,
-    /// Volumes that have to be there.
+    /// Volumes that must exist.
     pub(super) kept: BTreeMap<(usize, String), Kept>,
 }
 
 impl ClusterModel {
-    /// What is wanted is this from now on. Whoever may go for it is written down.
+    /// Sets the desired spec, and records which nodes may be removed for it.
     pub(super) fn wants(&mut self, spec: pb::ClusterSpec) {
         let now = Instant::now();
         if without_sizes(&self.spec) != without_sizes(&spec) {
@@ -103,11 +105,11 @@ impl ClusterModel {
                 Some(new) => {
                     let less = total(old).saturating_sub(total(new));
                     if total(new) > total(old) {
-                        // It may be handed on, and goes with whoever has it then.
+                        // Retained volumes may be handed on, and then share the fate of their new node.
                         self.kept.retain(|_, kept| kept.group != old.name);
                     }
                     *self.surplus.entry(old.name.clone()).or_default() += less;
-                    // Who is active and who stands by changes among those that are there.
+                    // Nodes that exist may switch between active and standby.
                     if old.standby.unwrap_or(0) != new.standby.unwrap_or(0) {
                         let any = total(old).max(total(new));
                         *self.surplus.entry(old.name.clone()).or_default() += any;
@@ -118,7 +120,7 @@ impl ClusterModel {
         self.spec = spec;
     }
 
-    /// Everybody in a group, or in all, may be replaced.
+    /// Allows all nodes of a group, or of all groups, to be replaced.
     pub(super) fn renews(&mut self, group: Option<&str>) {
         for one in &self.spec.groups {
             if group.is_none_or(|group| group == one.name) {
@@ -127,7 +129,7 @@ impl ClusterModel {
         }
     }
 
-    /// Whether a sound node may be removed; if because there are too many, there is one less too many now.
+    /// Whether a sound node may be removed. If the reason is the group's surplus, this uses up one of it.
     pub(super) fn may_go(&mut self, key: &NodeKey, node: &Tracked) -> bool {
         if self.forgotten {
             return false;
@@ -153,7 +155,7 @@ pub(super) fn total(group: &pb::GroupSpec) -> u32 {
     group.size.unwrap_or(1) + group.standby.unwrap_or(0)
 }
 
-/// What makes nodes other nodes.
+/// The spec without sizes; a difference in the rest of it requires new nodes.
 fn without_sizes(spec: &pb::ClusterSpec) -> pb::ClusterSpec {
     let mut spec = spec.clone();
     for group in &mut spec.groups {
@@ -164,41 +166,41 @@ fn without_sizes(spec: &pb::ClusterSpec) -> pb::ClusterSpec {
     spec
 }
 
-/// Names of the secrets that clusters name.
+/// Names of the secrets that clusters refer to.
 pub(super) const SECRETS: [&str; 2] = ["boot-0", "boot-1"];
 
-/// What a secret holds, or has held.
+/// A current or former value of a secret.
 pub(super) struct Value {
     pub(super) text: String,
-    /// When it is known that another one took its place.
+    /// When the value is known to have been replaced.
     pub(super) replaced: Option<Instant>,
 }
 
-/// What clusters can be made of.
+/// The platforms and secrets that clusters can be built from.
 pub(super) struct Offers {
     pub(super) platforms: Vec<String>,
     pub(super) secrets: Vec<String>,
 }
 
-/// Everything that the operator knows.
+/// The complete model of the operator.
 pub(super) struct Model {
     pub(super) sites: Vec<Place>,
     pub(super) clusters: BTreeMap<String, ClusterModel>,
     pub(super) nodes: BTreeMap<NodeKey, Tracked>,
-    /// Nodes that were made not ready, and are so.
+    /// Nodes that a fault made unready and that still are.
     pub(super) unready: BTreeSet<NodeKey>,
-    /// How often a node of a slot vanished without a trace, by request and index.
+    /// How often a node of a slot vanished without a trace, by request id and index.
     pub(super) vanished: BTreeMap<(String, u32), u32>,
     pub(super) next_name: usize,
-    /// Secrets for nodes, and all that was ever written of each.
+    /// Secrets for nodes, with all values ever written.
     pub(super) secrets: BTreeMap<String, Vec<Value>>,
-    /// Nodes whose beginning was looked at.
+    /// Nodes whose bootstrap data was checked.
     pub(super) begun: BTreeSet<NodeKey>,
-    /// How often the network of a cluster was taken away.
+    /// How often the network of a cluster was deleted out of band.
     pub(super) networks_taken: BTreeMap<(usize, String), u32>,
-    /// Whether in this run platforms may burn down.
+    /// Whether platforms may be destroyed in this run.
     pub(super) burns: bool,
-    /// Whether in this run the store may be lost.
+    /// Whether the store may be lost in this run.
     pub(super) restores: bool,
 }
 
@@ -244,7 +246,7 @@ impl Model {
         }
     }
 
-    /// What clusters can be made of now.
+    /// The platforms and secrets currently available for clusters.
     pub(super) fn offers(&self) -> Offers {
         let there = self.sites.iter().filter(|site| !site.lost);
         Offers {
@@ -253,20 +255,20 @@ impl Model {
         }
     }
 
-    /// Names of the clusters that are wanted.
+    /// Names of the clusters that are not deleted.
     pub(super) fn wanted(&self) -> Vec<String> {
         let wanted = self.clusters.iter().filter(|(_, cluster)| !cluster.deleted);
         wanted.map(|(name, _)| name.clone()).collect()
     }
 
-    /// A node was hurt: whatever becomes of it has a reason.
+    /// Records a fault of a node: it may be replaced from now on.
     pub(super) fn hurt(&mut self, key: &NodeKey) {
         if let Some(node) = self.nodes.get_mut(key) {
             node.sound = false;
         }
     }
 
-    /// There may be one more in a group than it wants.
+    /// Allows one node more than a group's size to be removed.
     pub(super) fn one_too_many(&mut self, cluster: &str, group: &str) {
         if let Some(cluster) = self.clusters.get_mut(cluster) {
             *cluster.surplus.entry(group.to_owned()).or_default() += 1;

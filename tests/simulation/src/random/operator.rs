@@ -1,4 +1,4 @@
-//! What the operator does: every call that there is, with arguments that may be right or wrong.
+//! The operator's actions: every call of the API, with valid and invalid arguments.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::{
 
 /// Virtual deadline of a call.
 pub(super) const CALL: Duration = Duration::from_secs(30);
-/// Most clusters at a time.
+/// Maximum number of clusters at a time.
 const CLUSTERS: usize = 3;
 
 impl Run {
@@ -28,7 +28,7 @@ impl Run {
         let name = wanted[self.random.usize(..wanted.len())].clone();
         let empty = self.model.sites.iter().position(|site| site.impostor);
         if let (Some(at), 0) = (empty, self.random.u8(..6)) {
-            // What one tries first with a platform that shows nothing.
+            // The first thing that an operator tries with a platform that shows no nodes.
             return self.register_again(at).await;
         }
         match self.random.u8(..109) {
@@ -58,7 +58,7 @@ impl Run {
         }
     }
 
-    /// A call, counted by whether it was granted.
+    /// Makes a call and counts whether it was granted.
     pub(super) async fn ask<T>(
         &mut self,
         what: &'static str,
@@ -72,7 +72,7 @@ impl Run {
         answer.ok()
     }
 
-    /// Reads what is wanted of a cluster now, whatever the answer of the call that changed it was.
+    /// Reads the current spec of a cluster, regardless of the response to the call that changed it.
     pub(super) async fn learn(&mut self, name: &str) {
         let now = self.world.cluster(name).await;
         self.learn_from(name, now);
@@ -98,7 +98,7 @@ impl Run {
                     self.wrong = Some(format!("{name} is rejected for a new secret: {message}"));
                 }
             }
-            // What was asked for may still become known: its answer may have been lost.
+            // The cluster may still appear later: the response to its creation may have been lost.
             _ => {
                 known.deleted = true;
                 known.gone_since.get_or_insert_with(Instant::now);
@@ -111,7 +111,7 @@ impl Run {
         format!("c{}", self.model.next_name)
     }
 
-    /// The name of a cluster that is gone, or another one.
+    /// Returns the name of a deleted cluster, or a new one.
     async fn any_name(&mut self) -> String {
         let clusters = self.model.clusters.iter();
         let deleted = clusters.filter(|(_, cluster)| cluster.deleted && !cluster.forgotten);
@@ -123,7 +123,7 @@ impl Run {
         if self.world.cluster(&name).await.is_some() {
             return self.free_name();
         }
-        // What is left of it is not of the one that comes.
+        // Leftovers of the old cluster do not belong to the new one.
         self.model.clusters.remove(&name);
         self.model.nodes.retain(|_, node| node.cluster != name);
         self.model
@@ -160,7 +160,7 @@ impl Run {
             remove_groups,
             ..pb::ApplyClusterRequest::default()
         };
-        // Known before it is asked for: who dies over it may have done it.
+        // Recorded before the call: the orchestrator may crash after it took effect.
         let known = self.model.clusters.entry(name.to_owned()).or_default();
         known.wants(sent);
         let granted = self
@@ -173,7 +173,7 @@ impl Run {
         granted
     }
 
-    /// Nodes that nobody here has made become a cluster.
+    /// Adopts nodes that the orchestrator did not create into a cluster.
     async fn take_over(&mut self) {
         let name = self.free_name();
         let offers = self.model.offers();
@@ -275,25 +275,25 @@ impl Run {
         }
         self.learn(name).await;
         if group.storage.is_some() && !remove_nodes.is_empty() {
-            // Who stays beyond the size makes room for a place below it, where storage waits.
+            // A node kept beyond the group's size makes room for a lower slot, for which a retained volume is waiting.
             for _ in 0..size {
                 self.model.one_too_many(name, &group.name);
             }
         }
     }
 
-    /// A node that is scaled away leaves its storage.
+    /// Requires the storage of a node that is scaled away to be kept.
     fn must_keep_storage_of(&mut self, name: &str, node: &pb::Node) {
         let Some(key) = self.key(node) else {
             return;
         };
-        // Whoever is gone already has left what its end made of it.
+        // If the node is already gone, its end has already decided about the storage.
         let storage = self.model.sites[key.0].real.backend.storage();
         let volume = storage
             .into_iter()
             .find(|(_, has)| has.as_deref() == Some(key.1.as_str()));
         let sound = self.model.nodes.get(&key).is_some_and(|node| node.sound);
-        // Whoever was on its way already goes as was decided then.
+        // If the node is already being removed, the earlier decision applies.
         let stays = !node.marked
             && !matches!(
                 node.state(),
@@ -312,7 +312,7 @@ impl Run {
         }
     }
 
-    /// Where a record's node is.
+    /// Platform and id of the node of a record.
     pub(super) fn key(&self, node: &pb::Node) -> Option<NodeKey> {
         let at = self
             .model
@@ -328,7 +328,7 @@ impl Run {
             name: name.to_owned(),
             ..pb::UndoClusterRequest::default()
         };
-        // If it is done and the answer is lost, nodes may go for it before the next look at what is wanted.
+        // If it takes effect and the response is lost, nodes may be removed before the spec is read the next time.
         self.ask("UndoCluster", async |client| {
             client.undo_cluster(request.clone(), CALL).await
         })
@@ -351,7 +351,7 @@ impl Run {
         .await;
     }
 
-    /// One of the cluster's records.
+    /// A random record of the cluster.
     pub(super) async fn any_node(&mut self, name: &str) -> Option<pb::Node> {
         let records = self.world.records(name).await;
         if records.is_empty() {
@@ -438,7 +438,7 @@ impl Run {
             ..pb::DeleteClusterRequest::default()
         };
         if let Some(cluster) = self.model.clusters.get_mut(name) {
-            // Known before it is asked for.
+            // Recorded before the call.
             cluster.deleted = true;
         }
         self.ask("DeleteCluster", async |client| {
@@ -450,7 +450,7 @@ impl Run {
     async fn abandon(&mut self, name: &str) {
         let at = self.where_it_would_hurt(name);
         if self.random.u8(..4) == 0 {
-            // It has not seen anything yet.
+            // A restarted orchestrator has not observed any platform yet.
             self.restart_with_another_clock().await;
         }
         let delete_nodes = self.random.u8(..4) == 0;
@@ -484,7 +484,7 @@ impl Run {
         }
     }
 
-    /// Mostly the platform on which most of a cluster is.
+    /// Mostly the platform that hosts most of a cluster.
     fn where_it_would_hurt(&mut self, name: &str) -> usize {
         let any = self.random.usize(..self.model.sites.len());
         if self.random.u8(..3) == 0 {
@@ -548,7 +548,7 @@ fn shown(spec: &pb::ClusterSpec) -> String {
     format!("[{}] {class} {}", names(&spec.platforms), groups.join("; "))
 }
 
-/// Whether a node of a backend serves.
+/// Whether a node of a backend is running and ready.
 pub(super) fn serves(node: &drover_proto::platform::v1::Node) -> bool {
     node.phase() == NodePhase::Running && node.ready == Some(true)
 }

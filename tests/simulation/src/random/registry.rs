@@ -1,4 +1,4 @@
-//! What the operator does with platforms, and with what is kept on them.
+//! The operator's actions on platforms and on the volumes retained there.
 
 use drover_proto::orchestrator::v1 as pb;
 
@@ -22,7 +22,7 @@ impl Run {
         }
     }
 
-    /// Registers a platform anew: at another address, with or without a token, or bound to another uid.
+    /// Changes the registration of a platform: another address, with or without a token, or another uid.
     pub(super) async fn register(&mut self) {
         let at = self.random.usize(..self.model.sites.len());
         let site = &mut self.model.sites[at];
@@ -46,7 +46,7 @@ impl Run {
         }
     }
 
-    /// Registers a platform where it is, with or without a token.
+    /// Registers a platform at its current address, with or without a token.
     pub(super) async fn register_again(&mut self, at: usize) {
         let token = self.random.bool();
         let what = format!(
@@ -59,7 +59,7 @@ impl Run {
         }
     }
 
-    /// Registers a platform where it is now. Answers whether that was granted.
+    /// Registers a platform at its current address. Returns whether the request was granted.
     pub(super) async fn enroll(
         &mut self,
         at: usize,
@@ -128,7 +128,8 @@ impl Run {
             .and_then(|found| found.platform)
             .and_then(|platform| platform.status);
         let vanished_count = status.unwrap_or_default().vanished_count;
-        // Nobody sane says that what is there is gone; a wrong number has to be refused.
+        // An operator would not confirm the loss of nodes that exist, so the number is wrong on purpose and must be
+        // refused.
         let said = if self.model.sites[at].impostor {
             vanished_count + 1
         } else {

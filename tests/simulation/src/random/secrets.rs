@@ -1,4 +1,4 @@
-//! What the operator does with secrets, and what nodes get of them.
+//! The operator's actions on secrets, and the values that nodes receive.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -11,13 +11,13 @@ use super::{
     operator::CALL,
 };
 
-/// How long after it was replaced a value may still reach a node: a call under way, and the longest step.
+/// How long a replaced value may still reach a node: a call in flight, and the longest step.
 const LATE: Duration = Duration::from_secs(20 * 60);
-/// The key of each secret that nodes begin with.
+/// The key of each secret that is used as bootstrap data.
 pub(super) const KEY: &str = "data";
 
 impl Run {
-    /// Writes one of the secrets that clusters name: a first time, or another value.
+    /// Creates or rotates one of the secrets that clusters refer to.
     pub(super) async fn rotate_secret(&mut self) {
         let name = SECRETS[self.random.usize(..SECRETS.len())];
         let value = format!("{name}-{:016x}", self.random.u64(..));
@@ -31,7 +31,7 @@ impl Run {
             purpose: pb::SecretPurpose::Workload.into(),
             ..pb::ApplySecretRequest::default()
         };
-        // Known before it is asked for: it may be written, and the answer be lost.
+        // Recorded before the call, which may succeed although its response is lost.
         let values = self.model.secrets.entry(name.to_owned()).or_default();
         values.push(Value {
             text: value,
@@ -53,7 +53,7 @@ impl Run {
         }
     }
 
-    /// Deletes one, which is granted only where nobody names it.
+    /// Deletes a secret, which must only be granted if no cluster refers to it.
     pub(super) async fn delete_secret(&mut self) {
         let name = SECRETS[self.random.usize(..SECRETS.len())];
         self.note(format!("delete secret {name}"));
@@ -71,7 +71,7 @@ impl Run {
         }
     }
 
-    /// No secret goes that a cluster names.
+    /// Invariant: no secret is deleted while a cluster refers to it.
     pub(super) async fn no_secret_in_use_was_deleted(&mut self) -> Result<(), String> {
         let Some(name) = self.deleted_secret.take() else {
             return Ok(());
@@ -87,7 +87,7 @@ impl Run {
         Ok(())
     }
 
-    /// Every node begins with a value that its secret had when it was made.
+    /// Invariant: every node starts with a value that its secret had when the node was created.
     pub(super) fn nobody_begins_with_an_old_secret(&mut self) -> Result<(), String> {
         let now = Instant::now();
         for (at, site) in self.model.sites.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Random platforms and clusters.
+//! Generators of random platforms and clusters.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use drover_proto::{
 
 use super::{below, model::Offers, secrets::KEY};
 
-/// Names of groups that clusters have.
+/// Group names of clusters.
 pub(super) const GROUPS: [&str; 3] = ["db", "web", "queue"];
 
-/// A backend with some of the ways to be slow, late and unreliable.
+/// A backend with a random selection of delays and faults.
 pub(super) fn platform(random: &mut fastrand::Rng, name: &str) -> SimulatedSettings {
     let seconds =
         |random: &mut fastrand::Rng, most: u64| Duration::from_millis(random.u64(..=most * 1_000));
@@ -122,7 +122,7 @@ fn group(random: &mut fastrand::Rng, name: &str, platforms: &[String]) -> pb::Gr
         Vec::new()
     };
     if storage.is_some() {
-        // What is kept is on one platform.
+        // Retained storage is bound to one platform.
         own = choices(random, platforms);
         own.truncate(1);
     }
@@ -151,7 +151,7 @@ fn update(random: &mut fastrand::Rng) -> pb::UpdatePolicy {
     }
 }
 
-/// A secret that nodes begin with.
+/// A secret as the bootstrap data of nodes.
 fn bootstrap(random: &mut fastrand::Rng, secrets: &[String]) -> Option<pb::BootstrapSource> {
     if secrets.is_empty() || random.bool() {
         return None;
@@ -166,7 +166,7 @@ fn bootstrap(random: &mut fastrand::Rng, secrets: &[String]) -> Option<pb::Boots
     })
 }
 
-/// Attributes that take much of what one spec may be.
+/// Attributes that use up much of the maximum size of a spec.
 fn many_attributes(random: &mut fastrand::Rng) -> prost_types::Struct {
     let text = "x".repeat(random.usize(1_000..100_000));
     let value = prost_types::Value {
@@ -177,7 +177,7 @@ fn many_attributes(random: &mut fastrand::Rng) -> prost_types::Struct {
     }
 }
 
-/// A random cluster of what there is.
+/// A random cluster from the available platforms and secrets.
 pub(super) fn cluster(random: &mut fastrand::Rng, offers: &Offers) -> pb::ClusterSpec {
     let platforms = &offers.platforms;
     let many = random.usize(1..=GROUPS.len());
@@ -203,7 +203,7 @@ pub(super) fn cluster(random: &mut fastrand::Rng, offers: &Offers) -> pb::Cluste
         }),
         update: Some(update(random)),
         remediation: Some(pb::RemediationPolicy {
-            // Storage that is kept can be handed on only when its node is gone.
+            // Retained storage can only be handed on after its node is gone.
             create_first: (random.bool() && groups.iter().all(|group| group.storage.is_none()))
                 .then_some(true),
             ..pb::RemediationPolicy::default()
@@ -229,7 +229,7 @@ fn count(of: u32) -> pb::CountOrPercent {
     }
 }
 
-/// Changes something in a spec. Answers what.
+/// Changes one property of a spec. Returns a description of the change.
 pub(super) fn change(
     random: &mut fastrand::Rng,
     spec: &mut pb::ClusterSpec,

@@ -1,4 +1,4 @@
-//! Somebody who watches all the time, and in the end has to have seen what is there.
+//! A client that watches throughout the run; in the end its view must match the actual state.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,16 +10,16 @@ use tokio::time::Instant;
 
 use super::{Run, operator::CALL};
 
-/// Virtual time after which a watch shows what a read shows.
+/// Virtual time within which a watch must catch up with reads.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Virtual time within which a watch begins, unless nobody is there.
+/// Virtual time within which a watch opens, unless the orchestrator is down.
 const OPENING: Duration = Duration::from_secs(5);
 
-/// The watches of one process of the orchestrator, and what they have shown.
+/// Watches of one process of the orchestrator, and the state that they have shown.
 #[derive(Default)]
 pub(super) struct Witness {
-    /// Which start of the orchestrator they belong to.
+    /// Start of the orchestrator to which the watches belong.
     start: Option<usize>,
     clusters: Option<Watch<Update<pb::Cluster>>>,
     nodes: Option<Watch<Update<pb::Node>>>,
@@ -28,7 +28,7 @@ pub(super) struct Witness {
 }
 
 impl Run {
-    /// Takes in what the watches show, and begins anew with a new process.
+    /// Takes in the updates of the watches, and reopens them after a restart of the orchestrator.
     pub(super) async fn watch(&mut self) {
         let start = Some(self.world.restarts);
         let witness = &self.witness;
@@ -47,7 +47,7 @@ impl Run {
         self.witness.take_in();
     }
 
-    /// Whether the watches show what reads show.
+    /// Checks that the watches converge to the state that reads return.
     pub(super) async fn what_is_watched_is_there(&mut self) -> Result<(), String> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -90,7 +90,7 @@ impl Run {
     }
 }
 
-/// What is opened, unless the process dies meanwhile.
+/// Returns the watch once it is open, unless the process dies meanwhile.
 async fn opened<T>(opened: impl Future<Output = Opened<T>>) -> Option<T> {
     let within = tokio::time::timeout(OPENING, opened).await;
     within.ok()?.ok()
@@ -113,7 +113,7 @@ impl Witness {
     }
 }
 
-/// What has come by now. A watch that ended is gone.
+/// Returns the updates received so far. A watch that has ended is dropped.
 fn drain<T: Send + 'static>(watch: &mut Option<Watch<Update<T>>>) -> Vec<Update<T>> {
     let mut shown = Vec::new();
     while let Some(open) = watch {

@@ -1,4 +1,4 @@
-//! A collector of traces: the service of OpenTelemetry's own protos, which keeps what it gets.
+//! A trace collector that implements OpenTelemetry's service and keeps the spans that it receives.
 
 #![allow(
     dead_code,
@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use tonic::{Request, Response, Status, body::Body, server::NamedService};
 use tonic_prost::ProstCodec;
 
-/// A span and who sent it.
+/// A span and the service that sent it.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub service: String,

@@ -1,4 +1,4 @@
-//! The command line as a person has it: typed lines, questions at a terminal, exit codes.
+//! The command line as users experience it: typed lines, prompts at a terminal, exit codes.
 
 use std::{
     io::{Read, Write},
@@ -9,18 +9,16 @@ use serde_json::Value;
 
 use crate::real::{World, binary};
 
-/// How a command ended, and what it printed.
+/// Result of a command.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) code: i32,
-    /// Standard output.
     pub(crate) out: String,
-    /// Standard error.
     pub(crate) err: String,
 }
 
 impl Said {
-    /// That it ended like this and said this, wherever it said it.
+    /// Asserts the exit code, and that these words are in the output of either stream.
     pub(crate) fn expect(self, code: i32, words: &[&str]) -> Self {
         assert_eq!(self.code, code, "{self:?}");
         for &word in words {
@@ -31,7 +29,7 @@ impl Said {
     }
 }
 
-/// A program in the directory of the world, which knows nothing but where the orchestrator is.
+/// A program in the directory of the world whose environment has only the address of the orchestrator.
 fn command(world: &World, program: &str) -> Command {
     let directory = world.directory.path();
     let mut command = Command::new(program);
@@ -44,14 +42,14 @@ fn command(world: &World, program: &str) -> Command {
     command
 }
 
-/// A line after `drover`, not run yet.
+/// A command line after `drover`, not yet run.
 pub(crate) fn typed(world: &World, line: &str) -> Command {
     let mut command = command(world, binary("drover").to_str().unwrap());
     command.args(line.split_whitespace());
     command
 }
 
-/// Runs a line where nobody can be asked.
+/// Runs a command line without a terminal for prompts.
 pub(crate) fn drover(world: &World, line: &str) -> Said {
     let output = typed(world, line).stdin(Stdio::null()).output().unwrap();
     println!("$ drover {line}");
@@ -62,13 +60,13 @@ pub(crate) fn drover(world: &World, line: &str) -> Said {
     }
 }
 
-/// What a line answers that ends with `-o json`.
+/// Parses the output of a command line with `-o json`.
 pub(crate) fn json(world: &World, line: &str) -> Value {
     let said = drover(world, line).expect(0, &[]);
     serde_json::from_str(&said.out).unwrap()
 }
 
-/// Runs a line at a terminal, does something while its question stands there, and answers it.
+/// Runs a command line at a terminal, performs an action while its prompt is shown, and answers the prompt.
 pub(crate) async fn asked(
     world: &World,
     line: &str,
@@ -76,7 +74,7 @@ pub(crate) async fn asked(
     answer: &str,
 ) -> Said {
     let line = format!("{} {line}", binary("drover").display());
-    // Of util-linux: it runs a command at a terminal of its own.
+    // `script` of util-linux runs a command at a terminal of its own.
     let mut child = command(world, "script")
         .args(["-qec", &line, "/dev/null"])
         .stdin(Stdio::piped())

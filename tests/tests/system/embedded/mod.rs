@@ -1,4 +1,4 @@
-//! An orchestrator and platforms in this process, all of which can be killed and opened again.
+//! An orchestrator and platforms in this process, all of which can be killed and restarted.
 
 #![allow(
     dead_code,
@@ -23,10 +23,9 @@ use drover_testing::wait::Wait;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
-/// Deadline of a call.
 const CALL: Duration = Duration::from_secs(10);
 
-/// A platform over an emulated EC2 that is read every so often.
+/// A platform with this poll interval over an emulated EC2.
 #[cfg(feature = "clouds")]
 pub fn emulated_ec2(url: String, directory: &std::path::Path, poll: Duration) -> DriverSettings {
     use drover_platform_cloud::drivers::aws;
@@ -55,7 +54,7 @@ pub struct World {
     orchestrator: Option<(Orchestrator, Running)>,
     platforms: BTreeMap<String, Served>,
     port: u16,
-    /// How it calls platforms over TLS.
+    /// TLS settings for calls to platforms.
     tls: PlatformTlsSettings,
 }
 
@@ -65,7 +64,7 @@ struct Served {
     open: Option<(Opened, Running)>,
 }
 
-/// What a platform is over.
+/// Backend of a platform.
 #[derive(Clone)]
 pub enum Backend {
     Cloud(DriverSettings),
@@ -110,7 +109,7 @@ impl World {
         Self::calling(PlatformTlsSettings::default()).await
     }
 
-    /// One that calls platforms over TLS with these files.
+    /// Creates a world whose orchestrator uses these TLS settings for calls to platforms.
     pub async fn calling(tls: PlatformTlsSettings) -> Self {
         let mut world = Self {
             directory: tempfile::tempdir().unwrap(),
@@ -143,7 +142,7 @@ impl World {
         self.orchestrator = Some((orchestrator, running));
     }
 
-    /// Ends it in the middle of whatever it does, and starts another one on what it has stored.
+    /// Kills the orchestrator in the middle of its work, and starts another one on its store.
     pub async fn kill_orchestrator(&mut self) {
         if let Some((orchestrator, running)) = self.orchestrator.take() {
             orchestrator.kill().await;
@@ -152,7 +151,7 @@ impl World {
         self.start_orchestrator().await;
     }
 
-    /// Opens a platform and registers it.
+    /// Starts a platform and registers it.
     pub async fn add(&mut self, name: &str, backend: impl Into<Backend>) {
         let served = Served {
             backend: backend.into(),
@@ -165,12 +164,12 @@ impl World {
         self.register(name, &endpoint).await;
     }
 
-    /// Registers a platform that somebody else runs.
+    /// Registers an externally running platform.
     pub async fn register(&self, name: &str, endpoint: &str) {
         self.register_as(name, endpoint, "").await;
     }
 
-    /// The same of one whose certificate has another name than its endpoint.
+    /// Registers a platform whose certificate has another name than its endpoint.
     pub async fn register_as(&self, name: &str, endpoint: &str, server_name: &str) {
         let tls = pb::PlatformTls {
             server_name: server_name.to_owned(),
@@ -217,7 +216,7 @@ impl World {
         served.open = Some((platform, running));
     }
 
-    /// Ends a platform server without waiting for what it does, and opens another one over the same cloud.
+    /// Kills a platform server without waiting for its calls in flight, and starts another one over the same cloud.
     pub async fn kill_platform(&mut self, name: &str) {
         if let Some((platform, running)) = self.platforms.get_mut(name).unwrap().open.take() {
             drop(platform);
@@ -249,7 +248,7 @@ impl World {
         self.client().scale_group(request, CALL).await.unwrap();
     }
 
-    /// Has what failed tried again now.
+    /// Resets the backoff of a cluster.
     pub async fn reset_back_off(&self, name: &str) {
         let request = pb::ReconcileClusterRequest {
             name: name.to_owned(),
@@ -382,7 +381,7 @@ async fn serve(service: drover_server::Service, port: u16) -> Running {
                 return drover_server::spawn(service, listener, &settings, Shutdown::new())
                     .unwrap();
             }
-            // The one before may need a moment to leave the port.
+            // The previous server may need a moment to release the port.
             Err(error) => assert!(began.elapsed() < PATIENCE, "{error}"),
         }
         sleep(Duration::from_millis(10)).await;

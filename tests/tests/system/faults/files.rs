@@ -1,4 +1,4 @@
-//! Files that may not be read: whoever needs them says which, and changes nothing.
+//! Unreadable files: the program that needs one names it, and changes nothing.
 
 use std::fs;
 
@@ -27,7 +27,7 @@ async fn a_key_file_that_may_not_be_read_is_named_at_the_start_and_costs_no_node
     assert!(!well && said.contains("Permission denied"), "{said}");
     assert!(said.contains(keys.to_str().unwrap()), "{said}");
 
-    // The way out.
+    // Recovery.
     allow(&keys, true);
     world.orchestrator.start().await;
     world.ready("hello", 2).await;

@@ -1,4 +1,4 @@
-//! A cluster of a store in pods: what tests do to it, and ask it.
+//! A cluster of a store in pods, with the operations and queries that tests need.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,9 +17,9 @@ use tokio::time::Instant;
 
 use crate::kubelet::{embedded::World, pod_of, rig};
 
-/// From the death of an active node until another one serves: more than on a machine that does nothing else.
+/// Maximum time from the death of an active node until another one serves; longer than on an idle machine.
 pub(crate) const FAILOVER: Duration = Duration::from_secs(30);
-/// The password of the servers, as user data.
+/// Password of the servers, passed as user data.
 pub(crate) const PASSWORD: &str = "not: a \\ secret";
 
 pub(crate) struct Bench {
@@ -31,12 +31,12 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// A cluster of a store on a platform over a namespace of its own; its group is `db`.
+    /// Starts a cluster of a store on a platform over a namespace of its own; its group is `db`.
     pub(crate) async fn start(cluster: &'static str, spec: pb::ClusterSpec) -> Self {
         Self::over(rig().namespace().await, cluster, spec, None).await
     }
 
-    /// The same with storage of their own for so many names.
+    /// Starts a cluster with a volume for each of this number of node names.
     pub(crate) async fn start_with_storage(
         cluster: &'static str,
         mut spec: pb::ClusterSpec,
@@ -90,12 +90,12 @@ impl Bench {
         found.unwrap_or_else(|| panic!("no {role:?}")).clone()
     }
 
-    /// Where the service of the group leads.
+    /// Hosts that the service of the group leads to.
     pub(crate) async fn service(&self) -> BTreeSet<String> {
         led_to(&self.namespace.raw, &self.namespace.name, self.cluster).await
     }
 
-    /// Until the service leads to the active node and nobody else.
+    /// Waits until the service leads only to the active node.
     pub(crate) async fn led(&self) {
         self.world
             .until("the service leads to the active node", async |_| {
@@ -105,7 +105,7 @@ impl Bench {
             .await;
     }
 
-    /// Until another node than this one is active, and a question to it is answered.
+    /// Waits until another node is active and serves.
     pub(crate) async fn taken_over(
         &self,
         from: &pb::Node,
@@ -127,7 +127,7 @@ impl Bench {
         assert!(took < FAILOVER, "it took {took:?}");
     }
 
-    /// Until a node of this name is there again, as a standby.
+    /// Waits until a new node with this name is ready as a standby.
     pub(crate) async fn back(&self, from: &pb::Node) {
         self.world
             .until("the old name comes back as a standby", async |_| {
@@ -140,11 +140,11 @@ impl Bench {
                 })
             })
             .await;
-        // Whoever dies again soon is made again ever more slowly, unless somebody says that it is fine.
+        // Repeated deaths would delay the next replacement by an increasing backoff.
         self.world.reset_back_off(self.cluster).await;
     }
 
-    /// Applies other attributes, and waits until every node is another one that has them.
+    /// Applies different attributes, and waits until every node is replaced by one that has them.
     pub(crate) async fn renew(&self, attributes: &Value) {
         let before = self.nodes().await;
         let mut spec = self.spec.clone();
@@ -165,7 +165,7 @@ impl Bench {
         self.namespace.get("pods", &pod).await.unwrap()
     }
 
-    /// What a node has said.
+    /// Logs of a node.
     pub(crate) async fn log(&self, node: &pb::Node) -> String {
         let pod = pod_of(&self.namespace, &node.id).await;
         let path = format!("{}/{pod}/log", self.namespace.path("pods"));
@@ -173,7 +173,7 @@ impl Bench {
         log.as_str().unwrap_or_default().to_owned()
     }
 
-    /// The claim that each node has its data in, by the node's name: the claim's name and uid.
+    /// Name and uid of the volume claim of each node, by the node's name.
     pub(crate) async fn claims(&self) -> BTreeMap<String, String> {
         let mut claims = BTreeMap::new();
         for node in self.nodes().await {
@@ -192,7 +192,7 @@ impl Bench {
         claims
     }
 
-    /// The arguments with which the server of each node runs, by the node's name.
+    /// Arguments of the server of each node, by the node's name.
     pub(crate) async fn arguments(&self, program: &str) -> BTreeMap<String, Vec<String>> {
         let mut all = BTreeMap::new();
         for node in self.nodes().await {
@@ -211,7 +211,7 @@ impl Bench {
         self.namespace.delete("pods", &pod).await;
     }
 
-    /// Deletes the cluster, of which nothing may be left.
+    /// Deletes the cluster, and checks that nothing is left of it.
     pub(crate) async fn end(self) {
         self.world.delete(self.cluster).await;
         self.world.gone(self.cluster).await;
@@ -223,7 +223,7 @@ impl Bench {
     }
 }
 
-/// Where the service of the group of a cluster leads.
+/// Hosts that the service of a cluster's group leads to.
 pub(crate) async fn led_to(raw: &Raw, namespace: &str, cluster: &str) -> BTreeSet<String> {
     let path = format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices");
     let slices = raw.get(&path).await.unwrap();
@@ -243,10 +243,10 @@ pub(crate) async fn led_to(raw: &Raw, namespace: &str, cluster: &str) -> BTreeSe
         .collect()
 }
 
-/// What is asked of each volume.
+/// Requested size of each volume.
 const SIZE: &str = "1Gi";
 
-/// Folders of this machine as volumes, in a class of their own: the rig has no provisioner.
+/// Directories of this machine as volumes in a storage class of their own: the rig does not have a provisioner.
 struct Volumes {
     class: String,
     folders: Vec<TempDir>,
@@ -258,7 +258,7 @@ impl Volumes {
         let mut folders = Vec::new();
         for number in 0..count {
             let folder = tempfile::tempdir().unwrap();
-            // The kubelet gives such a folder to nobody, and the stores are not root.
+            // The kubelet does not change the ownership of such a directory, and the stores do not run as root.
             fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
             let volume = json!({
                 "apiVersion": "v1", "kind": "PersistentVolume",
@@ -326,7 +326,7 @@ pub(crate) fn host(node: &pb::Node) -> String {
     host.unwrap_or_default()
 }
 
-/// All processes in a pod.
+/// Pids of all processes in a pod.
 pub(crate) fn processes(pod: &Value) -> Vec<String> {
     let own = format!("pod{}", pod["metadata"]["uid"].as_str().unwrap());
     let is_in_pod = |pid: &String| {
@@ -340,7 +340,7 @@ pub(crate) fn processes(pod: &Value) -> Vec<String> {
         .collect()
 }
 
-/// The server in a pod: that of its processes whose parent is none of them.
+/// Pid of the server in a pod: the process whose parent is not also a process of the program.
 fn server(pod: &Value, program: &str) -> String {
     let is_server = |pid: &str| {
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
@@ -359,7 +359,7 @@ fn server(pod: &Value, program: &str) -> String {
         .unwrap_or_else(|| panic!("no {program} in {}", pod["metadata"]["name"]))
 }
 
-/// The words of its command line.
+/// Command line of a process.
 pub(crate) fn arguments(pid: &str) -> Vec<String> {
     let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     line.split('\0').map(str::to_owned).collect()
@@ -390,7 +390,7 @@ pub(crate) fn password() -> pb::BootstrapSource {
     }
 }
 
-/// Runs SQL at one of these hosts.
+/// Runs SQL on one of these hosts.
 pub(crate) fn sql(hosts: &[String], writable: bool, statement: &str) -> Option<String> {
     let session = if writable { "read-write" } else { "any" };
     let to = format!(
@@ -400,13 +400,13 @@ pub(crate) fn sql(hosts: &[String], writable: bool, statement: &str) -> Option<S
     said(&run("psql", &["-XAtqw", "-d", &to, "-c", statement]))
 }
 
-/// Where clients find these nodes.
+/// Client endpoints of these nodes.
 pub(crate) fn clients(nodes: &[pb::Node]) -> Vec<String> {
     let found = nodes.iter().map(endpoint);
     found.filter(|endpoint| !endpoint.is_empty()).collect()
 }
 
-/// Runs a command of etcd's client.
+/// Runs a command of etcdctl.
 pub(crate) fn etcd_at(endpoints: &[String], command: &[&str]) -> Option<String> {
     let urls: Vec<_> = endpoints.iter().map(|it| format!("http://{it}")).collect();
     let endpoints = format!("--endpoints={}", urls.join(","));
@@ -415,7 +415,7 @@ pub(crate) fn etcd_at(endpoints: &[String], command: &[&str]) -> Option<String> 
     said(&run("etcdctl", &arguments))
 }
 
-/// Ids of the nodes that are members and vote.
+/// Ids of the nodes that are voting members.
 pub(crate) fn voters(endpoints: &[String]) -> BTreeSet<String> {
     let members = etcd_at(endpoints, &["member", "list"]).unwrap_or_default();
     let members = members

@@ -1,4 +1,4 @@
-//! Clients in threads of their own, who ask again and again while nodes come and go.
+//! Clients in threads of their own that send requests continuously while nodes come and go.
 
 use std::{
     sync::{
@@ -14,12 +14,12 @@ use tokio::time::Instant;
 
 use super::bench::{Bench, clients};
 
-/// Where the nodes of a cluster answer in this moment; the last ones known while nobody says.
+/// Current endpoints of a cluster's nodes; the last known ones while the orchestrator is unavailable.
 #[derive(Clone, Default)]
 pub(crate) struct Known(Arc<Mutex<Vec<String>>>);
 
 impl Known {
-    /// Follows the nodes of a cluster for as long as somebody wants to know.
+    /// Follows the nodes of a cluster until the last handle is dropped.
     pub(crate) fn of(bench: &Bench) -> Self {
         let known = Self::default();
         let (client, cluster) = (bench.world.client(), bench.cluster);
@@ -44,7 +44,7 @@ impl Known {
         known
     }
 
-    /// `HOST:PORT` of each.
+    /// Endpoints as `HOST:PORT`.
     pub(crate) fn endpoints(&self) -> Vec<String> {
         self.0.lock().unwrap().clone()
     }
@@ -56,7 +56,7 @@ impl Known {
     }
 }
 
-/// Asks again and again, with the numbers from 1 on, and keeps what is answered.
+/// Calls `ask` repeatedly with the numbers from 1 on, and keeps the results.
 pub(crate) struct Asking<T> {
     answers: Arc<Mutex<Vec<T>>>,
     on: Arc<AtomicBool>,
@@ -64,7 +64,7 @@ pub(crate) struct Asking<T> {
 }
 
 impl<T: Clone + Send + 'static> Asking<T> {
-    /// `ask` has to come back within seconds.
+    /// `ask` must return within seconds.
     pub(crate) fn start(
         pause: Duration,
         mut ask: impl FnMut(u64) -> Option<T> + Send + 'static,
@@ -94,7 +94,7 @@ impl<T: Clone + Send + 'static> Asking<T> {
         self.answers.lock().unwrap().clone()
     }
 
-    /// Ends it, and answers all that there is.
+    /// Stops and returns all results.
     pub(crate) fn finish(mut self) -> Vec<T> {
         self.on.store(false, Ordering::Relaxed);
         self.thread.take().unwrap().join().expect("it did not fail");
@@ -108,7 +108,7 @@ impl<T> Drop for Asking<T> {
     }
 }
 
-/// A write that was acknowledged.
+/// An acknowledged write.
 #[derive(Clone, Copy)]
 pub(crate) struct Written {
     pub(crate) number: u64,
@@ -119,7 +119,7 @@ pub(crate) struct Written {
 pub(crate) type Writer = Asking<Written>;
 
 impl Writer {
-    /// `write` answers whether a number was acknowledged.
+    /// `write` returns whether a number was acknowledged.
     pub(crate) fn writes(mut write: impl FnMut(u64) -> bool + Send + 'static) -> Self {
         Self::start(Duration::from_millis(5), move |number| {
             let began = Instant::now();
@@ -131,7 +131,7 @@ impl Writer {
         })
     }
 
-    /// Until so many are acknowledged that were begun from now on.
+    /// Waits until this number of writes begun from now on is acknowledged.
     pub(crate) async fn until_written(&self, bench: &Bench, count: usize) {
         let from = Instant::now();
         bench
@@ -143,7 +143,7 @@ impl Writer {
             .await;
     }
 
-    /// The longest time without anything acknowledged.
+    /// The longest time without an acknowledgement.
     pub(crate) fn longest_pause(&self) -> Duration {
         let all = self.so_far();
         let pauses = all.windows(2).map(|pair| pair[1].done - pair[0].done);
@@ -151,7 +151,7 @@ impl Writer {
     }
 }
 
-/// Every acknowledged number has to be among these lines.
+/// Asserts that every acknowledged number is among these lines.
 pub(crate) fn none_lost(acknowledged: &[Written], there: &str, at: &str) {
     let there: std::collections::BTreeSet<u64> = there
         .lines()

@@ -1,4 +1,4 @@
-//! Stores in pods with storage of their own, rolled to other settings while a client writes.
+//! Rolling updates of stores in pods with persistent volumes, while a client writes.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -16,14 +16,14 @@ use super::{
     rig,
 };
 
-/// Acknowledged writes from one turn of a test to the next.
+/// Acknowledged writes between two phases of a test.
 const WRITES: usize = 20;
-/// Longest time for an election of etcd, some timeouts of 1 s: while a leader is elected nobody is healthy.
+/// Maximum duration of an election of etcd, several timeouts of 1 s: no member is healthy during an election.
 const ELECTION: Duration = Duration::from_secs(5);
-/// Between two looks at what must hold all the time.
+/// Interval of samples of the invariants.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The server of each of so many nodes runs with these words.
+/// Asserts that the servers of this number of nodes run with these arguments.
 async fn all_run_with(bench: &Bench, program: &str, nodes: usize, words: &[&str]) {
     let running = bench.arguments(program).await;
     assert_eq!(running.len(), nodes);
@@ -36,7 +36,7 @@ async fn all_run_with(bench: &Bench, program: &str, nodes: usize, words: &[&str]
 }
 
 fn etcd_with(flags: &Value) -> Value {
-    // The disk of a test machine is no subject of this test.
+    // Disk performance of the test machine is not under test.
     let mut all = json!({"unsafe-no-fsync": "true"});
     all.as_object_mut()
         .unwrap()
@@ -44,7 +44,7 @@ fn etcd_with(flags: &Value) -> Value {
     json!({"image": "etcd:test", "tools_image": "busybox:test", "flags": all})
 }
 
-/// Members that say of themselves that they are healthy.
+/// Number of members that report themselves as healthy.
 fn healthy(endpoints: &[String]) -> usize {
     let answers = endpoints.iter().map(|endpoint| {
         let url = format!("http://{endpoint}/health");
@@ -55,7 +55,7 @@ fn healthy(endpoints: &[String]) -> usize {
     answers.filter(is_healthy).count()
 }
 
-/// Counts members that are healthy. A look at fewer than `enough` is repeated for as long as an election may last.
+/// Samples the number of healthy members. A sample below `enough` is repeated for as long as an election may last.
 fn counted(known: &Known, enough: usize) -> Asking<usize> {
     let known = known.clone();
     Asking::start(LOOK, move |_| {
@@ -80,7 +80,7 @@ async fn are_members(bench: &Bench, count: usize) {
         .await;
 }
 
-/// Every member has by itself what was acknowledged, whatever the others have.
+/// Asserts that every member has all acknowledged writes itself, read without the others.
 async fn each_member_has(bench: &Bench, acknowledged: &[Written]) {
     let last = format!("number/{}", acknowledged.last().unwrap().number);
     for node in bench.nodes().await {
@@ -154,7 +154,7 @@ fn postgresql_with(memory: &str) -> Value {
     json!({"image": "postgres:test", "synchronous": 1, "settings": settings})
 }
 
-/// Looks at where the service of the group leads.
+/// Samples the hosts that the service of the group leads to.
 fn seen(bench: &Bench) -> Asking<BTreeSet<String>> {
     let (raw, handle) = (bench.namespace.raw.clone(), Handle::current());
     let (namespace, cluster) = (bench.namespace.name.clone(), bench.cluster);
@@ -163,7 +163,7 @@ fn seen(bench: &Bench) -> Asking<BTreeSet<String>> {
     })
 }
 
-/// The service leads to the primary and nobody else, and each name has the claim that it had.
+/// Asserts that the service leads only to the primary, and that each name still has its volume claim.
 async fn is_whole(bench: &Bench, claims: &std::collections::BTreeMap<String, String>) {
     bench.ready(2).await;
     bench.led().await;
@@ -177,7 +177,7 @@ async fn is_whole(bench: &Bench, claims: &std::collections::BTreeMap<String, Str
     );
 }
 
-/// Has the primary send nothing more, so that what it commits from now on is nowhere else.
+/// Stops replication from the primary, so that its further commits exist nowhere else.
 async fn cut_off(bench: &Bench, primary: &pb::Node) {
     let sends = |pid: &String| arguments(pid).iter().any(|it| it.contains("walsender"));
     let processes = processes(&bench.pod(primary).await);
@@ -188,7 +188,8 @@ async fn cut_off(bench: &Bench, primary: &pb::Node) {
     }
 }
 
-/// Kills the primary when it has what nobody else has, and waits until it is a standby that has taken it back.
+/// Kills the primary while it has a commit that no other node has, and waits until it has been rewound and is a
+/// standby.
 async fn dies_and_is_rewound(bench: &Bench) {
     let primary = bench.one(NodeRole::Active).await;
     cut_off(bench, &primary).await;
@@ -212,13 +213,13 @@ async fn dies_and_is_rewound(bench: &Bench) {
     assert!(!log.contains("a base backup of"), "it was copied: {log}");
 }
 
-/// Each server has by itself every row that was acknowledged, and none that was taken back.
+/// Asserts that each server has all acknowledged rows itself, and none of the rewound ones.
 async fn each_server_has(bench: &Bench, acknowledged: &[Written]) {
     let last = acknowledged.last().unwrap().number;
     let has_last = format!("select count(*) from numbers where number = {last}");
     for node in bench.nodes().await {
         let own = |statement: &str| sql(&[host(&node)], false, statement);
-        // A standby replays a moment after it has said that it has a row.
+        // A standby acknowledges a row slightly before it replays it.
         bench
             .world
             .until("it has the last row", async |_| {
@@ -276,7 +277,7 @@ async fn an_old_primary_in_a_pod_comes_back_by_rewinding_its_claim_and_a_new_set
         looks.iter().all(|it| it.len() <= 1),
         "led to two: {looks:?}"
     );
-    // Nothing is acknowledged while the one standby is away.
+    // Nothing is acknowledged while the only standby is away.
     let pause = writer.longest_pause();
     let acknowledged = writer.finish();
     each_server_has(&bench, &acknowledged).await;

@@ -1,4 +1,4 @@
-//! Stores with replicas in pods, with their real servers: whoever dies, what was acknowledged is there.
+//! Replicated stores in pods, with their real servers: acknowledged writes survive the death of any node.
 
 use std::{cell::Cell, collections::BTreeSet, process::Command};
 
@@ -14,7 +14,7 @@ use super::{
     redis, rig,
 };
 
-/// What a redis answers to whom says the password first.
+/// Responses of redis to a client that authenticates first.
 async fn asked(node: &pb::Node, commands: &[&str]) -> std::io::Result<Vec<String>> {
     let password = format!("AUTH \"{}\"", PASSWORD.replace('\\', "\\\\"));
     let all = [&[&*password], commands].concat();
@@ -42,7 +42,7 @@ async fn a_redis_replica_in_a_pod_takes_over_with_everything_and_lets_nobody_in_
         assert_eq!(answers, ["-NOAUTH Authentication required."]);
     }
     let primary = bench.one(NodeRole::Active).await;
-    // One connection: a wait is for the writes of its own.
+    // On one connection, because WAIT covers only writes of its own connection.
     bench
         .world
         .until("a replica has what is written", async |_| {
@@ -169,7 +169,7 @@ async fn an_etcd_member_in_a_pod_that_is_deleted_is_replaced_and_the_quorum_stay
     }
     let attributes = json!({
         "image": "etcd:test", "tools_image": "busybox:test",
-        // The disk of a test machine is no subject of this test.
+        // Disk performance of the test machine is not under test.
         "flags": {"unsafe-no-fsync": "true"},
     });
     let bench = Bench::start("coordination", spec("etcd", 3, 0, attributes)).await;
@@ -200,7 +200,7 @@ async fn an_etcd_member_in_a_pod_that_is_deleted_is_replaced_and_the_quorum_stay
         .until("another node is in its place", async |_| {
             let key = format!("number/{}", written.get() + 1);
             let began = Instant::now();
-            // A new leader may have to be elected.
+            // A new leader may have to be elected first.
             while etcd(&others, &["put", &key, "x"]).is_none() {
                 assert!(began.elapsed() < FAILOVER, "the quorum is gone");
             }

@@ -1,8 +1,8 @@
-//! A small disk of its own, to be filled. Needs root.
+//! A small disk that can be filled up. Needs root.
 
 use std::{fs, io::Write, path::PathBuf, process::Command};
 
-/// A disk in memory, until it is dropped.
+/// A tmpfs that is unmounted on drop.
 pub struct Disk(PathBuf);
 
 impl Disk {
@@ -21,7 +21,7 @@ impl Disk {
         Self(at)
     }
 
-    /// Leaves no byte free.
+    /// Fills the disk to the last byte.
     pub fn fill(&self) {
         let mut file = fs::OpenOptions::new()
             .create(true)

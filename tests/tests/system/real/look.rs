@@ -1,4 +1,4 @@
-//! What a user sees of a cluster.
+//! A user's view of a cluster.
 
 use std::{collections::BTreeSet, process::Output};
 
@@ -6,7 +6,7 @@ use drover_proto::orchestrator::v1 as pb;
 
 use super::{World, binary};
 
-/// A condition that holds, of the cluster or of one of its groups: reason and message.
+/// Reason and message of a condition that holds for the cluster or one of its groups.
 pub async fn condition(world: &World, name: &str, kind: &str) -> Option<(String, String)> {
     let status = world.cluster(name).await.ok()??.status?;
     let groups = status.groups.into_iter().flat_map(|group| group.conditions);
@@ -15,7 +15,7 @@ pub async fn condition(world: &World, name: &str, kind: &str) -> Option<(String,
         .map(|c| (c.reason, c.message))
 }
 
-/// The command line, as a user runs it.
+/// Runs the command line as a user would.
 pub fn drover(world: &World, arguments: &[&str]) -> Output {
     drover_testing::processes::program(binary("drover"))
         .args(["--server", &world.orchestrator.endpoint()])

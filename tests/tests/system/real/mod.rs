@@ -1,4 +1,4 @@
-//! Orchestrator and local platform as processes of their own, and a look at the processes of this machine.
+//! Orchestrator and local platform as separate processes, and access to the processes of this machine.
 
 #![allow(
     dead_code,
@@ -32,13 +32,13 @@ pub use drover_testing::{processes::processes_of, wait::PATIENCE};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
-/// Deadline of a call on a busy machine.
+/// Deadline of a call, with a margin for a busy machine.
 const CALL: Duration = Duration::from_secs(30);
-/// Ports of servers that start again at the same place: below those that Linux hands out for outgoing connections, and
-/// beside those of nodes.
+/// Ports of servers that are restarted at the same address: below Linux's ephemeral range, and apart from the ports of
+/// nodes.
 const PORTS: std::ops::Range<u16> = 11_000..19_000;
 
-/// A binary of this workspace, built if it is not there yet.
+/// A binary of this workspace, built on demand.
 pub fn binary(name: &str) -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let directory = BUILT.get_or_init(|| {
@@ -61,7 +61,7 @@ pub fn binary(name: &str) -> PathBuf {
     directory.join(name)
 }
 
-/// A port that nobody listens on.
+/// A port that is not in use.
 pub fn free_port() -> u16 {
     loop {
         let port = fastrand::u16(PORTS);
@@ -71,11 +71,11 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// A server process that can be killed and started again at the same place.
+/// A server process that can be killed and restarted at the same address.
 pub struct Server {
     name: &'static str,
     arguments: Vec<String>,
-    /// Variables of its environment, beside those of the test.
+    /// Additional environment variables.
     pub environment: Vec<(&'static str, String)>,
     pub address: SocketAddr,
     log: PathBuf,
@@ -97,7 +97,7 @@ impl Server {
         }
     }
 
-    /// Starts it with these, too.
+    /// Adds arguments for the next start.
     pub fn add(&mut self, arguments: &[&str]) {
         let more = arguments.iter().map(|&argument| argument.to_owned());
         self.arguments.extend(more);
@@ -111,7 +111,7 @@ impl Server {
         self.child.as_ref().unwrap().id()
     }
 
-    /// Starts it and waits until it can be connected to.
+    /// Starts the server and waits until it accepts connections.
     pub async fn start(&mut self) {
         self.launch();
         let begin = Instant::now();
@@ -129,7 +129,7 @@ impl Server {
         }
     }
 
-    /// Starts it, whatever becomes of it.
+    /// Starts the server without waiting for it.
     pub fn launch(&mut self) {
         let log = fs::OpenOptions::new()
             .create(true)
@@ -148,7 +148,7 @@ impl Server {
         self.child = Some(child);
     }
 
-    /// Waits until it ends by itself. Answers whether it ended well, and what it said.
+    /// Waits until the server exits. Returns whether it succeeded, and its output.
     pub async fn ended(&mut self) -> (bool, String) {
         let begin = Instant::now();
         loop {
@@ -160,7 +160,7 @@ impl Server {
         }
     }
 
-    /// `kill -9`.
+    /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().unwrap();
@@ -188,7 +188,7 @@ impl Drop for Server {
     }
 }
 
-/// An orchestrator and a local platform, with everything that they keep in a directory of their own.
+/// An orchestrator and a local platform with all their files in a temporary directory.
 pub struct World {
     pub orchestrator: Server,
     pub platform: Server,
@@ -196,7 +196,7 @@ pub struct World {
 }
 
 impl World {
-    /// Both running, the platform registered as `local`.
+    /// Creates a world with both servers running and the platform registered as `local`.
     pub async fn new() -> Self {
         let mut world = Self::stopped();
         world.platform.start().await;
@@ -210,7 +210,7 @@ impl World {
         world
     }
 
-    /// Both as they would be, but not running.
+    /// Creates a world with both servers configured but not started.
     pub fn stopped() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let root = fs::canonicalize(directory.path()).unwrap();
@@ -278,7 +278,7 @@ impl World {
         answer.platform.unwrap().status.unwrap()
     }
 
-    /// A group `web` of nodes on `local` that run some software; empty: the agent.
+    /// Applies a cluster with a group `web` on `local` that runs some software; empty: the agent.
     pub async fn apply(&self, name: &str, software: &str, size: u32) -> Result<()> {
         let group = pb::GroupSpec {
             name: "web".to_owned(),
@@ -324,7 +324,7 @@ impl World {
         self.client().scale_group(request, CALL).await.map(drop)
     }
 
-    /// Has what failed tried again now.
+    /// Resets the backoff of a cluster.
     pub async fn reset_back_off(&self, name: &str) -> Result<()> {
         let request = pb::ReconcileClusterRequest {
             name: name.to_owned(),
@@ -344,7 +344,7 @@ impl World {
         self.client().delete_cluster(request, CALL).await.map(drop)
     }
 
-    /// A cluster, if it is there. Errors: it is not known whether it is.
+    /// Returns a cluster if it exists. Fails if that is unknown.
     pub async fn cluster(&self, name: &str) -> Result<Option<pb::Cluster>> {
         let request = pb::GetClusterRequest {
             name: name.to_owned(),
@@ -378,7 +378,7 @@ impl World {
             .events
     }
 
-    /// Whether as many nodes as wanted are recorded, all of them Ready, and the cluster with them.
+    /// Whether the records match the size, and all nodes and the cluster are Ready.
     pub async fn is_ready(&self, name: &str, size: usize) -> bool {
         let (Ok(Some(cluster)), Ok(records)) = (self.cluster(name).await, self.records(name).await)
         else {
@@ -419,8 +419,8 @@ impl World {
         }
     }
 
-    /// Waits for what holds when nodes that were killed are made again. Whoever dies every few seconds is not, unless
-    /// somebody says that it is fine: that is done as often as it is given up, as a death may be counted late.
+    /// Waits for a condition that requires killed nodes to be replaced. Repeated deaths cause a backoff, which is reset
+    /// whenever the cluster gives up, since a death may be counted late.
     pub async fn until_healed(
         &self,
         cluster: &str,
@@ -445,12 +445,12 @@ impl World {
         (conditions.iter()).any(|it| it.r#type == "Failed" && it.status == Some(true))
     }
 
-    /// Processes of nodes, by pid, with the id of their node.
+    /// Processes of nodes: node id by pid.
     pub fn processes(&self) -> BTreeMap<u32, String> {
         processes_of(&self.state())
     }
 
-    /// Directories of nodes, by name.
+    /// Names of the directories of nodes.
     pub fn node_directories(&self) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.state().join("nodes")) else {
             return Vec::new();
@@ -523,9 +523,9 @@ impl Drop for World {
     }
 }
 
-/// Ends the nodes of a platform that runs no more; they would outlive it.
+/// Kills the nodes of a stopped platform; they would outlive it.
 pub fn end_nodes(state: &Path) {
-    // Launchers may be on their way. Without their directory they leave.
+    // Launchers may be starting up. They exit if their directory is missing.
     let _ = fs::remove_dir_all(state);
     for _ in 0..3 {
         for pid in processes_of(state).into_keys() {
@@ -535,7 +535,7 @@ pub fn end_nodes(state: &Path) {
     }
 }
 
-/// Has a user try again until the orchestrator answers.
+/// Repeats a call until the orchestrator responds.
 pub async fn insist(call: impl AsyncFn() -> Result<()>) {
     let begin = Instant::now();
     while let Err(error) = call().await {
@@ -554,7 +554,7 @@ fn is_transient(error: &Error) -> bool {
     )
 }
 
-/// `kill -9`. It may have gone by itself.
+/// Kills a process with SIGKILL. It may have exited already.
 pub fn kill_9(pid: u32) {
     use rustix::process::{Pid, Signal, kill_process};
     let _ = kill_process(

@@ -1,10 +1,10 @@
-//! Servers and the command line over mutual TLS, with what `drover certs` makes.
+//! Servers and the command line over mutual TLS, with certificates from `drover certs`.
 
 use std::{fs, path::Path, process::Command};
 
 use super::{Server, binary, free_port};
 
-/// Makes an authority with certificates for all services and an administrator, and its list of revoked ones, in `certs`.
+/// Creates a CA in `certs` with certificates for all services and an administrator, and a CRL.
 pub fn authority(here: &Path, users: &[&str]) {
     let mut init = drover(here);
     init.args(["certs", "init"]);
@@ -28,7 +28,7 @@ pub fn drover(here: &Path) -> Command {
     command
 }
 
-/// The same as the administrator of an orchestrator.
+/// The command line as the administrator of an orchestrator.
 pub fn administrator(here: &Path, orchestrator: &Server) -> Command {
     let mut command = drover(here);
     command

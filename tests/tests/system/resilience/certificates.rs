@@ -1,4 +1,4 @@
-//! Certificates of nodes, of their authority and of the orchestrator that change under them.
+//! Rotation of the certificates of nodes, of their CA and of the orchestrator.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ use crate::resilience::{
     records, span, world_with,
 };
 
-/// Serves by https with the certificate in a directory, as it is at each connection, to clients of its authority.
+/// Serves HTTPS to clients of its CA. The certificate is read from a directory at each connection.
 const SECURE: &str = r#"
 command: python3
 arguments:
@@ -88,7 +88,7 @@ async fn nodes_are_probed_by_https_with_certificates_from_secrets_that_are_chang
     let mut cluster = document("safe", "secure", 2);
     let spec = cluster.spec.as_mut().unwrap();
     spec.attributes = Some(object(&[("certificates", folder.to_str().unwrap())]));
-    // Sick nodes are looked at here, not replaced.
+    // Unhealthy nodes are only observed here, not replaced.
     spec.remediation = Some(pb::RemediationPolicy {
         enabled: Some(false),
         ..Default::default()
@@ -145,7 +145,7 @@ async fn nodes_are_probed_by_https_with_certificates_from_secrets_that_are_chang
     put(&world, "own", &[("tls.crt", &cert), ("tls.key", &key)]).await;
     world.ready("safe", 2).await;
 
-    // That the orchestrator may not ask says nothing of the nodes.
+    // If the orchestrator's certificate is rejected, that says nothing about the health of the nodes.
     let (cert, key) = own(&old);
     put(&world, "own", &[("tls.crt", &cert), ("tls.key", &key)]).await;
     says("the server refuses the client's certificate").await;
@@ -167,7 +167,7 @@ async fn nodes_are_probed_by_https_with_certificates_from_secrets_that_are_chang
     );
     assert!(!world.orchestrator.said().contains("PRIVATE KEY"));
 
-    // What is named stays.
+    // A secret that is referred to cannot be deleted.
     let gone = drover(&world, &["delete", "secret", "ca"]);
     let said = String::from_utf8_lossy(&gone.stderr).into_owned();
     assert!(

@@ -1,4 +1,4 @@
-//! Disks that are full: of a platform, and of the orchestrator.
+//! Full disks of a platform and of the orchestrator.
 
 use drover_core::Reason;
 use drover_proto::orchestrator::v1 as pb;
@@ -43,7 +43,7 @@ async fn a_full_disk_of_a_platform_is_named_costs_no_node_and_is_over_when_there
     let now = records(&world, "hello").await;
     assert!(before.is_subset(&ready(&now)), "{before:?} of {now:?}");
 
-    // A platform that starts again on it, too, knows its nodes.
+    // A platform restarted on the full disk still knows its nodes.
     world.platform.kill();
     world.platform.start().await;
     world
@@ -71,7 +71,7 @@ async fn a_full_disk_of_the_orchestrator_refuses_changes_keeps_what_is_there_and
     let before = records(&world, "hello").await;
     disk.fill();
 
-    // What is there has room for a few more; then nothing is taken any more, and that is said.
+    // The existing files have room for a few more clusters; then further ones are rejected with the reason.
     let mut taken = Vec::new();
     let refused = loop {
         let name = format!("more-{}", taken.len());
@@ -96,7 +96,7 @@ async fn a_full_disk_of_the_orchestrator_refuses_changes_keeps_what_is_there_and
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains("full"), "{said}");
 
-    // A node dies, and nothing can be noted down of it: the other one is left alone.
+    // A node dies, and that cannot be recorded: the other one is left alone.
     kill_9(process(&before[0]));
     let (reason, message) = holds(&world, "hello", "StoreUnavailable").await;
     assert_eq!(reason, "StorageFull", "{message}");
@@ -119,7 +119,7 @@ async fn a_full_disk_of_the_orchestrator_refuses_changes_keeps_what_is_there_and
     world.scale("hello", 3).await.unwrap();
     world.ready("hello", 3).await;
 
-    // Killed on a full disk, it is there again with all that it had said.
+    // After a kill on a full disk, everything that was acknowledged is still there.
     disk.fill();
     world.orchestrator.kill();
     disk.free();

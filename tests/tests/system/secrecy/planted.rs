@@ -1,4 +1,4 @@
-//! Secrets for every purpose and in every place that takes one, and the files that have them.
+//! Secrets for every purpose and for every place that accepts one, and the files that contain them.
 
 use std::{fmt::Write as _, fs, net::SocketAddr, path::Path};
 
@@ -7,31 +7,31 @@ use drover_testing::needles::Needles;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-/// Characters that JSON, YAML, URLs, shells, HTML and base64 write otherwise, among those that they do not.
+/// Characters that are escaped in JSON, YAML, URLs, shells, HTML or base64, and some that are not.
 const ALL: &str = "\"\\/+=&%<>'?#:;!*@~^|,()[]}$é€ kMxQ7vTz0Wb3Rj9Yp5";
-/// Those of them that a token may have.
+/// The subset that is valid in a token.
 const OF_TOKENS: &str = "\"\\/+=&%<>'?#:;!*@~^|,()[]}$kMxQ7vTz0Wb3Rj9Yp5";
 const LENGTH: usize = 48;
 
-/// What nobody may read.
+/// Secrets that must not leak.
 pub(crate) struct Planted {
-    /// Of templates.
+    /// Used in templates.
     pub(crate) password: String,
-    /// What it is later.
+    /// The value of `password` after its rotation.
     rotated: String,
-    /// User data of a secret.
+    /// User data in a secret.
     init: String,
-    /// The same, bytes that are no text.
+    /// Binary user data in a secret.
     blob: Vec<u8>,
     /// User data in a manifest.
     inline: String,
-    /// The same, with a template around it.
+    /// User data in a manifest, within a template.
     rendered: String,
-    /// What a platform is called with.
+    /// Token for calls to a platform.
     pub(crate) door: String,
-    /// What the orchestrator is called with.
+    /// Token for calls to the orchestrator.
     pub(crate) robot: String,
-    /// What the store is encrypted with.
+    /// Encryption key of the store.
     key: Vec<u8>,
 }
 
@@ -39,11 +39,11 @@ fn text(random: &mut fastrand::Rng, alphabet: &str) -> String {
     let all: Vec<char> = alphabet.chars().collect();
     let one = |_| all[random.usize(..all.len())];
     let text: String = (0..LENGTH).map(one).collect();
-    // Ends and beginnings are cut off by who reads lines.
+    // Parsers of lines may trim both ends.
     format!("Q{text}9")
 }
 
-/// A text as YAML, which JSON is.
+/// A text as YAML, of which JSON is a subset.
 fn quoted(text: &str) -> String {
     json!(text).to_string()
 }
@@ -76,7 +76,7 @@ impl Planted {
         }
     }
 
-    /// All that is looked for: these, and the private keys of the certificates.
+    /// Everything to search for: these secrets, and the private keys of the certificates.
     pub(crate) fn needles(&self, here: &Path) -> Needles {
         let mut needles = Needles::default();
         for (name, content) in [
@@ -97,7 +97,7 @@ impl Planted {
             if path.extension().is_some_and(|it| it == "key") {
                 let pem = fs::read_to_string(&path).unwrap();
                 let body: String = pem.lines().filter(|line| !line.starts_with("--")).collect();
-                // What the first bytes say, of which kind it is, all keys have.
+                // The first bytes identify the kind of key and are the same in all keys.
                 let der = BASE64_STANDARD.decode(body).unwrap();
                 needles.add(&path.display().to_string(), &der[36..68]);
             }
@@ -105,7 +105,7 @@ impl Planted {
         needles
     }
 
-    /// Every file of theirs, by name.
+    /// Every file with secrets, by name.
     pub(crate) fn files(
         &self,
         here: &Path,
@@ -194,7 +194,7 @@ impl Planted {
     }
 }
 
-/// A cluster of a node whose template sees the password, and whose hook says it, with this, too.
+/// A cluster whose template has access to the password and whose hook prints it, with further settings.
 pub(crate) fn cluster(name: &str, platform: &str, more: &str) -> String {
     format!(
         "apiVersion: drover.dev/v1\nkind: Cluster\nmetadata: {{name: {name}}}\nspec:\n  store: {{software: keeper, version: \"1\"}}\n\
@@ -205,7 +205,7 @@ pub(crate) fn cluster(name: &str, platform: &str, more: &str) -> String {
     )
 }
 
-/// Manifests that are wrong in ways that a hand slips, with a secret in them.
+/// Manifests with typical mistakes and a secret in them.
 pub(crate) fn slips(secret: &str) -> Vec<(String, String)> {
     let secret = quoted(secret);
     let base = |kind: &str, rest: &str| {

@@ -1,4 +1,4 @@
-//! Servers as in production that say all that they can, and everything that is said, in one directory.
+//! Production-like servers with maximum verbosity, and all their output, in one directory.
 
 use std::{
     cell::Cell,
@@ -18,7 +18,7 @@ use crate::{
     real::{self, PATIENCE, Server, secure},
 };
 
-/// What the nodes of the local platform are made from. `mode` says what goes wrong.
+/// Template of the nodes on the local platform. `mode` selects a failure.
 const KEEPER: &str = r#"
 {% set mode = group.attributes.mode | default("") %}
 {% if mode == "refuse" %}{{ refuse("no " ~ secrets.password) }}{% endif %}
@@ -43,7 +43,7 @@ stores:
       - {version: "*", template: keeper.yaml, ports: [client], health: {phase: {}}}
 "#;
 
-/// An orchestrator, a local and a simulated platform, and what they and the command line say.
+/// An orchestrator, a local and a simulated platform, and all output of them and of the command line.
 pub(crate) struct World {
     pub(crate) orchestrator: Server,
     pub(crate) local: Server,
@@ -51,7 +51,7 @@ pub(crate) struct World {
     collector: Collector,
     followers: Vec<Child>,
     outputs: Cell<u32>,
-    /// Dropped last: servers that are dropped say what they said.
+    /// Declared last, so that it is dropped last: servers print their output when they are dropped.
     directory: TempDir,
 }
 
@@ -62,7 +62,7 @@ impl Drop for World {
     }
 }
 
-/// A file that its owner alone may read.
+/// Writes a file that is readable by its owner only.
 pub(crate) fn write_secret(path: &Path, content: &str) {
     let mut options = fs::OpenOptions::new();
     let file = options.create_new(true).write(true).mode(0o600).open(path);
@@ -162,14 +162,14 @@ impl World {
         command
     }
 
-    /// Runs the command line with these, keeps what it says, and answers its exit code and that.
+    /// Runs the command line with these arguments and records its output. Returns exit code and output.
     pub(crate) async fn drover(&self, arguments: &[&str]) -> (i32, String) {
         let mut command = self.administrator();
         command.args(arguments);
         self.run(command).await
     }
 
-    /// A line after `drover` that has to end well. Answers what it prints.
+    /// Runs a command line that must succeed. Returns its output.
     pub(crate) async fn done(&self, line: &str) -> String {
         let arguments: Vec<&str> = line.split_whitespace().collect();
         let (code, said) = self.drover(&arguments).await;
@@ -177,7 +177,7 @@ impl World {
         said
     }
 
-    /// The same for a line that has to fail.
+    /// Runs a command line that must fail. Returns its output.
     pub(crate) async fn fails(&self, line: &str) -> String {
         let arguments: Vec<&str> = line.split_whitespace().collect();
         let (code, said) = self.drover(&arguments).await;
@@ -185,9 +185,9 @@ impl World {
         said
     }
 
-    /// Runs any command, and keeps what it says.
+    /// Runs any command and records its output.
     pub(crate) async fn run(&self, mut command: Command) -> (i32, String) {
-        // The collector needs this thread.
+        // The collector runs on this thread.
         let output = tokio::task::spawn_blocking(move || command.stdin(Stdio::null()).output());
         let output = output.await.unwrap().unwrap();
         let said = [output.stdout, output.stderr].concat();
@@ -196,14 +196,14 @@ impl World {
         (output.status.code().unwrap(), said)
     }
 
-    /// Keeps something that was said, to be looked through.
+    /// Records output, to be searched for secrets.
     pub(crate) fn keep(&self, what: &str, said: &[u8]) {
         self.outputs.set(self.outputs.get() + 1);
         let name = format!("said/{what}-{}", self.outputs.get());
         fs::write(self.here().join(name), said).unwrap();
     }
 
-    /// Has a line go on beside all others.
+    /// Runs a command line in the background.
     pub(crate) fn follow(&mut self, line: &str) {
         let name = format!("said/{}", line.replace(' ', "_"));
         let file = fs::File::create(self.here().join(name)).unwrap();
@@ -216,7 +216,7 @@ impl World {
         self.followers.push(command.spawn().unwrap());
     }
 
-    /// Waits until what a line prints has these words.
+    /// Waits until the output of a command line contains these words.
     pub(crate) async fn until(&self, line: &str, words: &str) {
         let begin = Instant::now();
         loop {
@@ -230,14 +230,14 @@ impl World {
         }
     }
 
-    /// The nodes of a cluster, each as commands name it.
+    /// The nodes of a cluster, as commands name them.
     pub(crate) async fn nodes(&self, cluster: &str) -> Vec<String> {
         let said = self.done(&format!("get nodes {cluster} -o name")).await;
         let names = said.lines().filter_map(|line| line.strip_prefix("node/"));
         names.map(str::to_owned).collect()
     }
 
-    /// Ends all of it, and keeps what was sent to the collector.
+    /// Stops everything, and records the spans sent to the collector.
     pub(crate) fn end(&mut self) {
         for mut follower in self.followers.drain(..) {
             follower.kill().unwrap();
@@ -249,8 +249,8 @@ impl World {
         self.keep("spans", format!("{:?}", self.collector.seen()).as_bytes());
     }
 
-    /// Everything that is kept but what was given to the test's own side: the manifests, the keys, and the directories of
-    /// the nodes themselves, where the secrets belong.
+    /// All recorded files except the inputs of the test (the manifests and the keys) and the directories of the nodes,
+    /// which are supposed to have the secrets.
     pub(crate) fn everything(&self) -> Vec<PathBuf> {
         let (here, state) = (self.here(), self.state().join("nodes"));
         let mut found = Vec::new();
@@ -265,7 +265,7 @@ impl World {
     }
 }
 
-/// Whether a file is what a node has for itself: what it was made from, its own directory, and what it wrote.
+/// Whether a file belongs to a node: its spec, its own directory, and its logs.
 fn is_of_a_node(path: &Path, nodes: &Path) -> bool {
     let Ok(within) = path.strip_prefix(nodes) else {
         return false;

@@ -1,5 +1,5 @@
-//! The script of a store without a platform: nodes whose roles, peers and deaths are set one by one, for orders of events
-//! that no orchestrator produces on demand.
+//! The script of a store without a platform: roles, peers and deaths of nodes are controlled individually, for orders
+//! of events that an orchestrator does not produce on demand.
 
 use std::{
     collections::BTreeMap,
@@ -24,11 +24,11 @@ use crate::stores::{
     run,
 };
 
-/// A place for a node: what is kept of it, and its process if it lives.
+/// A slot: its retained storage, and the process of its current node if it is alive.
 pub(crate) struct Node {
     pub(crate) name: String,
     ordinal: u32,
-    /// Which of those that were at this place one after the other.
+    /// Number of the current node among those that have occupied the slot.
     life: u32,
     root: TempDir,
     script: String,
@@ -41,7 +41,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// A node of the store with this script, which has never run.
+    /// A slot for the store with this script, whose node was never started.
     pub(crate) fn new(script: &EmbeddedFile, ordinal: u32, ports: &[&'static str]) -> Self {
         let root = TempDir::with_prefix("drover-store-").unwrap();
         let name = script.name.trim_end_matches(".j2").to_owned();
@@ -65,7 +65,7 @@ impl Node {
         node
     }
 
-    /// Arguments of the server, of which `{port}` and `{storage}` are filled in.
+    /// Sets the arguments of the server, with the placeholders `{port}` and `{storage}`.
     pub(crate) fn with(mut self, arguments: &[&str]) -> Self {
         self.arguments
             .extend(arguments.iter().map(|&it| it.to_owned()));
@@ -81,14 +81,14 @@ impl Node {
         self.environment.insert(name, value.to_owned());
     }
 
-    /// The user data of the lives to come.
+    /// Sets the user data of the following nodes.
     pub(crate) fn is_given(&mut self, user_data: &[u8]) {
         let path = self.root.path().join("user-data");
         fs::write(&path, user_data).unwrap();
         self.sets("DROVER_BOOTSTRAP", path.to_str().unwrap());
     }
 
-    /// The user of the server, if the tests run as root.
+    /// Sets the user of the server, if the tests run as root.
     pub(crate) fn run_by(mut self, user: &str) -> Self {
         let id = run("id", &["-u", user]);
         let id = String::from_utf8_lossy(&id.stdout).trim().parse().unwrap();
@@ -101,7 +101,7 @@ impl Node {
         self.root.path().join("storage")
     }
 
-    /// Directory of the life that it has, or had last.
+    /// Directory of the current or last node.
     pub(crate) fn directory(&self) -> PathBuf {
         self.root.path().join(format!("life-{}", self.life))
     }
@@ -110,7 +110,7 @@ impl Node {
         self.ports[name]
     }
 
-    /// All that was kept is gone.
+    /// Deletes all retained data.
     pub(crate) fn empties(&mut self) {
         for entry in fs::read_dir(self.storage()).unwrap() {
             let path = entry.unwrap().path();
@@ -122,7 +122,7 @@ impl Node {
         }
     }
 
-    /// Begins a life with the storage that there is.
+    /// Starts a new node on the existing storage.
     pub(crate) fn start(&mut self, role: &'static str) {
         self.kill();
         self.life += 1;
@@ -188,7 +188,7 @@ impl Node {
         format!("{}-{}", self.name, self.life)
     }
 
-    /// Itself as the others see it, in this role.
+    /// The node's own entry in the peers of others, with this role.
     pub(crate) fn seen_as(&self, role: &str) -> Value {
         json!({
             "name": self.name, "id": self.id(), "group": "db", "ordinal": self.ordinal,
@@ -196,7 +196,7 @@ impl Node {
         })
     }
 
-    /// Whom it hears of from now on, itself included.
+    /// Sets the peers of the node, to which its own entry is added.
     pub(crate) fn hears_of(&self, peers: &[Value]) {
         let mut all = peers.to_vec();
         all.push(self.seen_as(self.role));
@@ -210,13 +210,13 @@ impl Node {
         fs::write(self.file("role"), format!("{role}\n")).unwrap();
     }
 
-    /// Its hook, once it is to be active.
+    /// Makes the node active and runs its promotion hook.
     pub(crate) fn promote(&mut self) -> Output {
         self.hears_role("active");
         self.command("promote").output().unwrap()
     }
 
-    /// Another word of its script.
+    /// Runs another command of the script.
     pub(crate) fn does(&self, verb: &str) -> Output {
         self.command(verb).output().unwrap()
     }
@@ -225,7 +225,7 @@ impl Node {
         self.child.as_ref().expect("it lives").id()
     }
 
-    /// Path of its script.
+    /// Path of the script.
     pub(crate) fn script(&self) -> String {
         let path = self.root.path().join(&self.script);
         path.to_str().unwrap().to_owned()
@@ -242,7 +242,7 @@ impl Node {
         }
     }
 
-    /// What this life has said up to now.
+    /// Log of the current node so far.
     pub(crate) fn log(&self) -> String {
         let path = self.root.path().join(format!("log-{}", self.life));
         fs::read_to_string(path).unwrap_or_default()
@@ -262,8 +262,8 @@ impl Drop for Node {
     }
 }
 
-/// The script as the templates make it, which put nothing into it but what all scripts have in common. What is in front of
-/// it refuses a request.
+/// The script as rendered by the templates, which insert only the part common to all scripts. The lines before it only
+/// refuse requests.
 fn rendered(script: &EmbeddedFile) -> String {
     let include = format!("{{% include \"{}\" %}}", NODE.name);
     let begin = script.content.find("#!/bin/sh").unwrap();
@@ -279,7 +279,7 @@ fn rendered(script: &EmbeddedFile) -> String {
         .fold(whole, |text, mark| text.replace(mark, ""))
 }
 
-/// Tells every one that lives of the others that do.
+/// Introduces all living nodes to each other.
 pub(crate) fn introduce(nodes: &[Node]) {
     let alive = |node: &&Node| node.child.is_some();
     for node in nodes.iter().filter(alive) {
@@ -290,7 +290,7 @@ pub(crate) fn introduce(nodes: &[Node]) {
     }
 }
 
-/// Waits until it is so; if it never is, says what the nodes said.
+/// Waits for a condition. On a timeout, panics with the logs of the nodes.
 pub(crate) fn until(
     what: &str,
     nodes: &mut [Node],

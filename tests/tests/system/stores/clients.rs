@@ -1,4 +1,4 @@
-//! Clients that write while nodes die, and what they were told.
+//! Clients that write while nodes die, and the acknowledgements that they receive.
 
 use std::{
     collections::BTreeSet,
@@ -14,14 +14,14 @@ use tokio::time::Instant;
 
 use crate::stores::{Ports, UP, WRITES, find, real::World};
 
-/// A write that was acknowledged.
+/// An acknowledged write.
 struct Write {
     number: u64,
     began: Instant,
     done: Instant,
 }
 
-/// A client that writes one number after the other and remembers those that were acknowledged.
+/// A client that writes one number after the other and records the acknowledged ones.
 pub(crate) struct Writer {
     acknowledged: Arc<Mutex<Vec<Write>>>,
     stop: Arc<AtomicBool>,
@@ -29,7 +29,7 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// `write` answers whether a number was acknowledged. It has to come back within seconds.
+    /// `write` returns whether a number was acknowledged. It must return within seconds.
     pub(crate) fn start(mut write: impl FnMut(u64) -> bool + Send + 'static) -> Self {
         let acknowledged: Arc<Mutex<Vec<Write>>> = Arc::default();
         let stop = Arc::new(AtomicBool::new(false));
@@ -48,7 +48,7 @@ impl Writer {
                         done,
                     });
                 } else {
-                    // A client that is refused does not ask thousands of times a second.
+                    // Limits the rate of retries.
                     std::thread::sleep(Duration::from_millis(20));
                 }
             }
@@ -64,7 +64,7 @@ impl Writer {
         self.acknowledged.lock().unwrap().len()
     }
 
-    /// Until something that was begun after a moment is acknowledged.
+    /// Time from `moment` until the first write begun after it was acknowledged.
     pub(crate) fn since(&self, moment: Instant) -> Option<Duration> {
         let all = self.acknowledged.lock().unwrap();
         let next = all.iter().find(|write| write.began > moment)?;

@@ -42,7 +42,7 @@ fn etcd(ports: &[u16], command: &[&str]) -> Option<String> {
     said(&run("etcdctl", &arguments))
 }
 
-/// Members that vote, by the names of their nodes, as they see it themselves.
+/// Names of the nodes that are voting members, as reported by the members.
 fn voters(ports: &[u16]) -> BTreeSet<String> {
     let members = etcd(ports, &["member", "list"]).unwrap_or_default();
     let members = members
@@ -54,7 +54,7 @@ fn voters(ports: &[u16]) -> BTreeSet<String> {
         .collect()
 }
 
-/// Terms that there were: each election begins one.
+/// Number of terms so far: each election starts one.
 fn term(ports: &Ports) -> usize {
     let status = etcd(&ports.lock().unwrap(), &["endpoint", "status"]).unwrap();
     let terms = status
@@ -63,7 +63,7 @@ fn term(ports: &Ports) -> usize {
     terms.max().unwrap()
 }
 
-/// Members that say of themselves that they are healthy.
+/// Number of members that report themselves as healthy.
 fn healthy(ports: &[u16]) -> usize {
     let answers = ports.iter().map(|port| {
         let url = format!("http://127.0.0.1:{port}/health");
@@ -86,17 +86,17 @@ fn etcd_writer(ports: &Ports) -> Writer {
     })
 }
 
-/// Longest time for an election of etcd, if its leader was killed: some timeouts of 1 s.
+/// Maximum duration of an election of etcd after its leader was killed, several timeouts of 1 s.
 const ELECTION: Duration = Duration::from_secs(5);
 
-/// Counts healthy members of etcd, again and again.
+/// Samples the number of healthy members of etcd.
 struct Sampler {
     on: Arc<AtomicBool>,
     thread: JoinHandle<usize>,
 }
 
 impl Sampler {
-    /// A look at fewer than `enough` is repeated for so long: while a leader is elected nobody is healthy.
+    /// A sample below `enough` is repeated for this long: no member is healthy during an election.
     fn start(ports: &Ports, enough: usize, patience: Duration) -> Self {
         let on = Arc::new(AtomicBool::new(true));
         let (ports, sampled) = (Arc::clone(ports), Arc::clone(&on));
@@ -105,7 +105,7 @@ impl Sampler {
             while sampled.load(Ordering::Relaxed) {
                 let look = || healthy(&ports.lock().unwrap().clone());
                 let began = Instant::now();
-                // Those that came or went between list and look are asked for again.
+                // Repeated at once, for members that came or went between the list and the sample.
                 let mut most = look().max(look());
                 while most < enough && began.elapsed() < patience {
                     most = most.max(look());
@@ -118,7 +118,7 @@ impl Sampler {
         Self { on, thread }
     }
 
-    /// The fewest that there were.
+    /// Stops and returns the minimum.
     fn finish(self) -> usize {
         self.on.store(false, Ordering::Relaxed);
         self.thread.join().unwrap()
@@ -142,7 +142,7 @@ async fn has_members(world: &World, ports: &Ports, count: usize) -> bool {
 }
 
 fn quickly(flags: &[(&str, &str)]) -> Struct {
-    // The disk of a test machine is no subject of this test.
+    // Disk performance of the test machine is not under test.
     let mut all = BTreeMap::from([("unsafe-no-fsync", "true")]);
     all.extend(flags.iter().copied());
     let all: Vec<_> = all
@@ -179,7 +179,7 @@ async fn etcd_members_are_replaced_and_renewed_while_a_client_writes() {
     are_members(&world, &ports, members).await;
     println!("etcd: a dead member was replaced");
 
-    // Leadership is handed on before a member goes.
+    // Leadership is handed over before a member leaves.
     let sampler = Sampler::start(&ports, members - 1, Duration::ZERO);
     for flags in [quickly(&[("snapshot-count", "5000")]), quickly(&[])] {
         let mut changed = cluster.clone();
@@ -189,7 +189,7 @@ async fn etcd_members_are_replaced_and_renewed_while_a_client_writes() {
         are_members(&world, &ports, members).await;
         let elections = term(&ports) - before;
         println!("etcd: every member was renewed, {elections} elections");
-        // One for each leader that leaves, and as many for a busy machine.
+        // One for each departing leader, and as many again for a busy machine.
         assert!(elections <= 2 * members, "{elections} elections");
     }
     let least = sampler.finish();
@@ -241,7 +241,7 @@ async fn a_member_of_etcd_that_is_killed_in_the_middle_of_an_update_costs_neithe
             nodes.iter().filter(renewed).count() >= 1 && nodes.iter().any(is_leaving)
         })
         .await;
-    // Not the one that is being replaced, nor the next.
+    // Neither the node that is being replaced nor the next one.
     let nodes = find(&world, "etcd", &ports).await;
     let untouched = |node: &&pb::Node| {
         node.state() == pb::NodeState::Ready && old.contains(&node.id) && !is_leaving(node)
@@ -335,7 +335,7 @@ async fn etcd_members_with_kept_storage_come_back_also_without_a_quorum() {
         println!("etcd: {deaths} of 3 died and came back");
     }
 
-    // All of them: what the first one has may not be all, so somebody has to say that it is gone on with.
+    // All of them, because the first one may not have all the data, so a person has to decide to go on with it.
     let nodes = find(&world, "etcd", &ports).await;
     for victim in &nodes {
         kill_9(server(victim));
@@ -381,7 +381,7 @@ fn at(node: &Node, command: &[&str]) -> Option<String> {
     etcd(&[node.port("client")], command)
 }
 
-/// What ends begins again, at once.
+/// Restarts nodes as soon as they exit.
 fn kept_alive(nodes: &mut [Node]) {
     for at in 0..nodes.len() {
         if nodes[at].has_ended() {
@@ -396,7 +396,7 @@ fn all_ready(nodes: &mut [Node]) -> bool {
     nodes.iter().all(Node::is_ready)
 }
 
-/// So many members, and what the first one was told.
+/// Starts this number of members and writes a key to the first one.
 fn members_of_etcd(count: u32) -> Vec<Node> {
     installed("etcd", "etcd-server");
     installed("etcdctl", "etcd-client");
@@ -409,8 +409,8 @@ fn members_of_etcd(count: u32) -> Vec<Node> {
     nodes
 }
 
-/// Writes it, and waits until the last member has on disk that it is committed: one that goes on alone drops what it does
-/// not know to be. Etcd puts that down with the next write.
+/// Writes a key, and waits until the last member has persisted its commit index: a member that goes on alone drops
+/// entries not known to be committed. etcd persists the index with the next write.
 fn written(nodes: &mut [Node], key: &str) {
     let next = format!("{key}-next");
     for key in [key, &next] {
@@ -429,7 +429,7 @@ fn an_etcd_member_deletes_nothing_for_a_cluster_that_is_not_its_own() {
     for node in &mut nodes {
         node.kill();
     }
-    // The first one comes back without its data while nobody else is there.
+    // The first one comes back without its data while the other one is down.
     nodes[0].empties();
     until("an empty cluster", &mut nodes[..1], all_ready);
     nodes[1].start("active");
@@ -440,7 +440,7 @@ fn an_etcd_member_deletes_nothing_for_a_cluster_that_is_not_its_own() {
     });
     assert!(!nodes[1].is_ready());
 
-    // The way out: it goes on with what it has, and the other one begins empty beside it.
+    // Recovery: it goes on alone with its data, and the other one joins with an empty directory.
     until("it goes on alone", &mut nodes, |nodes| {
         kept_alive(nodes);
         nodes[1].does("recover").status.success()
@@ -494,7 +494,7 @@ fn path() -> String {
     std::env::var("PATH").unwrap()
 }
 
-/// A program of this name that does something else, and the `PATH` on which it is found first.
+/// Creates a program of this name with different behavior, and returns a `PATH` on which it comes first.
 fn instead_of(name: &str, does: &str) -> (tempfile::TempDir, String) {
     let programs = tempfile::TempDir::new().unwrap();
     let program = programs.path().join(name);
@@ -541,7 +541,7 @@ fn an_etcd_member_that_its_leader_does_not_find_says_where_it_is() {
         nodes.iter().map(id).collect::<Vec<_>>()
     };
     let before = ids(&nodes);
-    // Two begin again, at other addresses, while the third one does not answer: both go on as what they were.
+    // Two restart at other addresses while the third one does not respond: both keep their identity.
     signal(&nodes[0], "-STOP");
     for node in &mut nodes[1..] {
         node.start("active");
@@ -551,12 +551,12 @@ fn an_etcd_member_that_its_leader_does_not_find_says_where_it_is() {
         let goes_on = |node: &Node| node.log().contains("is starting a new election");
         nodes[1..].iter().all(goes_on)
     });
-    // The first two have a quorum, and the one that leads has never heard where the last one is.
+    // The first two have a quorum, and its leader has never learned the new address of the last one.
     signal(&nodes[2], "-STOP");
     signal(&nodes[0], "-CONT");
     until("two have a quorum", &mut nodes, |nodes| nodes[1].is_ready());
     let heir = before[1].trim();
-    // Refused if it leads already.
+    // Refused if it already is the leader.
     at(&nodes[0], &["move-leader", heir]);
     signal(&nodes[2], "-CONT");
     until("the last one is of use", &mut nodes, |nodes| {
@@ -570,7 +570,7 @@ fn an_etcd_member_that_its_leader_does_not_find_says_where_it_is() {
 fn an_etcd_member_that_died_before_it_had_a_log_joins_again() {
     let mut nodes = members_of_etcd(1);
     nodes.push(alone(1));
-    // So far does etcd come before it asks the others.
+    // The state that etcd reaches before it contacts the others.
     let begun = "mkdir -p \"$DROVER_STORAGE/etcd/member/snap\"; exit 1";
     let programs = instead_of("etcd", begun);
     nodes[1].sets("PATH", &programs.1);
@@ -588,7 +588,7 @@ fn an_etcd_member_that_died_before_it_had_a_log_joins_again() {
 #[test]
 fn an_etcd_member_has_not_left_for_as_long_as_nobody_says_so() {
     let mut nodes = members_of_etcd(2);
-    // The other one hangs as soon as it is asked to let it go.
+    // The other one hangs as soon as it is asked to remove this one.
     let stop = format!(
         "case \" $* \" in *' member remove '*) kill -STOP {} ;; esac; exec {} \"$@\"",
         nodes[0].pid(),

@@ -1,4 +1,4 @@
-//! Load by pgbench, which writes down every transaction that was acknowledged.
+//! Load from pgbench, which logs every acknowledged transaction.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,19 +15,19 @@ use std::{
 
 use crate::stores::Ports;
 
-/// What it writes into: the run of pgbench, its client there, and a number from 1 on.
+/// Table of the load: the run of pgbench, its client in that run, and a number from 1 on.
 pub(crate) const TABLE: &str =
     "create table benched (run bigint, client bigint, n bigint, primary key (run, client, n))";
-/// All that was written, a row a line.
+/// Selects all rows, one per line.
 pub(crate) const ROWS: &str = "select run, client, n from benched";
 const SCRIPT: &str = "\\set n :n + 1\ninsert into benched values (:run, :client_id, :n);\n";
-/// Transactions a second: a load beside which a machine of two cores does the rest, too.
+/// Transactions per second: leaves enough of a two-core machine for everything else.
 const RATE: &str = "100";
 
-/// How many transactions were acknowledged, by run and client.
+/// Number of acknowledged transactions by run and client.
 type Acknowledged = BTreeMap<(u64, u64), u64>;
 
-/// Runs of pgbench, one after the other: each ends when its server does, and the next one looks for another.
+/// Consecutive runs of pgbench: each ends when its server does, and the next one looks for another server.
 pub(crate) struct Pgbench {
     on: Arc<AtomicBool>,
     thread: Option<JoinHandle<Acknowledged>>,
@@ -62,7 +62,7 @@ impl Pgbench {
         }
     }
 
-    /// Ends it, and answers what was acknowledged.
+    /// Stops and returns the acknowledged transactions.
     pub(crate) fn finish(mut self) -> Acknowledged {
         self.on.store(false, Ordering::Relaxed);
         self.thread.take().unwrap().join().unwrap()
@@ -75,7 +75,7 @@ impl Drop for Pgbench {
     }
 }
 
-/// One run. Answers the file with its transactions, which a run that found no server has not.
+/// Performs one run. Returns its transaction log, or `None` if the run did not find a server.
 fn run(program: &Path, script: &Path, number: u64, ports: &[u16]) -> Option<PathBuf> {
     let prefix = script.with_file_name(format!("run-{number}"));
     let hosts = vec!["127.0.0.1"; ports.len()].join(",");
@@ -98,7 +98,7 @@ fn run(program: &Path, script: &Path, number: u64, ports: &[u16]) -> Option<Path
     command.output().unwrap();
     let files = fs::read_dir(script.parent().unwrap()).unwrap();
     let mut files = files.map(|entry| entry.unwrap().path());
-    // The id of the process follows.
+    // Followed by the pid.
     let own = format!("run-{number}.");
     files.find(|file| {
         file.file_name()
@@ -108,7 +108,7 @@ fn run(program: &Path, script: &Path, number: u64, ports: &[u16]) -> Option<Path
     })
 }
 
-/// Each line of the file is a transaction that was acknowledged: its client, and more.
+/// Each line of the log is an acknowledged transaction: its client, and further columns.
 fn counted(log: &Option<PathBuf>, run: u64) -> Acknowledged {
     let mut all = Acknowledged::new();
     let Some(log) = log else { return all };
@@ -119,7 +119,7 @@ fn counted(log: &Option<PathBuf>, run: u64) -> Acknowledged {
     all
 }
 
-/// Fails if a transaction that was acknowledged is not among these rows. Answers how many there are.
+/// Asserts that all acknowledged transactions are among these rows. Returns their number.
 pub(crate) fn none_lost(acknowledged: &Acknowledged, rows: &str) -> u64 {
     let number = |text: &str| text.parse::<u64>().unwrap();
     let there: BTreeSet<Vec<u64>> = rows

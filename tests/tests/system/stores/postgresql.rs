@@ -1,4 +1,4 @@
-//! PostgreSQL: a primary dies again and again, and no row is lost.
+//! PostgreSQL: a primary dies repeatedly, and no row is lost.
 
 use std::{
     fs,
@@ -26,7 +26,7 @@ use crate::stores::{
     renew, run, said, server, store, text, up, world,
 };
 
-/// The newest that is installed: its major version and programs.
+/// Major version and programs of the newest installation.
 fn postgresql() -> (String, PathBuf) {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
     let versions = versions
@@ -44,7 +44,7 @@ fn postgresql() -> (String, PathBuf) {
     (version, programs)
 }
 
-/// Runs SQL at whichever of these is the primary.
+/// Runs SQL on the current primary among these servers.
 fn sql(psql: &str, ports: &[u16], statement: &str) -> Option<String> {
     let hosts = vec!["127.0.0.1"; ports.len()].join(",");
     let ports = ports
@@ -58,7 +58,7 @@ fn sql(psql: &str, ports: &[u16], statement: &str) -> Option<String> {
     said(&run(psql, &["-XAtqw", "-d", &to, "-c", statement]))
 }
 
-/// How many of these are primaries in this moment.
+/// Number of servers that currently are primaries.
 fn primaries(psql: &str, ports: &[u16]) -> usize {
     let asks = ports.iter().map(|port| {
         let to =
@@ -71,7 +71,7 @@ fn primaries(psql: &str, ports: &[u16]) -> usize {
     asks.filter(|answer| answer.as_deref() == Some("f")).count()
 }
 
-/// A primary and two standbys under a client, killed and renewed; answers the world as it is then.
+/// A primary and two standbys under load, killed and renewed; returns the resulting world.
 async fn lose_no_row(storage: Option<pb::StorageSpec>) -> World {
     let (version, programs) = postgresql();
     let psql = programs.join("psql").to_str().unwrap().to_owned();
@@ -128,7 +128,7 @@ async fn lose_no_row(storage: Option<pb::StorageSpec>) -> World {
     };
     let load = Pgbench::start(&programs, &ports);
     kill_the_active_one(&mut world, "postgresql", &ports, &writer, 3, 3).await;
-    // Standbys are renewed first, and one of them takes over when the primary goes.
+    // Standbys are renewed first, and one of them takes over when the primary is replaced.
     cluster.spec.as_mut().unwrap().attributes = Some(attributes("8MB"));
     renew(&world, &cluster, &ports, 3).await;
     writer.writes(&world, "postgresql", &ports).await;
@@ -179,7 +179,7 @@ async fn an_old_primary_with_kept_storage_comes_back_by_rewinding_it() {
     );
 }
 
-/// Runs one of the programs as the user that may.
+/// Runs a program as the user postgres.
 fn as_postgres(program: &std::path::Path, arguments: &[&str]) -> Output {
     let program = program.to_str().unwrap();
     let all = [&["-u", "postgres", "--", program], arguments].concat();
@@ -206,7 +206,7 @@ async fn data_of_another_database_are_never_copied_over() {
         .filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
     let data = storage.next().unwrap().path().join("postgresql");
 
-    // While nobody looks, all that is left of another database takes the place of its data.
+    // While both servers are down, the data directory is replaced by that of another database.
     world.orchestrator.kill();
     world.platform.kill();
     kill_9(server(standby));
@@ -228,7 +228,7 @@ async fn data_of_another_database_are_never_copied_over() {
     let other = control();
     world.platform.start().await;
     world.orchestrator.start().await;
-    // By what was written of them: their records are gone in a moment.
+    // Counted by events, because their records disappear quickly.
     world
         .until_within(UP, "two successors give up", async |world| {
             let events = world.events("postgresql").await;
@@ -252,14 +252,14 @@ fn alone(ordinal: u32, settings: &[&str]) -> Node {
         .run_by("postgres")
 }
 
-/// A primary and so many standbys.
+/// Starts a primary and this number of standbys.
 fn servers(standbys: u32, settings: &[&str]) -> Vec<Node> {
     let mut nodes: Vec<_> = (0..=standbys).map(|at| alone(at, settings)).collect();
     begin(&mut nodes);
     nodes
 }
 
-/// The first one is the primary.
+/// Starts the first node as the primary and the others as standbys.
 fn begin(nodes: &mut [Node]) {
     nodes[0].start("active");
     for standby in &mut nodes[1..] {
@@ -273,7 +273,7 @@ fn all_ready(nodes: &mut [Node]) -> bool {
     nodes.iter().all(Node::is_ready)
 }
 
-/// What ends begins again at once, as a standby.
+/// Restarts nodes as standbys as soon as they exit.
 fn kept_alive(nodes: &mut [Node]) {
     for at in 0..nodes.len() {
         if nodes[at].has_ended() {
@@ -283,7 +283,7 @@ fn kept_alive(nodes: &mut [Node]) {
     }
 }
 
-/// What this one answers, primary or not.
+/// Queries this server, whether it is the primary or not.
 fn ask(node: &Node, statement: &str) -> Option<String> {
     let (_, programs) = postgresql();
     let to = address(node);
@@ -303,7 +303,7 @@ fn address(node: &Node) -> String {
     format!("host=127.0.0.1 port={port} user=postgres dbname=postgres connect_timeout=2")
 }
 
-/// A client that stays.
+/// A client with a persistent connection.
 struct Session {
     psql: Child,
     answers: BufReader<ChildStdout>,
@@ -323,7 +323,7 @@ impl Session {
         Self { psql, answers }
     }
 
-    /// Until it is done.
+    /// Runs statements and waits for their completion.
     fn does(&mut self, statements: &str) {
         let whole = format!("{statements}\n\\echo done\n");
         self.psql
@@ -360,7 +360,8 @@ fn has_replayed(primary: &Node, standby: &Node) -> bool {
 fn a_standby_that_lets_nobody_in_yet_hears_its_primary_all_the_same() {
     let mut nodes = servers(1, &[]);
     insist(&nodes[0], "create table t (x int)");
-    // With more than 64 a standby that starts again cannot tell what is still going on.
+    // With more than 64 subtransactions, a restarting standby cannot determine which transactions are still in
+    // progress.
     let mut open = Session::at(&nodes[0]);
     let savepoints = (0..70).map(|at| format!("savepoint s{at}; insert into t values ({at});"));
     open.does(&format!("begin; {}", savepoints.collect::<String>()));
@@ -456,7 +457,7 @@ fn an_old_primary_whose_history_only_looks_like_that_of_the_new_one_is_copied_an
         });
     }
     nodes[0].kill();
-    // Both become primaries, one after the other, from the same point, and neither hears of the other.
+    // Both are promoted one after the other from the same position, without knowing of each other.
     let promote = |nodes: &mut [Node], at: usize, row: &str| {
         let answer = nodes[at].promote();
         assert!(answer.status.success(), "{answer:?}");
@@ -477,7 +478,7 @@ fn an_old_primary_whose_history_only_looks_like_that_of_the_new_one_is_copied_an
     }
 }
 
-/// Takes all connections of a server.
+/// Uses up all connections of a server.
 fn filled(node: &Node) -> Vec<Session> {
     let mut sessions = Vec::new();
     while ask(node, "select 1").is_some() {
@@ -498,7 +499,7 @@ fn no_standby_is_promoted_while_another_one_that_lives_cannot_be_asked() {
     until("both have it", &mut nodes, |nodes| {
         has_replayed(&nodes[0], &nodes[1]) && has_replayed(&nodes[0], &nodes[2])
     });
-    // The next row comes to one of them alone.
+    // Only one of them receives the next row.
     let receiver = insist(&nodes[1], "select pid from pg_stat_wal_receiver");
     let signal = |name: &str| assert!(run("kill", &[name, &receiver]).status.success());
     signal("-STOP");

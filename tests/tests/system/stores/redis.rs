@@ -1,4 +1,4 @@
-//! Redis: a replica takes over with everything.
+//! Redis: a replica takes over with all data.
 
 mod password;
 
@@ -39,7 +39,7 @@ fn redis_writer(ports: &Ports) -> Writer {
         let known = ports.lock().unwrap().clone();
         let number = number.to_string();
         for port in last.into_iter().chain(known) {
-            // In one connection: that of the write is the one whose replicas are waited for.
+            // On one connection, because WAIT covers only writes of its own connection.
             let script = format!(
                 "printf 'set {number} x\\nwait 1 2000\\n' | timeout 5 redis-cli -h 127.0.0.1 -p {port}"
             );
@@ -66,7 +66,7 @@ async fn a_redis_replica_takes_over_with_everything_that_it_has_acknowledged() {
     let writer = redis_writer(&ports);
     kill_the_active_one(&mut world, "redis", &ports, &writer, 2, 2).await;
 
-    // The replica is renewed first, and takes over when the active one goes.
+    // The replica is renewed first, and takes over when the active node is replaced.
     let config = nested(&[("maxmemory", text("64mb"))]);
     cluster.spec.as_mut().unwrap().attributes = Some(object(&[("config", config)]));
     renew(&world, &cluster, &ports, 2).await;
@@ -86,7 +86,7 @@ fn port(node: &pb::Node) -> u16 {
     endpoint.rsplit(':').next().unwrap().parse().unwrap()
 }
 
-/// One standby hears no more; what is written then has only the other one.
+/// One standby is stopped; only the other one has the writes made meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_replica_takes_from_another_one_what_it_lacks_and_keeps_to_the_declared_minimum() {
     installed("redis-server", "redis-server");
@@ -99,7 +99,7 @@ async fn a_redis_replica_takes_from_another_one_what_it_lacks_and_keeps_to_the_d
     let mut records = find(&world, "redis", &ports).await;
     let primary = active(&records).unwrap().clone();
     records.retain(|node| node.id != primary.id);
-    // Of two that are as good the one that has been there longer is promoted.
+    // Of two equally suitable replicas, the older one is promoted.
     records.sort_by_key(|node| node.ordinal);
     let (late, other) = (&records[0], &records[1]);
 
@@ -170,7 +170,7 @@ fn three() -> Vec<Node> {
     nodes
 }
 
-/// Writes it, and waits until so many replicas have it.
+/// Writes a key, and waits until this number of replicas has it.
 fn confirmed(primary: &Node, key: &str, replicas: u32) {
     let port = primary.port("client");
     let script = format!(
@@ -183,7 +183,7 @@ fn confirmed(primary: &Node, key: &str, replicas: u32) {
     assert!(have >= Some(replicas), "{key}: {answer}");
 }
 
-/// Three whose primary has died, and of whose replicas one lacks the last write.
+/// A dead primary and two replicas, one of which lacks the last write.
 fn three_without(late: usize) -> Vec<Node> {
     let mut nodes = three();
     let signal = |node: &Node, name: &str| {
@@ -212,14 +212,14 @@ fn promoted(node: &mut Node) {
     assert!(answer.status.success(), "{}: {answer:?}", node.name);
 }
 
-/// A number of a process: from `io` or `status` of its folder in /proc.
+/// A number from `io` or `status` in a process's directory in /proc.
 fn number(pid: u32, file: &str, name: &str) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap();
     let line = text.lines().find(|line| line.starts_with(name)).unwrap();
     line[name.len()..].trim().parse().unwrap()
 }
 
-/// The process that watches over a node.
+/// Pid of the script that supervises a node.
 fn watcher(node: &Node) -> Option<u32> {
     let script = node.script();
     let all = fs::read_dir("/proc").unwrap().flatten();
@@ -247,7 +247,7 @@ fn a_node_of_which_nothing_changes_does_not_read_the_list_of_all_nodes_again_and
         let from = turns();
         until("it has looked ten times", nodes, |_| turns() >= from + 20);
     };
-    // What has just come is read once.
+    // The new list is read once.
     look_on(&mut nodes);
     let before = number(pid, "io", "syscr:");
     look_on(&mut nodes);
@@ -257,7 +257,7 @@ fn a_node_of_which_nothing_changes_does_not_read_the_list_of_all_nodes_again_and
 
 #[test]
 fn a_redis_replica_that_was_let_go_at_an_earlier_promotion_takes_over_with_what_came_since() {
-    // It is let go for what it has; the one that is promoted hears of it, it hears of nobody.
+    // It is detached so that its data can be copied; only the promoted one knows of the other.
     let mut nodes = three_without(1);
     nodes[1].hears_of(&[nodes[2].seen_as("standby")]);
     promoted(&mut nodes[1]);
@@ -279,7 +279,7 @@ fn a_redis_replica_that_was_let_go_at_an_earlier_promotion_takes_over_with_what_
 #[test]
 fn a_redis_replica_that_was_let_go_is_not_made_to_drop_what_another_one_lacks() {
     let mut nodes = three_without(2);
-    // The promotion for which it was let go came no further.
+    // The promotion for which it was detached did not complete.
     let port = nodes[1].port("client");
     redis(port, &["config", "set", "min-replicas-to-write", "1000"]).unwrap();
     redis(port, &["replicaof", "no", "one"]).unwrap();
@@ -299,7 +299,7 @@ fn a_redis_standby_that_never_heard_its_primary_takes_over_from_one_that_did() {
     assert_eq!(holds(&nodes[1]), BTreeSet::from([1]));
 }
 
-/// Keeps this one busy with a script, until that is killed.
+/// Keeps this node busy with a script until the script is killed.
 fn keep_busy(nodes: &mut [Node], at: usize) {
     let port = nodes[at].port("client");
     redis(port, &["config", "set", "busy-reply-threshold", "1"]).unwrap();

@@ -1,4 +1,4 @@
-//! A deletion ends, from whatever state it began.
+//! A deletion completes from whatever state it began in.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use drover_proto::orchestrator::v1 as pb;
 
 use drover_simulation::{World, immortal, runtime, settings};
 
-/// Brings a cluster into a state, takes the platform away, deletes the cluster, and gives the platform back.
+/// Brings a cluster into a state, makes the platform unavailable, deletes the cluster, and restores the platform.
 fn deleted_from(state: &str, by_server: bool, script: impl AsyncFn(&mut World)) {
     println!(
         "deleted from: {state}, platform {}",

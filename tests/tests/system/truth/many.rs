@@ -1,4 +1,4 @@
-//! A thousand at once.
+//! Tests with a thousand nodes at once.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -14,11 +14,11 @@ use crate::truth::{
     sim::{LONG, World, document, immortal, runtime, settings},
 };
 
-/// How often nodes are asked that are asked at all.
+/// Interval of health probes, where nodes have them.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// So many clusters, each with so many nodes. Those that are asked for their health are made one after the other, so that
-/// each is asked at another time.
+/// Creates clusters with this number of nodes each. Clusters with health probes are created one after the other, so
+/// that their probes are spread over time.
 async fn fill(world: &World, clusters: usize, size: u32, health: Option<HealthPolicy>) {
     let (client, health) = (world.client(), &health);
     let began = Instant::now();
@@ -46,7 +46,7 @@ async fn fill(world: &World, clusters: usize, size: u32, health: Option<HealthPo
         .await;
 }
 
-/// How many of all clusters are ready.
+/// Number of ready clusters.
 async fn ready(world: &mut World) -> usize {
     let (mut ready, mut request) = (
         0,
@@ -128,7 +128,8 @@ fn an_outage_of_a_platform_with_ten_thousand_clusters_replaces_nothing() {
     });
 }
 
-/// In a large group its own share of sick nodes holds replacing up; of groups of one, only all of them together can.
+/// In a large group, its own share of unhealthy nodes suspends replacement; for groups of one node, only the share over
+/// all groups can.
 #[test]
 fn a_thousand_nodes_that_are_all_not_ready_are_left_alone_and_heal_when_some_are() {
     for (clusters, size) in [(10, 100), (1_000, 1)] {
@@ -157,7 +158,7 @@ fn a_thousand_nodes_that_are_all_not_ready_are_left_alone_and_heal_when_some_are
     }
 }
 
-/// Each node is found sick by a probe of its own, and the platform says of all of them that they run.
+/// Each node is found unhealthy by its own probe, while the platform reports all of them as running.
 #[test]
 fn a_thousand_nodes_whose_probes_all_fail_are_left_alone_and_are_ready_when_they_answer() {
     for (clusters, size) in [(10, 100), (1_000, 1)] {
@@ -189,7 +190,7 @@ fn a_thousand_nodes_whose_probes_all_fail_are_left_alone_and_are_ready_when_they
     }
 }
 
-/// At most so many of these are gone.
+/// Asserts that at most `gone` of these are missing.
 fn assert_no_fewer(before: &BTreeSet<String>, after: &BTreeSet<String>, gone: usize) {
     assert!(
         before.difference(after).count() <= gone,

@@ -1,4 +1,4 @@
-//! Orchestrators that know less than there is: another one, a fresh store, an older copy.
+//! Orchestrators with incomplete knowledge: another one, one with an empty store, one with an older backup.
 
 use drover_core::Reason;
 use drover_platform_cloud::drivers::simulated::Death;
@@ -26,7 +26,7 @@ fn two_orchestrators_with_one_cluster_name_leave_each_others_nodes_alone() {
         let refused = two.try_apply("same", &[("web", 2)]).await.unwrap_err();
         assert_eq!(refused.reason(), Reason::ClusterExists, "{refused}");
 
-        // Applied before the platform could be seen, it is found out later.
+        // The apply precedes the first contact with the platform, so the foreign nodes are only found later.
         one.site.stop();
         two.restart().await;
         two.try_apply("same", &[("web", 2)]).await.unwrap();
@@ -88,7 +88,7 @@ fn a_store_restored_from_an_older_backup_deletes_no_living_node() {
             .await;
         world.pass(LONG).await;
         assert_eq!(all(&world), living, "all of them live, none is made");
-        // Its orphans are held also in another life of the process.
+        // Its orphans are still held after a restart of the process.
         world.restart().await;
         world.pass(LONG).await;
         assert_eq!(all(&world), living);

@@ -1,4 +1,4 @@
-//! What watches show of nodes whose platform cannot be seen for a while.
+//! Watches of nodes whose platform is temporarily invisible.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,14 +8,14 @@ use futures::{FutureExt, StreamExt};
 
 use crate::truth::sim::{World, immortal, runtime, settings};
 
-/// States by cluster and id.
+/// Node states by cluster and id.
 type States = BTreeMap<String, pb::NodeState>;
 
 fn state(node: &pb::Node) -> (String, pb::NodeState) {
     (format!("{}/{}", node.cluster, node.id), node.state())
 }
 
-/// Takes in what has come by now.
+/// Takes in the updates received so far.
 fn take_in(watch: &mut Watch<Update<pb::Node>>, shown: &mut States) {
     while let Some(Some(update)) = watch.next().now_or_never() {
         match update.unwrap() {
@@ -37,11 +37,12 @@ fn who_watches_sees_again_what_was_hidden_so_shortly_that_nobody_else_noticed() 
         let watch = client.watch_nodes(request, Duration::from_secs(10));
         let (mut watch, mut shown) = (watch.await.unwrap(), States::new());
         let mut hidden = 0;
-        // It is looked whether a platform is still seen at each of its heartbeats, every 2 s, and in between.
+        // The visibility of a platform is checked at each of its heartbeats, every 2 s; the steps are in between as
+        // well.
         for step in 0..40 {
             world.site.backend.pause_backend(true);
             world.pass(Duration::from_millis(14_000 + 100 * step)).await;
-            // A change, so that whoever watches looks.
+            // A change that triggers an update of the watch.
             world
                 .scale("one", "web", 1 + u32::from(step % 2 == 0))
                 .await;

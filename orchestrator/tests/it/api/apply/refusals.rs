@@ -1,4 +1,4 @@
-//! Documents that are refused, with every field that is wrong.
+//! Rejected documents, with all field violations.
 
 use drover_core::Reason;
 use drover_platform_cloud::drivers::simulated::{ClassSettings, SimulatedSettings};

@@ -1,4 +1,4 @@
-//! Nodes that vanish at once.
+//! Mass loss of nodes.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn ids(nodes: Vec<pb::Node>) -> Vec<String> {
     nodes.into_iter().map(|node| node.id).collect()
 }
 
-/// A cluster of twelve nodes on a platform that is polled, the way to it, and the switch that makes it list nothing.
+/// A cluster of twelve nodes on a polled platform, the channel to it, and the switch that empties its lists.
 async fn twelve() -> (World, Channel, Arc<AtomicBool>) {
     let world = World::bare(named("one")).await;
     let (channel, empty) = Polled::over(&world.site);
@@ -20,7 +20,7 @@ async fn twelve() -> (World, Channel, Arc<AtomicBool>) {
     (world, channel, empty)
 }
 
-/// Lists nothing from now on, which is noticed.
+/// Empties the lists and waits until this is noticed.
 async fn lose(world: &World, empty: &AtomicBool) {
     empty.store(true, Ordering::Relaxed);
     until("the loss is noticed", async || {
@@ -70,7 +70,7 @@ async fn nodes_that_vanish_at_once_are_believed_lost_only_when_somebody_says_so(
             .iter()
             .any(|c| c.r#type == "MassLoss" && c.status == Some(true))
     );
-    // Many polls later nothing was made or removed, and nothing is known.
+    // Many polls later, no node was created or removed, and all nodes are unknown.
     let polled = status.observe_time;
     until("it was polled again", async || {
         (world.platform("sim").await.observe_time != polled).then_some(())
@@ -94,7 +94,7 @@ async fn nodes_that_vanish_at_once_are_believed_lost_only_when_somebody_says_so(
     );
     assert_eq!(metadata(&status, "vanished_count").as_deref(), Some("12"));
 
-    // They come back by themselves.
+    // The nodes come back on their own.
     empty.store(false, Ordering::Relaxed);
     until("they are back", async || {
         (world.platform("sim").await.vanished_count == 0).then_some(())
@@ -107,7 +107,7 @@ async fn nodes_that_vanish_at_once_are_believed_lost_only_when_somebody_says_so(
         "nothing was made meanwhile"
     );
 
-    // They are really gone.
+    // The nodes are really gone.
     for node in world.site.backend().nodes() {
         world.site.backend().kill(
             &node.node_id,

@@ -6,7 +6,6 @@ use super::document::{Doc, Documents, Kind};
 use crate::manifest::{
     decode::Decoder,
     path::{self, join},
-    schema,
     tree::{Entry, Node, Scalar, Span, Value},
 };
 
@@ -194,7 +193,7 @@ impl<'r> Reader<'_, 'r> {
             .of(kind)
             .filter(|doc| doc.namespace == namespace)
             .map(|doc| doc.name.as_str());
-        let advice = match (elsewhere, schema::closest(&name.text, near)) {
+        let advice = match (elsewhere, drover_core::name::closest(&name.text, near)) {
             (Some(doc), _) => format!("there is one in namespace {}", doc.namespace),
             (None, Some(near)) => format!("did you mean `{near}`?"),
             (None, None) => format!(

@@ -23,7 +23,7 @@ pub fn authorization(key: &str, scope: &str) -> String {
     format!("AWS4-HMAC-SHA256 Credential={key}/{scope}, SignedHeaders=host, Signature=0")
 }
 
-/// A call with these parameters; the connection may be closed instead of an answer.
+/// Calls an action. Fails if the connection is closed without a response.
 pub async fn try_call(ec2: &Ec2, action: &str, parameters: &[(&str, &str)]) -> io::Result<Reply> {
     let authorization = authorization("AKIDEXAMPLE", SCOPE);
     call_as(
@@ -57,14 +57,14 @@ pub async fn call(ec2: &Ec2, action: &str, parameters: &[(&str, &str)]) -> Reply
     try_call(ec2, action, parameters).await.expect("an answer")
 }
 
-/// A call that has to succeed.
+/// Calls an action that must succeed.
 pub async fn done(ec2: &Ec2, action: &str, parameters: &[(&str, &str)]) -> Reply {
     let reply = call(ec2, action, parameters).await;
     assert_eq!(reply.status, 200, "{action} {parameters:?}: {}", reply.body);
     reply
 }
 
-/// RunInstances of this many, with more parameters.
+/// Parameters of RunInstances for this number of instances, with additional ones.
 pub fn run<'a>(
     least: &'a str,
     most: &'a str,
@@ -81,7 +81,7 @@ pub fn run<'a>(
     all
 }
 
-/// The instances that a list without conditions shows, with their states.
+/// Ids and states of the listed instances.
 pub async fn listed(ec2: &Ec2, parameters: &[(&str, &str)]) -> Vec<(String, String)> {
     let reply = done(ec2, "DescribeInstances", parameters).await;
     reply

@@ -1,4 +1,4 @@
-//! A client that speaks plain HTTP and knows nothing of any API.
+//! A minimal HTTP client that is independent of the APIs.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -16,7 +16,6 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-/// What came back.
 #[derive(Clone, Debug)]
 pub struct Reply {
     pub status: u16,
@@ -39,7 +38,7 @@ impl Reply {
         self.all(name).into_iter().next().unwrap_or_default()
     }
 
-    /// Status and code of an error; `200` alone if it is none.
+    /// Status and error code; `200` alone on success.
     pub fn code(&self) -> String {
         let code = self.text("Code");
         if code.is_empty() {
@@ -50,7 +49,7 @@ impl Reply {
     }
 }
 
-/// A request on a connection of its own. An error: the connection ended before the whole answer was there.
+/// Sends a request on a new connection. Fails if the connection ends before the response is complete.
 pub async fn send(
     url: &str,
     method: &str,
@@ -92,7 +91,7 @@ pub async fn send(
     })
 }
 
-/// Percent-encodes what is not plain.
+/// Percent-encodes all but unreserved characters.
 pub fn encode(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte {

@@ -1,4 +1,4 @@
-//! A Redis that asks for a password, and is given another one.
+//! A Redis with a password, and its rotation.
 
 use std::{
     fs,
@@ -31,18 +31,19 @@ use crate::{
     },
 };
 
-/// What everybody may see of the passwords of these tests only if something is wrong.
+/// The passwords of these tests; wherever one of `TRACES` is seen, there is a leak.
 const OLD: &str = "Zirkel-5527 \"old\" \\ #1";
 const NEW: &str = "Tangente-8861 'new' \\ #2";
 const TRACES: [&str; 2] = ["Zirkel-5527", "Tangente-8861"];
 
 const NOAUTH: &str = "-NOAUTH Authentication required.";
 
-/// A connection, by which nobody else sees the password.
+/// A connection that does not reveal the password to other processes.
 struct Connection(BufReader<TcpStream>);
 
 impl Connection {
-    /// To whom knows this password. `None`: to whom asks for none, or is to refuse what comes.
+    /// Connects, and authenticates if there is a password. Without one, the server either requires none or is expected
+    /// to refuse commands.
     fn to(port: u16, password: Option<&[u8]>) -> std::io::Result<Self> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
@@ -67,7 +68,7 @@ impl Connection {
         self.answer()
     }
 
-    /// A line for each part of it.
+    /// Reads a reply; each of its parts becomes a line.
     fn answer(&mut self) -> std::io::Result<String> {
         let mut line = String::new();
         self.0.read_line(&mut line)?;
@@ -88,7 +89,7 @@ impl Connection {
     }
 }
 
-/// What a server answers to one command.
+/// Reply of a server to one command.
 fn ask(port: u16, password: Option<&str>, command: &str) -> std::io::Result<String> {
     let words: Vec<_> = command.split(' ').map(str::as_bytes).collect();
     Connection::to(port, password.map(str::as_bytes))?.asks(&words)
@@ -99,7 +100,7 @@ fn insist(node: &Node, password: &str, command: &str) -> String {
     answer.unwrap_or_else(|error| panic!("{}: {command}: {error}\n{}", node.name, node.log()))
 }
 
-/// Nodes that are given this; the first one is active. Their data are kept.
+/// Nodes with this user data and retained storage; the first one is active.
 fn nodes(count: u32, user_data: Option<&str>) -> Vec<Node> {
     installed("redis-server", "redis-server");
     let kept = |at| alone(at).with(&["--appendonly", "yes"]);
@@ -115,7 +116,7 @@ fn nodes(count: u32, user_data: Option<&str>) -> Vec<Node> {
     nodes
 }
 
-/// A node is made anew, as a standby, with other user data.
+/// Replaces a node by a standby with different user data.
 fn renew(nodes: &mut [Node], at: usize, user_data: &str) {
     nodes[at].is_given(user_data.as_bytes());
     nodes[at].start("standby");
@@ -123,7 +124,7 @@ fn renew(nodes: &mut [Node], at: usize, user_data: &str) {
     until("the new one is of use", nodes, |nodes| nodes[at].is_ready());
 }
 
-/// One dies, another one takes over, and all who live hear of it.
+/// Kills one node and promotes another; all living nodes are informed.
 fn takes_over(nodes: &mut [Node], dies: usize, at: usize) {
     nodes[dies].kill();
     introduce(nodes);
@@ -132,7 +133,7 @@ fn takes_over(nodes: &mut [Node], dies: usize, at: usize) {
     introduce(nodes);
 }
 
-/// Until a key that is written at one of them is at all others that live.
+/// Waits until a key written to one node is on all other living ones.
 fn arrives(nodes: &mut [Node], at: usize, key: &str, passwords: &[&str]) {
     until("it is written, and everywhere", nodes, |nodes| {
         let write = format!("SET {key} x");
@@ -204,7 +205,7 @@ fn a_redis_password_that_is_empty_or_has_control_characters_is_refused() {
     }
 }
 
-/// Programs that say how they are called, in a file, and are then what they would be.
+/// Wrapper programs that record their arguments in a file and then execute the original programs.
 struct Told(tempfile::TempDir);
 
 impl Told {
@@ -229,7 +230,7 @@ impl Told {
         self.0.path().join("said")
     }
 
-    /// As the variable of the environment.
+    /// The value of `PATH` with these programs first.
     fn path(&self) -> String {
         let before = std::env::var("PATH").unwrap();
         format!("{}:{before}", self.0.path().display())
@@ -256,7 +257,7 @@ fn no_program_has_a_redis_password_in_its_arguments_or_in_its_environment() {
     for (node, role) in nodes.iter_mut().zip(["active", "standby", "standby"]) {
         node.is_given(format!("{NEW}\nformer: {OLD}").as_bytes());
         node.sets("PATH", &told.path());
-        // Of this name there are variables in the script.
+        // The script itself has variables of these names.
         node.sets("password", "of the group");
         node.sets("former", "of the group");
         node.start(role);
@@ -287,7 +288,7 @@ fn redis_nodes_are_given_another_password_in_two_steps_and_whoever_dies_meanwhil
     let both = format!("{NEW}\nformer: {OLD}\n");
     renew(&mut nodes, 1, &both);
     arrives(&mut nodes, 0, "2", &[OLD, NEW, OLD]);
-    // One that knows the old one only, of one that knows both.
+    // A node with only the old password syncs from one with both.
     takes_over(&mut nodes, 0, 1);
     arrives(&mut nodes, 1, "3", &[OLD, NEW, OLD]);
     renew(&mut nodes, 0, &both);
@@ -324,7 +325,7 @@ fn a_redis_standby_with_another_password_is_of_no_use_until_it_is_told_the_forme
         nodes[1].log().contains(said)
     });
     assert!(!nodes[1].is_ready());
-    // Nobody is promoted who cannot ask it what it has.
+    // No replica is promoted if it cannot ask the other one for its data.
     nodes[0].kill();
     introduce(&nodes);
     let refused = nodes[2].promote();
@@ -371,13 +372,13 @@ fn a_redis_replica_that_is_let_in_no_more_is_not_ready_and_does_not_take_over() 
     assert!(!answer.status.success(), "{answer:?}");
     let said = String::from_utf8_lossy(&answer.stderr);
     assert!(said.contains("may have newer data"), "{said}");
-    // Somebody decides to go on without.
+    // A person decides to go on without the refused node.
     assert!(said.contains("refused"), "{said}");
     fs::remove_file(nodes[2].directory().join("refused")).unwrap();
     assert!(nodes[2].promote().status.success());
 }
 
-/// Looks at arguments and environment of all processes of this machine, for as long as it lives.
+/// Watches the arguments and environments of all processes of this machine until it is dropped.
 struct Look {
     on: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -427,10 +428,10 @@ fn has_trace(text: &str) -> bool {
     TRACES.iter().any(|trace| text.contains(trace))
 }
 
-/// A world whose orchestrator takes secrets.
+/// A world whose orchestrator supports secrets.
 async fn world() -> World {
     let mut world = World::stopped();
-    // For nodes that run as somebody else.
+    // Nodes may run as another user.
     let open = fs::Permissions::from_mode(0o755);
     fs::set_permissions(world.directory.path(), open).unwrap();
     let keys = world.store().with_file_name("keys");
@@ -450,7 +451,7 @@ async fn world() -> World {
     world
 }
 
-/// The secret of the cluster has this content from now on.
+/// Sets the content of the cluster's secret.
 async fn keep(world: &World, content: &str) {
     let value = Some(secret_value::Value::Text(content.to_owned()));
     let request = pb::ApplySecretRequest {
@@ -474,7 +475,7 @@ fn drover(world: &World, line: &str) -> String {
     String::from_utf8_lossy(&said).into_owned()
 }
 
-/// Gives every node what its secret has now, as the page says.
+/// Rolls out the current content of the secret to every node, as the page describes.
 async fn restart(world: &World, ports: &Ports) {
     let before = world.records("redis").await.unwrap();
     drover(world, "rollout restart redis");
@@ -495,7 +496,7 @@ fn writer(ports: &Ports, password: &Arc<Mutex<&'static str>>) -> Writer {
         let number = number.to_string();
         known.into_iter().any(|port| {
             let wrote = Connection::to(port, Some(password.as_bytes())).and_then(|mut it| {
-                // In one connection: that of the write is the one whose replicas are waited for.
+                // On one connection, because WAIT covers only writes of its own connection.
                 Ok(it.asks(&[b"SET", number.as_bytes(), b"x"])? == "+OK"
                     && it.asks(&[b"WAIT", b"1", b"2000"])? == ":1")
             });
@@ -504,7 +505,7 @@ fn writer(ports: &Ports, password: &Arc<Mutex<&'static str>>) -> Writer {
     })
 }
 
-/// What anybody is told of it.
+/// Everything that is shown of the cluster.
 async fn told(world: &World) -> String {
     let mut said = String::new();
     for line in [
@@ -526,7 +527,7 @@ async fn told(world: &World) -> String {
     said + &world.orchestrator.said() + &world.platform.said()
 }
 
-/// Whoever may read a file that has it.
+/// Collects the permissions of files that contain the password.
 fn readers(folder: &Path, has: &mut Vec<u32>) {
     for entry in fs::read_dir(folder).unwrap().flatten() {
         if entry.path().is_dir() {
