@@ -390,7 +390,8 @@ async fn remove(shared: &Arc<Shared>, platform: Sym, node_id: String, late: Late
         Ok(_) => {}
         Err(error) => {
             tracing::debug!(%platform, %node_id, %error, "a late node could not be removed");
-            if error.class() == Class::Cannot {
+            // Not if the platform was unregistered, so that nobody was asked.
+            if error.class() == Class::Cannot && shared.platform(&platform).is_some() {
                 shared.tombstones.gone(&platform, &node_id);
             }
         }

@@ -234,7 +234,8 @@ fn swept(
     (uids.into_iter())
         .map(|uid| Op::Sweep {
             uid: uid.clone(),
-            shown_by: bound.get(&**uid).cloned(),
+            shown_by: (bound.get(&**uid).cloned())
+                .or_else(|| (shown == Some(uid)).then(|| request.platform.as_str().into())),
         })
         .collect()
 }

@@ -391,6 +391,9 @@ impl Api {
                 .track_all(&self.shared, cluster.uid, &mut inner);
         }
         inner.follow_desired();
+        // Readers and the next apply must not take the groups for such without templates until the next pass.
+        let suggestions = inner.suggestions(&self.shared.handshakes(&inner.spec.groups));
+        inner.follow_suggestions(suggestions);
         self.shared.changed(cluster, &mut inner);
         self.shared.wrote(revision);
         drop(inner);

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use drover_core::{Millis, Result, Sym};
+use drover_core::{Millis, Reason, Result, Sym};
 use drover_proto::platform::v1 as wire;
 use parking_lot::Mutex;
 use uuid::Uuid;
@@ -239,6 +239,10 @@ async fn release(shared: &Arc<Shared>, registered: &Arc<Registered>, owner: Uuid
     });
     let answer = answer.await;
     if let Err(error) = answer {
+        // A platform that is busy for one owner is busy for all of them, and other platforms wait.
+        if error.reason() == Reason::NotSent {
+            return Err(error);
+        }
         tracing::debug!(%platform, cluster = %name, %error, "it could not be released");
     }
     Ok(())
