@@ -230,7 +230,7 @@ fn a_secret_takes_texts_bytes_and_files_and_names_what_is_wrong() {
         (
             "dataFrom:\n  init: {fiel: join.sh}\n",
             "s.yaml:5:10",
-            "expected file",
+            "did you mean `file`",
         ),
         (
             "stringData: {a: hunter2}\ndataFrom: {a: {file: join.sh}}\n",
