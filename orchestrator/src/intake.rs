@@ -86,6 +86,27 @@ fn owner(node: &wire::Node) -> Option<Uuid> {
     Uuid::parse_str(&node.slot.as_ref()?.owner).ok()
 }
 
+/// Takes in the nodes that the answer of a call shows, as of when the call began.
+pub(crate) fn apply_answer(
+    shared: &Shared,
+    cluster: &Cluster,
+    state: &mut ClusterState,
+    source: Source<'_>,
+    nodes: &[Heard],
+    (began, now): (Millis, Millis),
+) {
+    for node in nodes {
+        let seen = Observation {
+            source,
+            node,
+            as_of: began,
+            now,
+            listed: false,
+        };
+        apply_observation(shared, cluster, state, seen);
+    }
+}
+
 /// Takes in a node that a platform shows as part of this cluster, and applies the effects on probes and platforms.
 /// Returns how urgently the cluster must be planned.
 pub(crate) fn apply_observation(

@@ -16,21 +16,9 @@ const FLYING: Call = Call {
 
 fn request() -> Request {
     Request {
-        id: ID,
-        sequence: 1,
-        group: "db".into(),
-        platform: "p".into(),
-        platform_uid: "u".into(),
-        class: "".into(),
-        spec_hash: "h".into(),
-        first_sent: 1_000,
         deadline: 61_000,
-        attempts: 1,
-        made_nothing: 0,
         sent: false,
-        call: Call::default(),
-        answer: None,
-        rendered: None,
+        ..crate::fixture::request(ID)
     }
 }
 

@@ -7,7 +7,7 @@ use drover_proto::platform::v1 as wire;
 
 use super::envelope::{Envelope, Kind};
 use crate::{
-    cluster::{CallEnd, Cluster, ClusterState, Observation, Source},
+    cluster::{CallEnd, Cluster, ClusterState, Source},
     heard::Heard,
     intake,
     queue::Urgency,
@@ -67,19 +67,11 @@ pub(super) async fn adopt(
     if !inner.call_ended(CallEnd::Adopt { slot, answer }, now) {
         return None;
     }
-    for node in &shown {
-        let seen = Observation {
-            source: Source {
-                platform: &platform,
-                uid: &uid,
-            },
-            node,
-            as_of: began,
-            now,
-            listed: false,
-        };
-        intake::apply_observation(shared, cluster, &mut inner, seen);
-    }
+    let source = Source {
+        platform: &platform,
+        uid: &uid,
+    };
+    intake::apply_answer(shared, cluster, &mut inner, source, &shown, (began, now));
     Some(urgency)
 }
 

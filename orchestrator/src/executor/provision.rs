@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::envelope::{Envelope, Kind, LEAST, not_sent};
 use crate::{
-    cluster::{CallEnd, Cluster, ClusterState, Observation, Source},
+    cluster::{CallEnd, Cluster, ClusterState, Source},
     heard::Heard,
     intake,
     queue::Urgency,
@@ -109,19 +109,11 @@ pub(super) async fn provision(
     if !inner.call_ended(end, now) {
         return None;
     }
-    for node in &shown {
-        let seen = Observation {
-            source: Source {
-                platform: &platform,
-                uid: &uid,
-            },
-            node,
-            as_of: began,
-            now,
-            listed: false,
-        };
-        intake::apply_observation(shared, cluster, &mut inner, seen);
-    }
+    let source = Source {
+        platform: &platform,
+        uid: &uid,
+    };
+    intake::apply_answer(shared, cluster, &mut inner, source, &shown, (began, now));
     Some(urgency)
 }
 
