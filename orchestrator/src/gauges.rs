@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use drover_cluster::{Cluster, ClusterState};
 use drover_core::{Millis, NodeState, Sym};
 use drover_proto::orchestrator::v1::ClusterPhase;
 use drover_server::telemetry::Exposition;
@@ -15,7 +16,6 @@ use uuid::Uuid;
 
 use crate::{
     api::status::{self, Visible},
-    cluster::{Cluster, ClusterState},
     shared::Shared,
 };
 
@@ -97,7 +97,7 @@ impl Gauges {
             if let Some(before) = &before {
                 all.add(&before.sums, -1);
             }
-            let Some(cluster) = shared.cluster(uid) else {
+            let Some(cluster) = shared.clusters.get(uid) else {
                 continue;
             };
             let mut one = one(&cluster, &visible, now);
@@ -129,7 +129,7 @@ impl Gauges {
 }
 
 fn one(cluster: &Cluster, visible: &Visible, now: Millis) -> One {
-    let inner = cluster.inner.lock();
+    let inner = cluster.lock();
     let (phase, wanted, ready) = status::figures(&inner, visible);
     let label = PHASES.iter().find(|(own, _)| *own == phase);
     let label = label.map_or("unknown", |(_, label)| label);
@@ -139,11 +139,11 @@ fn one(cluster: &Cluster, visible: &Visible, now: Millis) -> One {
         ..Sums::default()
     };
     sums.phases.insert(label, 1);
-    for node in &inner.state.nodes {
+    for node in &inner.state().nodes {
         let key = (node.platform.clone(), state(node.state));
         *sums.nodes.entry(key).or_default() += 1;
     }
-    for (key, _) in inner.state.backoffs.iter() {
+    for (key, _) in inner.state().backoffs.iter() {
         *sums.back_offs.entry(key.platform.clone()).or_default() += 1;
     }
     One {
@@ -154,7 +154,7 @@ fn one(cluster: &Cluster, visible: &Visible, now: Millis) -> One {
 
 /// Whether the duration of this phase matters. A paused cluster does not converge by intent.
 fn is_late(inner: &ClusterState, phase: ClusterPhase) -> bool {
-    phase != ClusterPhase::Ready && inner.desired.value.paused.is_none()
+    phase != ClusterPhase::Ready && inner.desired().value.paused.is_none()
 }
 
 fn state(state: NodeState) -> &'static str {
@@ -215,7 +215,7 @@ fn write_clusters(all: &Sums, oldest: Millis, out: &mut Exposition) {
 
 fn write_queue(shared: &Shared, out: &mut Exposition) {
     let waiting = shared.queue.waiting();
-    let lane = |lane: crate::queue::Urgency| vec![("lane", lane.as_str().to_owned())];
+    let lane = |lane: drover_core::Urgency| vec![("lane", lane.as_str().to_owned())];
     #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
     let depths = waiting.map(|(urgency, count, _)| (lane(urgency), count as f64));
     out.gauge(
@@ -245,7 +245,7 @@ fn write_platforms(
             .map(|(name, registered)| (name.to_string(), registered.platform.health(now)))
             .collect()
     };
-    let of = |value: fn(&crate::platform::PlatformHealth) -> f64| {
+    let of = |value: fn(&drover_platforms::PlatformHealth) -> f64| {
         platforms
             .iter()
             .map(move |(name, health)| (vec![("platform", name.clone())], value(health)))

@@ -1,27 +1,57 @@
 //! Feeds what platforms show into memory: finds the cluster and the slot, and schedules the planning.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
-use drover_core::{Millis, Phase, Result, Sym, node::Former};
-use drover_planner::Foreign as ForeignNode;
+use async_trait::async_trait;
+use drover_cluster::{
+    Cluster, ClusterState, Effect, Heard, Observation, Observed, Removed, Source,
+};
+use drover_core::{Millis, Phase, Result, Urgency};
+use drover_platforms::{Foreign, Listener, Registered};
 use drover_proto::platform::v1 as wire;
+use drover_store::Revision;
 use uuid::Uuid;
 
-use crate::{
-    cluster::{Cluster, ClusterState, Effect, Observation, Observed, Removed, Source},
-    heard::Heard,
-    queue::Urgency,
-    shared::{Registered, Shared},
-};
+use crate::shared::Shared;
 
-/// Foreign nodes that a platform shows: by cluster, then by the platform's node id, the owner.
-pub(crate) type Foreign = BTreeMap<String, BTreeMap<String, String>>;
+#[async_trait]
+impl Listener for Shared {
+    fn changed(&self, platform: &str, urgency: Urgency) {
+        self.wake_users(platform, urgency);
+    }
+
+    fn wrote(&self, revision: Revision) {
+        Shared::wrote(self, revision);
+    }
+
+    fn watch_begun(&self, registered: &Registered) {
+        begin(self, registered);
+    }
+
+    async fn shown(
+        &self,
+        registered: &Registered,
+        nodes: Vec<wire::Node>,
+        foreign: &mut Foreign,
+    ) -> Result<()> {
+        let nodes = self.vault.hear(&self.clusters, nodes).await;
+        upserts(self, registered, &nodes, foreign)
+    }
+
+    fn removed(&self, registered: &Registered, nodes: &[wire::NodeRemoved]) {
+        removals(self, registered, nodes);
+    }
+
+    fn snapshot_complete(&self, registered: &Arc<Registered>, began: Millis, foreign: Foreign) {
+        snapshot(self, registered, began, foreign);
+    }
+}
 
 /// Takes in nodes that were added or changed.
 ///
 /// # Errors
 /// The platform shows more unrecorded nodes than can be kept.
-pub(crate) fn upserts(
+fn upserts(
     shared: &Shared,
     registered: &Registered,
     nodes: &[Heard],
@@ -42,10 +72,10 @@ pub(crate) fn upserts(
             .count();
         let own = &nodes[at..at + same];
         at += same;
-        let cluster = owner.and_then(|owner| shared.cluster(owner));
+        let cluster = owner.and_then(|owner| shared.clusters.get(owner));
         // A cluster that has just been deleted has a tombstone by now.
-        let inner = cluster.as_ref().map(|cluster| cluster.inner.lock());
-        let inner = inner.filter(|inner| !inner.finished);
+        let inner = cluster.as_ref().map(|cluster| cluster.lock());
+        let inner = inner.filter(|inner| !inner.is_finished());
         let (Some(cluster), Some(mut inner)) = (&cluster, inner) else {
             for node in own {
                 stray(shared, registered, node, owner, foreign, now);
@@ -75,7 +105,7 @@ pub(crate) fn upserts(
         }
         drop(inner);
         if let Some(urgency) = urgency {
-            shared.queue.push(cluster.uid, urgency);
+            shared.queue.push(cluster.uid(), urgency);
         }
         registered.platform.refuse_flood()?;
     }
@@ -84,27 +114,6 @@ pub(crate) fn upserts(
 
 fn owner(node: &wire::Node) -> Option<Uuid> {
     Uuid::parse_str(&node.slot.as_ref()?.owner).ok()
-}
-
-/// Takes in the nodes that the answer of a call shows, as of when the call began.
-pub(crate) fn apply_answer(
-    shared: &Shared,
-    cluster: &Cluster,
-    state: &mut ClusterState,
-    source: Source<'_>,
-    nodes: &[Heard],
-    (began, now): (Millis, Millis),
-) {
-    for node in nodes {
-        let seen = Observation {
-            source,
-            node,
-            as_of: began,
-            now,
-            listed: false,
-        };
-        apply_observation(shared, cluster, state, seen);
-    }
 }
 
 /// Takes in a node that a platform shows as part of this cluster, and applies the effects on probes and platforms.
@@ -119,9 +128,7 @@ pub(crate) fn apply_observation(
     let Observed { urgency, effects } = state.observe(seen, &shared.interner);
     for effect in effects {
         if let Effect::Probe { group, slot } = &effect {
-            shared
-                .probes
-                .track(shared, cluster.uid, state, group, *slot);
+            shared.probes.track(state, group, *slot);
             continue;
         }
         let Some(registered) = shared.platform(platform) else {
@@ -134,10 +141,10 @@ pub(crate) fn apply_observation(
             Effect::ClaimEnded => {
                 registered
                     .platform
-                    .drop_claim(&cluster.name, &seen.node.node_id);
+                    .drop_claim(cluster.name(), &seen.node.node_id);
             }
             Effect::Claimed { recorded } => {
-                let (name, id) = (&*cluster.name, seen.node.node_id.as_str());
+                let (name, id) = (&**cluster.name(), seen.node.node_id.as_str());
                 if registered.platform.claim(name, id, &recorded, seen.now) {
                     tracing::error!(%platform, cluster = name, node_id = id, %recorded, "a platform shows a node that is recorded on another one; it is not believed");
                 }
@@ -180,61 +187,23 @@ fn stray(
             .platform
             .add_foreign(&node.cluster_id, &node.node_id, owner);
     }
-    if let Ok(cluster) = shared.find(&node.cluster_id) {
+    if let Ok(cluster) = shared.clusters.find(&node.cluster_id) {
         let uid = registered.platform.identity().0;
-        let mut inner = cluster.inner.lock();
-        let new = foreign_node(
-            shared,
-            &mut inner,
-            &registered.platform.name,
-            &uid,
-            node,
-            now,
-        );
+        let source = Source {
+            platform: &registered.platform.name,
+            uid: &uid,
+        };
+        let mut inner = cluster.lock();
+        let new = inner.observe_foreign(source, node, now, &shared.interner);
         drop(inner);
         if new {
-            shared.queue.push(cluster.uid, Urgency::Bulk);
+            shared.queue.push(cluster.uid(), Urgency::Bulk);
         }
     }
 }
 
-/// Takes in a node that has the cluster's id but another owner. Returns whether it is new.
-pub(crate) fn foreign_node(
-    shared: &Shared,
-    inner: &mut ClusterState,
-    platform: &Sym,
-    uid: &str,
-    node: &wire::Node,
-    now: Millis,
-) -> bool {
-    let key = (platform.clone(), node.node_id.as_str().into());
-    if drover_convert::node::phase(node.phase) == Phase::Terminated {
-        return inner.state.foreign.remove(&key).is_some();
-    }
-    let slot = node.slot.clone().unwrap_or_default();
-    let foreign = ForeignNode {
-        id: node.id.as_str().into(),
-        former: Former {
-            owner: slot.owner.into(),
-            request: slot.request_id.into(),
-            index: slot.index,
-        },
-        group: shared.interner.get(&node.group),
-        ordinal: node.ordinal,
-        role: drover_convert::node::role(node),
-        class: shared.interner.get(&node.node_class),
-        version: shared.interner.get(&node.version),
-        host: shared
-            .interner
-            .get(node.host_id.as_deref().unwrap_or_default()),
-        platform_uid: shared.interner.get(uid),
-        last: now,
-    };
-    inner.state.foreign.insert(key, foreign).is_none()
-}
-
 /// Takes in nodes that are no longer visible.
-pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::NodeRemoved]) {
+fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::NodeRemoved]) {
     let platform = &registered.platform.name;
     let uid = registered.platform.uid();
     let mut vanished = 0;
@@ -246,10 +215,10 @@ pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::
         registered
             .platform
             .drop_claim(&removed.cluster_id, &removed.node_id);
-        let Ok(cluster) = shared.find(&removed.cluster_id) else {
+        let Ok(cluster) = shared.clusters.find(&removed.cluster_id) else {
             continue;
         };
-        let mut inner = cluster.inner.lock();
+        let mut inner = cluster.lock();
         let now = shared.now();
         let source = Source {
             platform,
@@ -265,7 +234,7 @@ pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::
         };
         shared.changed(&cluster, &mut inner);
         drop(inner);
-        shared.queue.push(cluster.uid, urgency);
+        shared.queue.push(cluster.uid(), urgency);
     }
     if vanished > 0 && registered.platform.vanished(vanished, shared.now()) {
         tracing::error!(%platform, "too many nodes vanished at once; nothing there is touched until that is confirmed");
@@ -274,21 +243,16 @@ pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::
 }
 
 /// Called when a watch begins.
-pub(crate) fn begin(shared: &Shared, registered: &Registered) {
+fn begin(shared: &Shared, registered: &Registered) {
     let now = shared.now();
-    for cluster in shared.all() {
-        let mut state = cluster.inner.lock();
+    for cluster in shared.clusters.all() {
+        let mut state = cluster.lock();
         state.watch_begun(&registered.platform.name, now);
     }
 }
 
 /// Called when a snapshot that began at `began` is complete.
-pub(crate) fn snapshot(
-    shared: &Shared,
-    registered: &Arc<Registered>,
-    began: Millis,
-    foreign: Foreign,
-) {
+fn snapshot(shared: &Shared, registered: &Arc<Registered>, began: Millis, foreign: Foreign) {
     let platform = &registered.platform.name;
     let uid = registered.platform.identity().0;
     let delay = registered.platform.view(began).limits.visibility_delay;
@@ -297,14 +261,14 @@ pub(crate) fn snapshot(
         uid: &uid,
     };
     let mut vanished = 0;
-    for cluster in shared.all() {
-        let mut inner = cluster.inner.lock();
+    for cluster in shared.clusters.all() {
+        let mut inner = cluster.lock();
         let end = inner.snapshot_ended(source, began, delay);
         vanished += end.vanished;
         if end.concerned {
             shared.changed(&cluster, &mut inner);
             drop(inner);
-            shared.queue.push(cluster.uid, Urgency::Bulk);
+            shared.queue.push(cluster.uid(), Urgency::Bulk);
         }
     }
     registered.platform.set_foreign(foreign, began);

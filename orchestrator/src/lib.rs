@@ -1,61 +1,54 @@
 //! The orchestrator: a control plane that keeps clusters in their declared state, on any registered platforms.
 //!
-//! `api` takes in the desired state, `platform_watch` and `intake` what platforms show, and `probes` the health of
-//! nodes. All of this updates memory (`cluster`) and the queue. `reconcile` takes a cluster from the queue, plans it
-//! (`drover-planner`), makes the plan durable (`drover-store`) and carries it out (`executor`).
+//! `api` takes in the desired state, `intake` what platforms show (`drover-platforms`), and `drover-probes` the health of
+//! nodes. All of this is told to the cluster (`drover-cluster`) and to the queue. `reconcile` takes a cluster from the
+//! queue, plans it (`drover-planner`), makes the plan durable (`drover-store`) and has its calls made
+//! (`drover-executor`), of which `calls` tells the cluster how they ended.
 
 mod api;
-mod carry;
+mod calls;
 mod changes;
-mod clock;
-mod cluster;
-mod codec;
-mod connect;
-mod events;
-mod executor;
-#[cfg(test)]
-mod fixture;
 mod gauges;
-mod heard;
-mod hooks;
 mod infrastructure;
 mod intake;
 mod limits;
-mod node_counts;
-mod order;
-mod platform;
-mod platform_watch;
-mod probes;
+mod locks;
 mod queue;
 mod rebind;
 mod reconcile;
 mod registry;
-mod request;
 mod secrets;
 mod shared;
 mod show;
 mod step;
-mod template;
 mod tombstones;
 mod trace;
 mod waiter;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
-use drover_core::Result;
-use drover_store::{Keyring, Store};
-use parking_lot::{Mutex, RwLock};
+use drover_cluster::{Clusters, Interner};
+use drover_core::{Result, Urgency};
+use drover_executor::Executor;
+use drover_platforms::Platforms;
+use drover_probes::{Probes, Reach};
+use drover_secrets::Vault;
+use drover_store::{Clock, Keyring, Store};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub use connect::PlatformTlsSettings;
-pub use hooks::{Hooks, Point};
-pub use limits::LimitSettings;
-pub use probes::reach::ProbeSettings;
-pub use shared::Connector;
-pub use show::show;
+use crate::{limits::Limits, locks::Locks, shared::Shared, waiter::Waiters};
 
-use crate::{limits::Limits, probes::reach::Reach, shared::Shared};
+pub use drover_executor::{Hooks, Point};
+pub use drover_platforms::{Connector, PlatformTlsSettings};
+pub use drover_probes::ProbeSettings;
+pub use limits::LimitSettings;
+pub use show::show;
 
 /// Version of this server.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -134,7 +127,9 @@ impl Orchestrator {
         settings: &Settings,
         way: impl FnOnce(Connector) -> Connector,
     ) -> Result<Self> {
-        let connector = way(connect::connector(settings.platform_tls.clone())?);
+        let connector = way(drover_platforms::connect::connector(
+            settings.platform_tls.clone(),
+        )?);
         let bounds = (Reach::of(&settings.probes)?, Limits::of(&settings.limits)?);
         let keys = settings.secrets.key_file.as_ref();
         let keys = keys.map(Keyring::read).transpose()?;
@@ -170,43 +165,80 @@ impl Orchestrator {
     ) -> Result<Self> {
         let shards = store.take_all().await?;
         store.require_keys()?;
+        let store = Arc::new(store);
         let digests = Arc::new(store.digest_key().await?);
+        let clock = Arc::new(Clock::new(hooks.wall()));
+        let clusters = Arc::new(Clusters::default());
+        let interner = Arc::new(Interner::default());
+        let vault = Arc::new(Vault::load(store.clone(), digests.clone()).await?);
+        let platforms = Arc::new(Platforms::new(
+            connector,
+            vault.clone(),
+            store.clone(),
+            shards.clone(),
+            clock.clone(),
+        ));
+        let probes = Arc::new(Probes::new(
+            clusters.clone(),
+            platforms.clone(),
+            vault.clone(),
+            clock.clone(),
+            reach,
+        ));
         let shared = Arc::new(Shared {
-            clock: clock::Clock::new(hooks.wall()),
+            executor: Executor {
+                clusters: clusters.clone(),
+                platforms: platforms.clone(),
+                probes: probes.clone(),
+                vault: vault.clone(),
+                interner: interner.clone(),
+                clock: clock.clone(),
+                hooks: hooks.clone(),
+            },
+            clock,
             store,
             shards,
-            interner: codec::Interner::default(),
+            interner,
             queue: queue::Queue::default(),
-            clusters: RwLock::default(),
-            names: RwLock::default(),
-            platforms: RwLock::default(),
-            registering: tokio::sync::Mutex::default(),
+            clusters,
+            changing: Locks::default(),
+            reconciling: Locks::default(),
+            waiters: Waiters::default(),
+            platforms,
             tombstones: tombstones::Tombstones::default(),
             leaks: infrastructure::Leaks::default(),
             changes: Arc::default(),
-            probes: probes::Probes::default(),
-            reach,
+            probes,
             limits,
-            secrets: secrets::Secrets::default(),
+            secrets_changing: tokio::sync::RwLock::default(),
+            vault,
             digests,
             gauges: gauges::Gauges::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             kill: CancellationToken::new(),
-            connector,
             written: Mutex::new(0),
             hooks,
         });
+        let listener: Weak<Shared> = Arc::downgrade(&shared);
+        shared.platforms.listen(listener);
         gauges::describe();
-        secrets::load(&shared).await?;
         load(&shared).await?;
         registry::load(&shared).await?;
         secrets::keep_purposes(&shared).await?;
-        for cluster in shared.all() {
-            shared.queue.push(cluster.uid, queue::Urgency::Bulk);
+        for cluster in shared.clusters.all() {
+            shared.queue.push(cluster.uid(), Urgency::Bulk);
         }
         shared.spawn(reconcile::run(shared.clone()));
-        shared.spawn(probes::run(shared.clone()));
+        let crossed = shared.queue.clone();
+        shared.spawn(
+            shared
+                .probes
+                .clone()
+                .run(shared.stop.clone(), move |cluster| {
+                    crossed.push(cluster, Urgency::Urgent);
+                }),
+        );
         shared.spawn(tombstones::run(shared.clone()));
         shared.spawn(tombstones::remove_late(shared.clone()));
         shared.spawn(infrastructure::sweep::run(shared.clone()));
@@ -266,7 +298,7 @@ async fn load(shared: &Arc<Shared>) -> Result<()> {
     let mut latest = 0;
     while let Some(row) = loader.next().await? {
         let cluster = shared.read(row)?;
-        latest = latest.max(clock::latest(&cluster.inner.lock().state));
+        latest = latest.max(cluster.lock().latest_time());
         shared.add(cluster);
     }
     let behind = shared.clock.not_before(latest);

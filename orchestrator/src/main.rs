@@ -165,7 +165,9 @@ fn look_after_store() -> ExitCode {
 type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
 async fn serve(server: ServerSettings, mut settings: Settings, stop: Shutdown) -> Outcome {
-    settings.platform_tls = settings.platform_tls.or(&server.tls);
+    settings.platform_tls = settings
+        .platform_tls
+        .or(server.tls.cert.as_ref(), server.tls.key.as_ref());
     // The port is bound first, so that a second orchestrator fails on that before it opens the store.
     let listener = drover_server::listen(&server).await?;
     let orchestrator = Orchestrator::open(&settings).await?;

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use drover_core::Millis;
+use drover_core::{Millis, Urgency};
 use drover_telemetry::{Context, current};
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
@@ -16,23 +16,6 @@ use uuid::Uuid;
 const BULK_RUNNING: usize = 64;
 /// Maximum concurrent passes for node failures and take-overs.
 const URGENT_RUNNING: usize = 256;
-
-impl Urgency {
-    /// The value of the metric label.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Bulk => "bulk",
-            Self::Urgent => "urgent",
-        }
-    }
-}
-
-/// Priority of a pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Urgency {
-    Bulk,
-    Urgent,
-}
 
 /// Maximum number of additional traces to which a pass is linked, beside the one that it belongs to.
 const MAX_OTHERS: usize = 4;

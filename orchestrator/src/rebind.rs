@@ -3,19 +3,14 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
-use drover_core::{Error, Millis, Reason, Result, Sym, node::Call as Attempt};
+use drover_cluster::{Cluster, ClusterState, request};
+use drover_core::{Error, Millis, Reason, Result, Sym, Urgency, node::Call as Attempt};
 use drover_planner::{InfrastructureChange, MAX_BYTES, MAX_ROWS, Op, Plan};
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Lane, NewEvent, Step};
 use uuid::Uuid;
 
-use crate::{
-    cluster::{Cluster, ClusterState},
-    queue::Urgency,
-    request,
-    shared::Shared,
-    step,
-};
+use crate::{shared::Shared, step};
 
 /// Maximum number of retries of a step that conflicted with a reconcile pass.
 const MAX_TURNS: usize = 64;
@@ -43,11 +38,11 @@ async fn records(shared: &Arc<Shared>, name: &str, old: &str, new: &str) -> Resu
         shared.interner.get(new),
     );
     let mut moved = false;
-    for cluster in shared.all() {
+    for cluster in shared.clusters.all() {
         let mut turns = 0;
         while let Some(next) = next(shared, &cluster, &name, &old, &new)? {
             let now = shared.now();
-            let owned = shared.shards.of(cluster.uid);
+            let owned = shared.shards.of(cluster.uid());
             match shared.store.step(owned, next.step, Lane::Bulk).await {
                 Ok(done) => {
                     moved = true;
@@ -63,7 +58,7 @@ async fn records(shared: &Arc<Shared>, name: &str, old: &str, new: &str) -> Resu
                 Err(error) => return Err(error),
             }
         }
-        shared.queue.push(cluster.uid, Urgency::Bulk);
+        shared.queue.push(cluster.uid(), Urgency::Bulk);
     }
     Ok(moved)
 }
@@ -75,9 +70,9 @@ async fn records(shared: &Arc<Shared>, name: &str, old: &str, new: &str) -> Resu
 /// As for [`records`].
 pub(crate) async fn all(shared: &Arc<Shared>, name: &str, before: &str, uid: &str) -> Result<bool> {
     let mut others = BTreeSet::from([shared.interner.get(before)]);
-    for cluster in shared.all() {
-        let inner = cluster.inner.lock();
-        let state = &inner.state;
+    for cluster in shared.clusters.all() {
+        let inner = cluster.lock();
+        let state = &inner.state();
         let nodes = state.nodes.iter();
         let nodes = nodes.map(|it| (&it.platform, &it.platform_uid));
         let requests = (state.requests.values()).map(|it| (&it.platform, &it.platform_uid));
@@ -104,11 +99,11 @@ fn next(
     old: &Sym,
     new: &Sym,
 ) -> Result<Option<Move>> {
-    let inner = cluster.inner.lock();
-    let state = &inner.state;
+    let inner = cluster.lock();
+    let state = &inner.state();
     let key = (name.clone(), old.clone());
     let promised = state.is_abandoned(old) && !state.is_abandoned(new);
-    if inner.finished || !(promised || state.used.contains(&key)) {
+    if inner.is_finished() || !(promised || state.used.contains(&key)) {
         return Ok(None);
     }
     let mut slots: Vec<u64> = (state.nodes.iter())
@@ -157,8 +152,8 @@ fn next(
             change,
         });
     }
-    let mut step = step::encode_step(&inner, &ops, &bodies, shared.now());
-    step.uid = cluster.uid;
+    let mut step = inner.encode_step(&ops, &bodies, shared.now());
+    step.uid = cluster.uid();
     step.expect_desired = None;
     if last && state.used.contains(&(name.clone(), old.clone())) {
         step.events = vec![event(name, old, new, shared.now())];
@@ -178,8 +173,7 @@ fn next(
 /// Re-encodes an open request for the backend's new uid.
 fn rebound(inner: &ClusterState, id: &Uuid, uid: &str) -> Result<Bytes> {
     let body = inner
-        .bodies
-        .get(id)
+        .body(id)
         .ok_or_else(|| Error::internal("an open request is not there"))?;
     request::for_backend(body, uid)
 }

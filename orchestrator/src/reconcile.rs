@@ -3,7 +3,9 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use drover_core::{Millis, Reason, Result, Sym, spec::Group};
+use drover_cluster::{Cluster, ClusterState, Resolved, Suggestions, codec, events, request};
+use drover_core::{Millis, Reason, Result, Sym, Urgency, spec::Group};
+use drover_executor::Point;
 use drover_planner::{Input, Leaving, Op, Plan, PlatformView, Sizes, State};
 use drover_store::{Desired, Head, Lane, Revision, Step};
 use drover_telemetry::Span;
@@ -12,15 +14,10 @@ use uuid::Uuid;
 
 use crate::{
     api::status,
-    carry,
-    cluster::{Cluster, ClusterState, Resolved, Suggestions},
-    codec, events, executor,
-    hooks::Point,
-    node_counts,
-    queue::{Urgency, WorkItem},
-    request,
+    calls,
+    queue::WorkItem,
     shared::Shared,
-    step::{encode_step, mark_called, take_over},
+    step::take_over,
     trace::PassTrace,
     waiter::{Planned, ReconcileWaiter},
 };
@@ -42,7 +39,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     loop {
         while let Some(item) = shared.queue.pop(shared.now()) {
             let uid = item.cluster;
-            let Some(cluster) = shared.cluster(uid) else {
+            let Some(cluster) = shared.clusters.get(uid) else {
                 shared.queue.done(uid);
                 continue;
             };
@@ -78,7 +75,7 @@ async fn pass(shared: &Arc<Shared>, cluster: &Arc<Cluster>, item: WorkItem) -> D
     let mut trace = PassTrace::begin(cluster, item);
     let broken = rounds(shared, cluster, urgency, &mut trace).await.err();
     let planned = trace.end(broken.as_ref());
-    if let Some(waiter) = &cluster.inner.lock().waiter {
+    if let Some(waiter) = shared.waiters.of(cluster.uid()) {
         waiter.planned(broken);
     }
     planned
@@ -93,40 +90,34 @@ async fn rounds(
     for _ in 0..MAX_ROUNDS {
         match round(shared, cluster, urgency, trace).await {
             Ok(Round::Done) => {
-                let mut inner = cluster.inner.lock();
-                if inner.unstored.take().is_some() {
-                    inner.version += 1;
-                }
+                cluster.lock().stored();
                 return Ok(());
             }
             Ok(Round::Again) => {}
             Err(error) if error.reason() == Reason::Fenced => {
-                tracing::error!(cluster = %cluster.name, "this process lost its clusters to another and stops");
+                tracing::error!(cluster = %cluster.name(), "this process lost its clusters to another and stops");
                 shared.stop.cancel();
                 return Err(error);
             }
             Err(error) => {
                 // Nothing was called. The same plan is made again once the store may have recovered.
-                tracing::warn!(cluster = %cluster.name, %error, "a step could not be stored");
+                tracing::warn!(cluster = %cluster.name(), %error, "a step could not be stored");
                 not_stored(shared, cluster, &error);
                 shared.queue.wake(
-                    cluster.uid,
-                    Some(shared.now() + crate::clock::millis(STORE_RETRY)),
+                    cluster.uid(),
+                    Some(shared.now() + drover_core::millis(STORE_RETRY)),
                 );
                 return Err(error);
             }
         }
     }
-    shared.queue.push(cluster.uid, Urgency::Bulk);
+    shared.queue.push(cluster.uid(), Urgency::Bulk);
     Ok(())
 }
 
 /// Shows on the cluster that a step could not be stored. This itself is kept in memory only.
 fn not_stored(shared: &Shared, cluster: &Cluster, error: &drover_core::Error) {
-    let mut inner = cluster.inner.lock();
-    let since = inner.unstored.take().map(|(_, since)| since);
-    inner.unstored = Some((error.clone(), since.unwrap_or_else(|| shared.now())));
-    inner.version += 1;
+    cluster.lock().not_stored(error.clone(), shared.now());
 }
 
 enum Round {
@@ -190,7 +181,7 @@ async fn carry_out(
             Urgency::Urgent => Lane::Urgent,
             Urgency::Bulk => Lane::Bulk,
         };
-        let owned = shared.shards.of(cluster.uid);
+        let owned = shared.shards.of(cluster.uid());
         let commit = Span::internal("store commit");
         let committed = shared.store.step(owned, step, lane).await;
         drop(commit);
@@ -216,12 +207,12 @@ async fn carry_out(
         waiter.plan(planned);
     }
     for call in &plan.calls {
-        executor::start(shared, cluster, call, urgency);
+        calls::start(shared, cluster, call, urgency);
     }
     if plan.again || plan.finished {
         return Ok(Round::Again);
     }
-    shared.queue.wake(cluster.uid, plan.wake);
+    shared.queue.wake(cluster.uid(), plan.wake);
     Ok(Round::Done)
 }
 
@@ -241,7 +232,7 @@ pub(crate) fn plan(
     now: Millis,
     explain: bool,
 ) -> Plan {
-    let views = shared.views(state);
+    let views = shared.platforms.views(state);
     plan_with(shared, state, suggestions, &views, now, explain)
 }
 
@@ -254,7 +245,7 @@ impl Sizes for StoredSizes<'_> {
     }
 
     fn open(&self, request: &Uuid) -> usize {
-        self.0.bodies.get(request).map_or(0, Bytes::len)
+        self.0.body(request).map_or(0, Bytes::len)
     }
 }
 
@@ -267,25 +258,25 @@ fn plan_with(
     explain: bool,
 ) -> Plan {
     let wanted = suggestions.groups.as_ref();
-    let known: &[Group] = wanted.map_or(&inner.spec.groups, |groups| groups);
-    let (groups, leaving): (&[Group], Arc<Vec<Leaving>>) = if inner.state.deleting {
+    let known: &[Group] = wanted.map_or(&inner.spec().groups, |groups| groups);
+    let (groups, leaving): (&[Group], Arc<Vec<Leaving>>) = if inner.state().deleting {
         let all = known.iter().map(Leaving::of);
-        let all = all.chain(inner.leaving.iter().cloned());
+        let all = all.chain(inner.leaving().iter().cloned());
         (&[], Arc::new(all.collect()))
     } else {
-        (known, inner.leaving.clone())
+        (known, inner.leaving().clone())
     };
     let input = Input {
         now,
         process_start: shared.clock.start(),
         groups,
-        infrastructure: &inner.spec.infrastructure,
+        infrastructure: &inner.spec().infrastructure,
         health_defaults: &suggestions.health,
         leaving: &leaving,
-        orphans: inner.spec.orphans,
-        orphan_grace: inner.spec.orphan_grace,
+        orphans: inner.spec().orphans,
+        orphan_grace: inner.spec().orphan_grace,
         orphan_hold: shared.store.restored_hold(),
-        state: &inner.state,
+        state: inner.state(),
         platforms: views,
         sizes: &StoredSizes(inner),
         explain,
@@ -294,43 +285,44 @@ fn plan_with(
 }
 
 fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Prepared>> {
-    let mut inner = cluster.inner.lock();
-    if inner.finished {
+    let mut inner = cluster.lock();
+    if inner.is_finished() {
         return Ok(None);
     }
-    let explain = inner.waiter.is_some();
-    let suggestions = inner.suggestions(&shared.handshakes(&inner.spec.groups));
+    let waiter = shared.waiters.of(cluster.uid());
+    let explain = waiter.is_some();
+    let suggestions = inner.suggestions(&shared.platforms.handshakes(&inner.spec().groups));
     inner.follow_suggestions(suggestions.clone());
     let plan = plan(shared, &inner, &suggestions, now, explain);
-    node_counts::calmed(shared, &mut inner);
+    shared.platforms.calmed(inner.take_calmed());
     if inner.take_template_news() {
         shared.changed(cluster, &mut inner);
     }
     if inner.take_health_news() {
-        shared.probes.track_all(shared, cluster.uid, &mut inner);
+        shared.probes.track_all(&mut inner);
     }
-    let waiter = inner.waiter.clone().map(|waiter| {
+    let waiter = waiter.map(|waiter| {
         let shown = status::plan(
             &plan,
-            &inner.state,
-            inner.head.revision,
-            inner.state.generation,
+            inner.state(),
+            inner.head().revision,
+            inner.state().generation,
             now,
         );
-        (waiter, Planned::new(&plan, &inner.state, shown))
+        (waiter, Planned::new(&plan, inner.state(), shown))
     });
     if plan.is_empty() {
         drop(inner);
         if let Some((waiter, planned)) = waiter {
             waiter.plan(planned);
         }
-        shared.queue.wake(cluster.uid, plan.wake);
+        shared.queue.wake(cluster.uid(), plan.wake);
         return Ok(None);
     }
-    let head = inner.head.value.clone();
-    let (expect_head, desired) = (inner.head.revision, inner.desired.revision);
+    let head = inner.head().value.clone();
+    let (expect_head, desired) = (inner.head().revision, inner.desired().revision);
     if plan.ops.is_empty() {
-        mark_called(&mut inner, &plan.calls);
+        inner.mark_called(&plan.calls);
         return Ok(Some(Prepared {
             plan,
             step: None,
@@ -351,20 +343,22 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
             ..
         } = op
         {
-            let body = request::build(cluster, &inner, request, nodes, *group, *choice);
-            let body = request::encode(&body, &inner.spec.groups[*group], &shared.secrets);
+            let body = request::build(&inner, request, nodes, *group, *choice);
+            let body = request::encode(&body, &inner.spec().groups[*group], |of| {
+                shared.vault.version(of)
+            });
             bodies.push((request.id, body));
         }
     }
-    let mut step = encode_step(&inner, &plan.ops, &bodies, now);
-    step.uid = cluster.uid;
-    let names = status::Steps::new(inner.state.generation, inner.head.revision);
+    let mut step = inner.encode_step(&plan.ops, &bodies, now);
+    step.uid = cluster.uid();
+    let names = events::Steps::new(inner.state().generation, inner.head().revision);
     step.events = events::of(
         &plan.ops,
-        &inner.state,
+        inner.state(),
         events::Authors {
-            generation: &inner.desired.value.author,
-            pause: &inner.desired.value.pause_author,
+            generation: &inner.desired().value.author,
+            pause: &inner.desired().value.pause_author,
         },
         names,
         now,
@@ -382,53 +376,42 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
 
 /// Reloads a cluster from the store after a step with an unknown outcome.
 async fn reload(shared: &Shared, cluster: &Cluster) -> Result<()> {
-    let Some(row) = shared.store.load_cluster(cluster.uid).await? else {
-        let mut inner = cluster.inner.lock();
-        let gone = node_counts::all(&inner.state.nodes);
-        inner.finished = true;
+    let Some(row) = shared.store.load_cluster(cluster.uid()).await? else {
+        let mut inner = cluster.lock();
+        let gone = inner.finish();
         // The cluster was deleted, but the response was lost. Nodes of it that show up late must be recognized all the
         // same.
         let (used, next_sequence) = remembered(&inner);
         let now = shared.now();
-        (shared.tombstones).add(cluster.uid, &cluster.name, next_sequence, now, used);
-        shared.tombstones.inherit(&inner.state, now);
+        (shared.tombstones).add(cluster.uid(), cluster.name(), next_sequence, now, used);
+        shared.tombstones.inherit(inner.state(), now);
         shared.drop_cluster(cluster);
         drop(inner);
-        node_counts::count(shared, gone, node_counts::NodeCounts::new());
+        shared.platforms.count(&gone);
         return Ok(());
     };
-    let fresh = shared.read(row)?.inner.into_inner();
-    let mut inner = cluster.inner.lock();
-    let old = std::mem::replace(&mut inner.state, fresh.state);
-    inner.head = fresh.head;
-    inner.desired = fresh.desired;
-    inner.spec = fresh.spec;
-    inner.bodies = fresh.bodies;
-    inner.first_slots = fresh.first_slots;
-    let before = node_counts::all(&old.nodes);
-    carry::over(old, &mut inner.state);
-    let after = node_counts::all(&inner.state.nodes);
-    shared.probes.track_all(shared, cluster.uid, &mut inner);
-    inner.follow_desired();
+    let fresh = shared.read_again(row)?;
+    let mut inner = cluster.lock();
+    let change = inner.replace(fresh);
+    shared.probes.track_all(&mut inner);
     shared.changed(cluster, &mut inner);
     drop(inner);
-    node_counts::count(shared, before, after);
+    shared.platforms.count(&change);
     Ok(())
 }
 
 /// Reloads the desired state from the store: a change with an unknown outcome was made, or is not in memory yet.
 pub(crate) async fn refresh_desired(shared: &Shared, cluster: &Cluster) -> Result<()> {
-    let Some(desired) = shared.store.desired(cluster.uid).await? else {
+    let Some(desired) = shared.store.desired(cluster.uid()).await? else {
         return reload(shared, cluster).await;
     };
-    let digests = shared.digests.of_cluster(cluster.uid);
+    let digests = shared.digests.of_cluster(cluster.uid());
     let spec = Arc::new(Resolved::from_stored(&desired.value.spec, &digests)?);
-    let mut inner = cluster.inner.lock();
-    if desired.revision > inner.desired.revision {
+    let mut inner = cluster.lock();
+    if desired.revision > inner.desired().revision {
         let revision = desired.revision;
-        (inner.desired, inner.spec) = (desired, spec);
-        shared.probes.track_all(shared, cluster.uid, &mut inner);
-        inner.follow_desired();
+        inner.desire(desired, Some(spec));
+        shared.probes.track_all(&mut inner);
         shared.changed(cluster, &mut inner);
         shared.wrote(revision);
     }
@@ -443,10 +426,10 @@ async fn finish(
     expect_desired: Revision,
     now: Millis,
 ) -> Result<Round> {
-    let (used, next_sequence) = remembered(&cluster.inner.lock());
+    let (used, next_sequence) = remembered(&cluster.lock());
     // The user data is no longer needed. Dropped before the record, so that no secret data is left without a cluster.
-    shared.store.drop_user_data(cluster.uid).await?;
-    shared.store.drop_revisions(cluster.uid).await?;
+    shared.store.drop_user_data(cluster.uid()).await?;
+    shared.store.drop_revisions(cluster.uid()).await?;
     shared.hooks.reach(Point::BeforeFinish).await;
     let time = i64::try_from(now).unwrap_or(i64::MAX);
     let event = drover_store::NewEvent {
@@ -458,8 +441,8 @@ async fn finish(
         ..drover_store::NewEvent::default()
     };
     let finish = drover_store::Finish {
-        uid: cluster.uid,
-        name: cluster.name.to_string(),
+        uid: cluster.uid(),
+        name: cluster.name().to_string(),
         expect_head,
         expect_desired,
         head,
@@ -469,21 +452,21 @@ async fn finish(
     };
     match shared
         .store
-        .finish_cluster(shared.shards.of(cluster.uid), finish)
+        .finish_cluster(shared.shards.of(cluster.uid()), finish)
         .await
     {
         Ok(done) => {
             shared.hooks.reach(Point::AfterFinish).await;
-            let mut inner = cluster.inner.lock();
-            inner.finished = true;
+            let mut inner = cluster.lock();
+            inner.finish();
             let tombstones = &shared.tombstones;
-            tombstones.add(cluster.uid, &cluster.name, next_sequence, now, used);
-            tombstones.inherit(&inner.state, shared.now());
+            tombstones.add(cluster.uid(), cluster.name(), next_sequence, now, used);
+            tombstones.inherit(inner.state(), shared.now());
             shared.drop_cluster(cluster);
             shared.changed(cluster, &mut inner);
             shared.wrote(done.revision);
             drop(inner);
-            shared.queue.wake(cluster.uid, None);
+            shared.queue.wake(cluster.uid(), None);
             Ok(Round::Done)
         }
         Err(error)
@@ -506,15 +489,15 @@ pub(crate) fn living_marks(desired: &mut Desired, state: &State) {
 /// The backends and sequences that the tombstone keeps to recognize nodes that show up late, and the next sequence,
 /// which no request of the cluster has used.
 fn remembered(inner: &ClusterState) -> (codec::UsedList, u64) {
-    let used = inner.state.used.iter();
+    let used = inner.state().used.iter();
     let used = used.map(|(platform, uid)| codec::Used {
         platform: platform.to_string(),
         uid: uid.to_string(),
     });
     let kept = codec::UsedList {
         used: used.collect(),
-        generation: inner.desired.value.generation,
-        skipped: inner.state.skipped.bounds(),
+        generation: inner.desired().value.generation,
+        skipped: inner.state().skipped.bounds(),
     };
-    (kept, inner.state.next_sequence)
+    (kept, inner.state().next_sequence)
 }

@@ -2,37 +2,17 @@
 
 use std::{sync::Arc, time::Duration};
 
-use drover_core::{Error, Reason, Result, Sym, name};
+use drover_core::{Error, Reason, Result, Sym, Urgency};
+use drover_platforms::{Registered, Registration, connect, follow};
 use drover_proto::orchestrator::v1 as pb;
-use drover_store::{PlatformRow, Revision};
-use parking_lot::Mutex;
-use prost::Message;
-use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
+use drover_store::Revision;
 
-use crate::{
-    connect,
-    platform::{Platform, Registration},
-    platform_watch,
-    queue::Urgency,
-    rebind,
-    shared::{Registered, Shared},
-};
-
-/// Maximum length of an endpoint: more than a scheme, the longest host name and a port.
-const MAX_ENDPOINT: usize = 512;
+use crate::{rebind, shared::Shared};
 
 /// Loads the stored registrations at startup.
 pub(crate) async fn load(shared: &Arc<Shared>) -> Result<()> {
     for row in shared.store.platforms().await? {
-        let spec = pb::PlatformSpec::decode(row.value.spec.clone())
-            .map_err(|_| Error::internal("a stored registration cannot be read"))?;
-        let registration = Registration {
-            spec,
-            generation: row.value.generation,
-            uid: row.value.uid.clone(),
-            create_time: u64::try_from(row.value.create_time_ms).unwrap_or(0),
-        };
+        let registration = Registration::load(&row.value)?;
         start(shared, &row.value.name, registration, row.revision);
     }
     Ok(())
@@ -46,105 +26,26 @@ fn start(
 ) -> Arc<Registered> {
     crate::gauges::platform(name);
     let name: Sym = shared.interner.get(name);
-    let registered = Arc::new(Registered {
-        platform: Platform::new(name.clone(), registration, shared.now()),
-        stop: CancellationToken::new(),
-        retry: Notify::new(),
-        revision: Mutex::new(revision),
-    });
     // Recounted, because the task that counted before is gone.
-    let (mut total, mut sick) = (0, 0);
-    for cluster in shared.all() {
-        for node in cluster
-            .inner
-            .lock()
-            .state
-            .nodes
-            .iter()
-            .filter(|node| node.platform == name)
-        {
-            total += 1;
-            sick += i64::from(drover_planner::is_troubled(node));
-        }
+    let mut counts = (0, 0);
+    for cluster in shared.clusters.all() {
+        let (total, sick) = cluster.lock().count_on(&name);
+        counts.0 += total;
+        counts.1 += sick;
     }
-    registered.platform.count(total, sick, shared.now());
-    if let Some(before) = shared.platform(&name) {
-        registered.platform.take_over(&before.platform);
-    }
-    shared.platforms.write().insert(name, registered.clone());
+    let registered = shared.platforms.add(name, registration, revision, counts);
     shared.spawn(followed(shared.clone(), registered.clone()));
     registered
 }
 
 async fn followed(shared: Arc<Shared>, registered: Arc<Registered>) {
-    platform_watch::run(shared.clone(), registered.clone()).await;
+    let (platforms, stop) = (shared.platforms.clone(), shared.stop.clone());
+    follow(platforms, registered.clone(), stop).await;
     let name = &registered.platform.name;
     if shared.platform(name).is_none() {
         // The platform may have reported nodes while it was being unregistered.
         forget(&shared, name);
     }
-}
-
-/// Makes a changed registration durable.
-pub(crate) async fn store(
-    shared: &Shared,
-    registered: &Registered,
-    registration: Registration,
-) -> Result<()> {
-    let row = row(&registered.platform.name, &registration);
-    let expected = *registered.revision.lock();
-    let revision = shared.store.put_platform(row, Some(expected)).await?;
-    *registered.revision.lock() = revision;
-    registered.platform.set_registration(registration);
-    shared.wrote(revision);
-    Ok(())
-}
-
-fn row(name: &str, registration: &Registration) -> PlatformRow {
-    PlatformRow {
-        name: name.to_owned(),
-        spec: registration.spec.encode_to_vec().into(),
-        generation: registration.generation,
-        uid: registration.uid.clone(),
-        create_time_ms: i64::try_from(registration.create_time).unwrap_or(0),
-        ..PlatformRow::default()
-    }
-}
-
-/// Refuses a backend that is registered under another name.
-pub(crate) fn refuse_taken(shared: &Shared, name: &str, uid: &str) -> Result<()> {
-    let platforms = shared.platforms.read();
-    let taken = platforms
-        .iter()
-        .find(|(other, p)| ***other != *name && p.platform.registration().uid == uid);
-    taken.map_or(Ok(()), |(other, _)| {
-        let message = format!("it is the same backend as {other}, which is registered already");
-        Err(Error::new(Reason::PlatformUidTaken, message).with_metadata("platform", other))
-    })
-}
-
-/// Validates the spec of a registration.
-pub(crate) fn check(name: &str, spec: Option<&pb::PlatformSpec>) -> Result<pb::PlatformSpec> {
-    name::check_name(name).map_err(|why| Error::invalid("platform.name", why))?;
-    let spec = spec.cloned().unwrap_or_default();
-    if !spec.token_secret.is_empty() {
-        name::check_name(&spec.token_secret)
-            .map_err(|why| Error::invalid("platform.spec.token_secret", why))?;
-    }
-    if spec.endpoint.len() > MAX_ENDPOINT {
-        return Err(Error::invalid(
-            "platform.spec.endpoint",
-            format!("is longer than {MAX_ENDPOINT} bytes"),
-        ));
-    }
-    if spec.endpoint.is_empty() {
-        return Err(Error::invalid(
-            "platform.spec.endpoint",
-            "is empty; expected http://HOST:PORT or https://HOST:PORT",
-        ));
-    }
-    connect::check(&spec)?;
-    Ok(spec)
 }
 
 /// Registers a platform, or changes its registration.
@@ -154,7 +55,7 @@ pub(crate) async fn register(
     spec: pb::PlatformSpec,
     rebind: Option<String>,
 ) -> Result<(pb::ApplyOutcome, Arc<Registered>)> {
-    let _registering = shared.registering.lock().await;
+    let _registering = shared.platforms.registering().await;
     let Some(registered) = shared.platform(name) else {
         let registration = Registration {
             spec,
@@ -164,7 +65,7 @@ pub(crate) async fn register(
         };
         let revision = shared
             .store
-            .put_platform(row(name, &registration), Some(0))
+            .put_platform(registration.row(name), Some(0))
             .await?;
         let registered = start(shared, name, registration, revision);
         shared.wrote(revision);
@@ -174,7 +75,7 @@ pub(crate) async fn register(
     let uid = rebind.clone().unwrap_or_else(|| before.uid.clone());
     let mut moved = false;
     if rebind.is_some() {
-        refuse_taken(shared, name, &uid)?;
+        shared.platforms.refuse_taken(name, &uid)?;
         // The registration is changed last: until it has the new uid, both moved and remaining records count as
         // unknown.
         moved = rebind::all(shared, name, &before.uid, &uid).await?;
@@ -193,10 +94,10 @@ pub(crate) async fn register(
         uid,
         ..before
     };
-    let row = row(name, &registration);
-    let expected = *registered.revision.lock();
+    let row = registration.row(name);
+    let expected = registered.revision();
     let revision = shared.store.put_platform(row, Some(expected)).await?;
-    registered.stop.cancel();
+    registered.stop();
     let registered = start(shared, name, registration, revision);
     shared.wrote(revision);
     Ok((pb::ApplyOutcome::Configured, registered))
@@ -204,7 +105,7 @@ pub(crate) async fn register(
 
 /// Reconnects the platforms that refer to a secret, after it was changed.
 pub(crate) async fn secret_changed(shared: &Arc<Shared>, secret: &str) {
-    let _registering = shared.registering.lock().await;
+    let _registering = shared.platforms.registering().await;
     let named: Vec<_> = shared
         .platforms
         .read()
@@ -221,43 +122,20 @@ pub(crate) async fn secret_changed(shared: &Arc<Shared>, secret: &str) {
 }
 
 fn start_anew(shared: &Arc<Shared>, name: &str, registered: &Registered) -> Arc<Registered> {
-    registered.stop.cancel();
-    let revision = *registered.revision.lock();
+    registered.stop();
+    let revision = registered.revision();
     start(shared, name, registered.platform.registration(), revision)
 }
 
 /// Removes a registration that is no longer needed.
 pub(crate) async fn unregister(shared: &Shared, name: &str) -> Result<Revision> {
-    let _registering = shared.registering.lock().await;
-    let registered = shared.require_platform(name)?;
+    let _registering = shared.platforms.registering().await;
+    let registered = shared.platforms.require(name)?;
     let mut users = Vec::new();
-    for cluster in shared.by_name() {
-        let inner = cluster.inner.lock();
-        let named = inner
-            .spec
-            .groups
-            .iter()
-            .any(|g| g.choices.iter().any(|c| *c.platform == *name));
-        let recorded = inner.state.nodes.iter().any(|node| *node.platform == *name)
-            || inner
-                .state
-                .requests
-                .values()
-                .any(|request| *request.platform == *name)
-            || inner
-                .state
-                .infrastructure
-                .keys()
-                .any(|(platform, _)| **platform == *name)
-            || (inner.state.orphans.keys()).any(|(platform, _)| **platform == *name);
-        let named = named
-            || inner
-                .spec
-                .infrastructure
-                .iter()
-                .any(|one| *one.platform == *name);
-        if named || recorded {
-            users.push(cluster.name.to_string());
+    for cluster in shared.clusters.by_name() {
+        let inner = cluster.lock();
+        if inner.names(name) || inner.is_on(name) {
+            users.push(cluster.name().to_string());
         }
     }
     if let Some(first) = users.first() {
@@ -269,10 +147,10 @@ pub(crate) async fn unregister(shared: &Shared, name: &str) -> Result<Revision> 
             .with_metadata("clusters", users[..users.len().min(10)].join(",")));
     }
     refuse_leftovers(shared, name, &registered)?;
-    let expected = *registered.revision.lock();
+    let expected = registered.revision();
     let revision = shared.store.delete_platform(name, Some(expected)).await?;
-    registered.stop.cancel();
-    shared.platforms.write().remove(name);
+    registered.stop();
+    shared.platforms.remove(name);
     forget(shared, name);
     shared.wrote(revision);
     Ok(revision)
@@ -311,17 +189,12 @@ fn refuse_leftovers(shared: &Shared, name: &str, registered: &Registered) -> Res
 fn forget(shared: &Shared, name: &str) {
     shared.tombstones.forget(name);
     shared.leaks.forget(name);
-    for cluster in shared.all() {
-        let mut inner = cluster.inner.lock();
-        let before = inner.state.foreign.len();
-        inner
-            .state
-            .foreign
-            .retain(|(platform, _), _| **platform != *name);
-        if inner.state.foreign.len() < before {
+    for cluster in shared.clusters.all() {
+        let mut inner = cluster.lock();
+        if inner.forget_foreign(name) {
             shared.changed(&cluster, &mut inner);
             drop(inner);
-            shared.queue.push(cluster.uid, Urgency::Bulk);
+            shared.queue.push(cluster.uid(), Urgency::Bulk);
         }
     }
 }

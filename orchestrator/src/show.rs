@@ -1,12 +1,11 @@
 //! Formats stored records for dumps, for the kinds that only the orchestrator can decode.
 
+use drover_cluster::{Interner, codec, infrastructure};
 use drover_planner::State;
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::keys::Name;
 use prost::Message;
 use serde_json::{Value, json};
-
-use crate::codec::{self, Interner};
 
 /// A stored value as JSON. `None` if it is not one of the orchestrator's kinds, or cannot be decoded.
 #[must_use]
@@ -31,8 +30,8 @@ pub fn show(name: &Name, bytes: &[u8]) -> Option<Value> {
                 "madeNothing": request.made_nothing, "deadlineMs": request.deadline, "bodyBytes": body.len(),
             }))
         }
-        Name::Resource(_, kind, _) if kind == crate::infrastructure::KIND => {
-            let (key, record) = crate::infrastructure::codec::decode(bytes, &interner).ok()?;
+        Name::Resource(_, kind, _) if kind == infrastructure::KIND => {
+            let (key, record) = infrastructure::codec::decode(bytes, &interner).ok()?;
             Some(crate::infrastructure::show::json(&key, &record))
         }
         Name::Resource(..) => None,

@@ -6,8 +6,11 @@ use std::{
     time::Duration,
 };
 
-use drover_core::{Class, Millis, Phase, Sym};
+use drover_cluster::codec::UsedList;
+use drover_core::{Class, Millis, Phase, Sym, Urgency};
+use drover_executor::{Envelope, Kind};
 use drover_planner::{Skipped, State};
+use drover_platforms::Platform;
 use drover_proto::platform::v1 as wire;
 use futures::{
     StreamExt,
@@ -18,13 +21,7 @@ use prost::Message;
 use tokio::time::MissedTickBehavior;
 use uuid::Uuid;
 
-use crate::{
-    codec::UsedList,
-    executor::{Envelope, Kind},
-    platform::Platform,
-    queue::Urgency,
-    shared::Shared,
-};
+use crate::shared::Shared;
 
 /// Retention of tombstones.
 const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -291,12 +288,12 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 
 /// Plans a share of all clusters, so that each is planned once per safety sweep.
 fn visit_some(shared: &Shared) {
-    let all = shared.all();
+    let all = shared.clusters.all();
     let rounds = (SAFETY_SWEEP.as_secs() / INTERVAL.as_secs()).max(1);
     let share = all.len().div_ceil(usize::try_from(rounds).unwrap_or(1));
-    let turn = usize::try_from(shared.now() / crate::clock::millis(INTERVAL) % rounds).unwrap_or(0);
+    let turn = usize::try_from(shared.now() / drover_core::millis(INTERVAL) % rounds).unwrap_or(0);
     for cluster in all.iter().skip(turn * share).take(share) {
-        shared.queue.push(cluster.uid, Urgency::Bulk);
+        shared.queue.push(cluster.uid(), Urgency::Bulk);
     }
 }
 
@@ -349,7 +346,7 @@ async fn remove(shared: &Arc<Shared>, platform: Sym, node_id: String, late: Late
     }
     let uid = registered.platform.uid();
     let envelope = Envelope {
-        shared,
+        executor: &shared.executor,
         kind: Kind::Deprovision,
         platform: &platform,
         uid: &uid,
@@ -416,7 +413,7 @@ async fn tidy(shared: &Arc<Shared>) {
     {
         Ok(0) => {}
         Ok(_) => {
-            let oldest = shared.now().saturating_sub(crate::clock::millis(KEPT));
+            let oldest = shared.now().saturating_sub(drover_core::millis(KEPT));
             shared
                 .tombstones
                 .clusters
@@ -463,7 +460,7 @@ impl Wall {
             tracing::warn!(gap_ms = %gap, "the clock jumped; platforms are looked at anew");
             for registered in shared.platforms.read().values() {
                 registered.platform.doubt();
-                registered.retry.notify_one();
+                registered.retry();
             }
         }
     }

@@ -2,13 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
+use drover_cluster::Cluster;
 use drover_convert::error::reason_name;
-use drover_core::{Error, Sym};
+use drover_core::Error;
 use drover_planner::Plan;
 use drover_telemetry::{Kind, Span};
 use tokio::time::Instant;
 
-use crate::{cluster::Cluster, queue::WorkItem};
+use crate::queue::WorkItem;
 
 /// Measures a pass. A pass that no caller requested only gets a span if it does something.
 pub(crate) struct PassTrace {
@@ -79,8 +80,8 @@ impl PassTrace {
         let Some(mut span) = self.span.filter(Span::is_recorded) else {
             return planned;
         };
-        span.set("drover.cluster.name", self.cluster.name.to_string());
-        span.set("drover.cluster.uid", self.cluster.uid.to_string());
+        span.set("drover.cluster.name()", self.cluster.name().to_string());
+        span.set("drover.cluster.uid()", self.cluster.uid().to_string());
         span.set("drover.queue.lane", self.lane);
         span.set("drover.pass.changes", self.changes);
         span.set("drover.pass.calls", self.calls);
@@ -88,19 +89,5 @@ impl PassTrace {
             span.fail(reason_name(error.reason()), "");
         }
         planned
-    }
-}
-
-/// Starts the span of a call to a platform, including the wait for a permit.
-pub(crate) fn call(name: &'static str, platform: &Sym) -> Option<Span> {
-    let mut span = Span::internal(name)?;
-    span.set("drover.platform.name", platform.to_string());
-    Some(span)
-}
-
-/// Ends the span of a [`call`].
-pub(crate) fn called(span: Option<Span>, error: Option<&Error>) {
-    if let (Some(mut span), Some(error)) = (span, error) {
-        span.fail(reason_name(error.reason()), "");
     }
 }

@@ -1,5 +1,8 @@
 //! The result of a reconcile pass, for the caller that requested it.
 
+use std::{collections::HashMap, sync::Arc};
+
+use drover_cluster::{CallEnd, Subject};
 use drover_core::{Error, node::Role};
 use drover_planner::{Op, Plan, State};
 use drover_proto::orchestrator::v1 as pb;
@@ -33,15 +36,6 @@ pub(crate) enum Outcome {
     Failed(Error),
     /// The call for this subject has not returned yet.
     Open(Subject),
-}
-
-/// The subject of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Subject {
-    Request(Uuid),
-    Slot(u64),
-    /// Infrastructure, by the sequence of its request.
-    Infrastructure(u64),
 }
 
 /// A plan with the results of its actions.
@@ -148,5 +142,72 @@ impl ReconcileWaiter {
 
     pub(crate) fn take(&self) -> Seen {
         std::mem::take(&mut *self.seen.lock())
+    }
+}
+
+/// Callers that requested a pass and wait for its result, by cluster.
+#[derive(Debug, Default)]
+pub(crate) struct Waiters(Mutex<HashMap<Uuid, Arc<ReconcileWaiter>>>);
+
+impl Waiters {
+    /// Begins to wait for the next pass of a cluster.
+    pub(crate) fn add(&self, cluster: Uuid) -> Arc<ReconcileWaiter> {
+        let waiter = Arc::new(ReconcileWaiter::default());
+        self.0.lock().insert(cluster, waiter.clone());
+        waiter
+    }
+
+    pub(crate) fn remove(&self, cluster: Uuid) {
+        self.0.lock().remove(&cluster);
+    }
+
+    pub(crate) fn of(&self, cluster: Uuid) -> Option<Arc<ReconcileWaiter>> {
+        self.0.lock().get(&cluster).cloned()
+    }
+
+    /// Records how a call of a cluster ended.
+    pub(crate) fn call_ended(&self, cluster: Uuid, end: &CallEnd) {
+        if let Some(waiter) = self.of(cluster)
+            && let Some((subject, error)) = end.result()
+        {
+            waiter.answered(subject, error);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_cluster::fixture;
+    use drover_core::{NodeState, Reason, node::RemovalReason};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn whoever_asked_for_the_pass_hears_how_its_calls_ended() {
+        let cluster = Uuid::from_u128(1);
+        let mut state = State::default();
+        state.nodes.push(fixture::node(7, NodeState::Ready));
+        let remove = Op::Remove {
+            slot: 7,
+            reason: RemovalReason::Surplus,
+            retain: false,
+        };
+        let plan = Plan {
+            ops: vec![remove],
+            ..Plan::default()
+        };
+        let waiters = Waiters::default();
+        let waiter = waiters.add(cluster);
+        waiter.plan(Planned::new(&plan, &state, pb::Plan::default()));
+        waiter.planned(None);
+        let end = CallEnd::Deprovision {
+            slot: 7,
+            grace: None,
+            answer: Err(Error::new(Reason::Unavailable, "no")),
+        };
+        waiters.call_ended(cluster, &end);
+        waiter.ended().await;
+        let seen = waiter.take();
+        assert!(matches!(&seen.results[..], [Outcome::Failed(error)] if error.message() == "no"));
     }
 }

@@ -5,19 +5,14 @@ use std::{
     time::Duration,
 };
 
-use drover_core::{Error, Millis, Reason, Result, Sym};
+use drover_cluster::{Cluster, ClusterState, events::sign};
+use drover_core::{Error, Millis, Reason, Result, Sym, Urgency};
 use drover_planner::{Op, Plan};
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Lane, NewEvent, Step};
 
 use super::Api;
-use crate::{
-    cluster::{Cluster, ClusterState},
-    events::sign,
-    infrastructure,
-    queue::Urgency,
-    step,
-};
+use crate::{infrastructure, step};
 
 /// Maximum number of nodes per step of the store. Larger than a request, so that the nodes of a request stay together.
 const MAX_NODES: usize = drover_planner::MAX_ROWS;
@@ -33,17 +28,17 @@ impl Api {
         request: pb::AbandonPlatformRequest,
     ) -> Result<pb::AbandonPlatformResponse> {
         let cluster = self.find_to_change(&request.cluster)?;
-        let _change = cluster.change.lock().await;
-        let Some(backend) = chosen(&cluster.inner.lock(), &request)? else {
+        let _change = self.shared.changing.lock(cluster.uid()).await;
+        let Some(backend) = chosen(&cluster.lock(), &request)? else {
             // The backend was abandoned before, or is proven to have nothing of the cluster.
             let registered = self.shared.platform(&request.platform);
             let shown = registered.map(|it| it.platform.registration().uid);
             let given_up = |(name, _): &Backend| **name == *request.platform;
-            if shown.is_none() && !cluster.inner.lock().state.abandoned.iter().any(given_up) {
+            if shown.is_none() && !cluster.lock().state().abandoned.iter().any(given_up) {
                 return Err(Error::not_found("platform", request.platform.as_str()));
             }
             let unknown = shown.as_ref().is_some_and(String::is_empty);
-            let given_up = !cluster.inner.lock().state.abandoned.is_empty();
+            let given_up = !cluster.lock().state().abandoned.is_empty();
             if request.delete_nodes && request.platform_uid.is_none() && unknown && given_up {
                 let message = format!(
                     "{} has not said yet which backend it is, so nobody knows what was given up there",
@@ -62,7 +57,7 @@ impl Api {
             });
         };
         let reachable = self.refuse_reachable(&cluster, &backend);
-        let again = (cluster.inner.lock().state).may_be_abandoned(&backend.1);
+        let again = (cluster.lock().state()).may_be_abandoned(&backend.1);
         if reachable.is_err() && again && request.delete_nodes {
             self.sweep_after_all(&cluster, &request, Some(&backend.1))
                 .await?;
@@ -81,14 +76,14 @@ impl Api {
         loop {
             let now = self.shared.now();
             let (mut step, plan, ids, last) =
-                next_step(&cluster, &cluster.inner.lock(), &backend, keep, now);
+                next_step(&cluster, &cluster.lock(), &backend, keep, now);
             for event in &mut step.events {
                 sign(event, author);
             }
             match self
                 .shared
                 .store
-                .step(self.shared.shards.of(cluster.uid), step, Lane::Bulk)
+                .step(self.shared.shards.of(cluster.uid()), step, Lane::Bulk)
                 .await
             {
                 Ok(done) => {
@@ -108,7 +103,7 @@ impl Api {
                 break;
             }
         }
-        self.shared.queue.push(cluster.uid, Urgency::Bulk);
+        self.shared.queue.push(cluster.uid(), Urgency::Bulk);
         let revision = self.shared.revision();
         Ok(pb::AbandonPlatformResponse {
             cluster: Some(self.shown(&cluster)),
@@ -128,7 +123,7 @@ impl Api {
             return Ok(());
         }
         if bound != **uid {
-            if !is_recorded(&cluster.inner.lock(), backend) {
+            if !is_recorded(&cluster.lock(), backend) {
                 return Ok(());
             }
             // The backend may be the one on which everything was recorded under the other uid.
@@ -165,9 +160,9 @@ impl Api {
     ) -> Result<()> {
         for _ in 0..MAX_TURNS {
             let now = self.shared.now();
-            let bound = self.shared.bound();
+            let bound = self.shared.platforms.bound();
             let (step, plan) = {
-                let inner = cluster.inner.lock();
+                let inner = cluster.lock();
                 if !request.delete_nodes {
                     return Ok(());
                 }
@@ -175,19 +170,19 @@ impl Api {
                 if ops.is_empty() {
                     return Ok(());
                 }
-                let mut step = step::encode_step(&inner, &ops, &[], now);
-                (step.uid, step.expect_desired) = (cluster.uid, None);
+                let mut step = inner.encode_step(&ops, &[], now);
+                (step.uid, step.expect_desired) = (cluster.uid(), None);
                 let plan = Plan {
                     ops,
                     ..Plan::default()
                 };
                 (step, plan)
             };
-            let owned = self.shared.shards.of(cluster.uid);
+            let owned = self.shared.shards.of(cluster.uid());
             match self.shared.store.step(owned, step, Lane::Bulk).await {
                 Ok(done) => {
                     step::take_over(&self.shared, cluster, &plan, Vec::new(), done, now);
-                    self.shared.queue.push(cluster.uid, Urgency::Bulk);
+                    self.shared.queue.push(cluster.uid(), Urgency::Bulk);
                     return Ok(());
                 }
                 Err(error) if error.reason() == Reason::Conflict => {
@@ -204,7 +199,7 @@ impl Api {
 
 /// Whether a cluster has records on a backend, beyond the mere fact that it once used it.
 fn is_recorded(inner: &ClusterState, (platform, uid): &Backend) -> bool {
-    let state = &inner.state;
+    let state = &inner.state();
     let is_it = |name: &Sym, own: &Sym| name == platform && own == uid;
     (state.nodes.iter()).any(|node| is_it(&node.platform, &node.platform_uid))
         || (state.requests.values()).any(|one| is_it(&one.platform, &one.platform_uid))
@@ -219,7 +214,7 @@ fn swept(
     shown: Option<&Sym>,
     bound: &BTreeMap<String, Sym>,
 ) -> Vec<Op> {
-    let state = &inner.state;
+    let state = &inner.state();
     let meant = |(name, uid): &&Backend| match &request.platform_uid {
         Some(own) => **uid == **own,
         None => **name == *request.platform || shown == Some(uid),
@@ -243,16 +238,23 @@ fn swept(
 /// The backend that the request selects. `None` if the cluster has nothing there.
 fn chosen(inner: &ClusterState, request: &pb::AbandonPlatformRequest) -> Result<Option<Backend>> {
     // Orphans block the removal of a platform just like recorded nodes.
-    let orphans = inner.state.orphans.iter();
+    let orphans = inner.state().orphans.iter();
     let mut used: BTreeSet<Backend> = orphans
         .map(|((name, _), one)| (name.clone(), one.platform_uid.clone()))
         .collect();
-    used.extend(inner.state.used.iter().cloned());
+    used.extend(inner.state().used.iter().cloned());
     used.retain(|(name, _)| **name == *request.platform);
     match &request.platform_uid {
         Some(uid) => match used.iter().find(|(_, own)| **own == **uid) {
             Some(backend) => Ok(Some(backend.clone())),
-            None if inner.state.abandoned.iter().any(|(_, own)| **own == **uid) => Ok(None),
+            None if inner
+                .state()
+                .abandoned
+                .iter()
+                .any(|(_, own)| **own == **uid) =>
+            {
+                Ok(None)
+            }
             None => Err(Error::not_found("backend", uid.as_str())),
         },
         None if used.len() > 1 => {
@@ -277,7 +279,7 @@ fn next_step(
     let (platform, uid) = backend;
     let mut by_request: BTreeMap<_, Vec<u64>> = BTreeMap::new();
     for node in inner
-        .state
+        .state()
         .nodes
         .iter()
         .filter(|node| node.platform == *platform && node.platform_uid == *uid)
@@ -285,7 +287,7 @@ fn next_step(
         by_request.entry(node.request).or_default().push(node.slot);
     }
     for request in inner
-        .state
+        .state()
         .requests
         .values()
         .filter(|r| r.platform == *platform && r.platform_uid == *uid)
@@ -300,7 +302,7 @@ fn next_step(
             break;
         }
         rows += slots.len() + 1;
-        if inner.state.requests.contains_key(&request) {
+        if inner.state().requests.contains_key(&request) {
             ops.push(Op::Close {
                 request,
                 maybe_until: now.max(1),
@@ -308,10 +310,10 @@ fn next_step(
             });
         }
         for slot in slots {
-            let Some(node) = inner.state.node(slot) else {
+            let Some(node) = inner.state().node(slot) else {
                 continue;
             };
-            let id = node.id(cluster.uid);
+            let id = node.id(cluster.uid());
             events.push(NewEvent {
                 time_ms: i64::try_from(now).unwrap_or(i64::MAX),
                 severity: pb::EventSeverity::Warning.into(),
@@ -336,7 +338,7 @@ fn next_step(
         }
     }
     if let Some((op, told)) = last
-        .then(|| infrastructure::show::abandon(&inner.state, backend, now))
+        .then(|| infrastructure::show::abandon(inner.state(), backend, now))
         .flatten()
     {
         ops.push(op);
@@ -345,11 +347,11 @@ fn next_step(
     ops.push(Op::Abandon {
         platform: platform.clone(),
         uid: uid.clone(),
-        keep: keep && !inner.state.deleting,
+        keep: keep && !inner.state().deleting,
         last,
     });
-    let mut step = step::encode_step(inner, &ops, &[], now);
-    step.uid = cluster.uid;
+    let mut step = inner.encode_step(&ops, &[], now);
+    step.uid = cluster.uid();
     step.expect_desired = None;
     step.events = events;
     (

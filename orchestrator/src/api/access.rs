@@ -3,13 +3,13 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use drover_cluster::{Cluster, ClusterState};
 use drover_core::{Error, Reason, Result};
 use drover_proto::orchestrator::v1 as pb;
 use drover_server::{CallRecord, Caller};
 use tonic::Request;
 
 use super::Api;
-use crate::cluster::{Cluster, ClusterState};
 
 impl Api {
     /// The same API for the caller of a request.
@@ -23,13 +23,13 @@ impl Api {
 
     pub(super) fn sees(&self, cluster: &Cluster, inner: &ClusterState) -> bool {
         self.caller
-            .sees(&cluster.name, Some(&inner.desired.value.labels))
+            .sees(cluster.name(), Some(&inner.desired().value.labels))
     }
 
     /// Whether the caller sees clusters of this name, existing or deleted.
     pub(super) fn sees_name(&self, name: &str) -> bool {
-        match self.shared.find(name) {
-            Ok(cluster) => self.sees(&cluster, &cluster.inner.lock()),
+        match self.shared.clusters.find(name) {
+            Ok(cluster) => self.sees(&cluster, &cluster.lock()),
             // The labels of a deleted cluster are not kept.
             Err(_) => self.caller.sees(name, None),
         }
@@ -38,16 +38,16 @@ impl Api {
     /// Labels of the objects with this cluster name and owner: those of the existing cluster if it is their owner. An
     /// earlier cluster of that name may have had different labels.
     pub(super) fn labels_of(&self, name: &str, owner: &str) -> Option<BTreeMap<String, String>> {
-        let cluster = self.shared.find(name).ok()?;
-        let own = cluster.uid.to_string() == owner;
-        own.then(|| cluster.inner.lock().desired.value.labels.clone())
+        let cluster = self.shared.clusters.find(name).ok()?;
+        let own = cluster.uid().to_string() == owner;
+        own.then(|| cluster.lock().desired().value.labels.clone())
     }
 
     /// Finds a cluster for reading. Returns `NotFound` also if the caller must not see it.
     pub(super) fn find(&self, name: &str) -> Result<Arc<Cluster>> {
         self.caller.about("cluster", name);
-        let cluster = self.shared.find(name)?;
-        let seen = self.sees(&cluster, &cluster.inner.lock());
+        let cluster = self.shared.clusters.find(name)?;
+        let seen = self.sees(&cluster, &cluster.lock());
         if seen {
             Ok(cluster)
         } else {
@@ -59,11 +59,11 @@ impl Api {
     /// Finds a cluster for changing. Returns `PermissionDenied` whether it exists or not, else `NotFound`.
     pub(super) fn find_to_change(&self, name: &str) -> Result<Arc<Cluster>> {
         self.caller.about("cluster", name);
-        let found = self.shared.find(name);
+        let found = self.shared.clusters.find(name);
         let labels = found
             .as_ref()
             .ok()
-            .map(|cluster| cluster.inner.lock().desired.value.labels.clone());
+            .map(|cluster| cluster.lock().desired().value.labels.clone());
         self.may_change(name, labels.as_ref())?;
         found
     }
@@ -74,7 +74,7 @@ impl Api {
         document: &pb::Cluster,
         cluster: Option<&Arc<Cluster>>,
     ) -> bool {
-        let labels = cluster.map(|cluster| cluster.inner.lock().desired.value.labels.clone());
+        let labels = cluster.map(|cluster| cluster.lock().desired().value.labels.clone());
         let changes = |labels| self.caller.changes(&document.name, Some(labels));
         changes(&document.labels) && labels.as_ref().is_none_or(changes)
     }

@@ -1,16 +1,13 @@
 //! Adoption of nodes that platforms show for a cluster and that have no record here.
 
+use drover_cluster::{Cluster, ClusterState, Resolved, Source};
 use drover_core::{Error, Reason, Result, Sym};
-use drover_planner::{Call, Op, Plan, State};
+use drover_planner::{Op, Plan, State};
+use drover_platforms::Registered;
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use uuid::Uuid;
 
 use super::Api;
-use crate::{
-    cluster::{Cluster, ClusterState, Resolved},
-    intake,
-    shared::Registered,
-};
 
 /// Deadline for a platform to list the nodes of one cluster.
 const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
@@ -21,11 +18,12 @@ pub(super) struct Others(Vec<(Sym, String, Vec<wire::Node>)>);
 impl Others {
     /// Adds the nodes to the cluster's foreign nodes.
     pub(super) fn show(&self, api: &Api, cluster: &Cluster) {
-        let mut inner = cluster.inner.lock();
+        let mut inner = cluster.lock();
         let now = api.shared.now();
         for (platform, uid, nodes) in &self.0 {
             for node in nodes {
-                intake::foreign_node(&api.shared, &mut inner, platform, uid, node, now);
+                let source = Source { platform, uid };
+                inner.observe_foreign(source, node, now, &api.shared.interner);
             }
         }
     }
@@ -75,7 +73,7 @@ impl Api {
         removed: &[String],
     ) -> Result<bool> {
         let mut last: Option<&Sym> = None;
-        for (platform, _) in inner.state.foreign.keys() {
+        for (platform, _) in inner.state().foreign.keys() {
             if last == Some(platform) {
                 continue;
             }
@@ -84,15 +82,15 @@ impl Api {
                 refuse_unable(platform, &registered)?;
             }
         }
-        refuse_removed(&inner.state, resolved, removed)?;
+        refuse_removed(inner.state(), resolved, removed)?;
         let now = self.shared.now();
         let hidden = |choice: &drover_core::spec::Choice| {
             let platform = self.shared.platform(&choice.platform);
             platform.is_some_and(|registered| !registered.platform.is_visible(now))
         };
         let mut choices = resolved.groups.iter().flat_map(|group| &group.choices);
-        Ok(!inner.state.orphans.is_empty()
-            || !inner.state.foreign.is_empty()
+        Ok(!inner.state().orphans.is_empty()
+            || !inner.state().foreign.is_empty()
             || choices.any(hidden))
     }
 }
@@ -124,16 +122,11 @@ fn refuse_removed(state: &State, resolved: &Resolved, removed: &[String]) -> Res
     Ok(())
 }
 
-/// Applies the adoptions to a forecast, assuming that they succeed.
-pub(super) fn suppose(inner: &mut ClusterState, names: &mut State, plan: &Plan, now: u64) {
+/// Adds the nodes that a plan adopts to those that its preview names.
+pub(super) fn suppose(names: &mut State, plan: &Plan) {
     for op in &plan.ops {
         if let Op::TakeOrphan { node } = op {
             names.nodes.push((**node).clone());
-        }
-    }
-    for call in &plan.calls {
-        if let Call::Adopt { slot } = call {
-            drover_planner::apply(&mut inner.state, &[Op::Own { slot: *slot }], now);
         }
     }
 }

@@ -3,9 +3,13 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use drover_cluster::{Cluster, ClusterState, Resolved, order_adoption, stored_spec};
 use drover_convert::value::to_timestamp;
-use drover_core::{Error, Reason, Result, Sym, error::Violation, name, node::Request, spec::Group};
-use drover_planner::{Call, Plan, State};
+use drover_core::{
+    Error, Reason, Result, Sym, Urgency, error::Violation, name, node::Request, spec::Group,
+};
+use drover_executor::Point;
+use drover_planner::{Plan, State};
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Desired, Versioned};
 use prost::Message;
@@ -15,18 +19,12 @@ use super::{
     Api,
     adopt::{self, Others},
     check::Checked,
-    clusters::{expect, find_group, hypothetical, refuse_deleting},
+    clusters::{expect, find_group, refuse_deleting},
     digests::{self, shown_spec},
     rollout, status,
     user_data::names_secrets,
 };
-use crate::{
-    cluster::{Cluster, ClusterState, Resolved, order_adoption, stored_spec},
-    hooks::Point,
-    order,
-    queue::Urgency,
-    reconcile,
-};
+use crate::reconcile;
 
 /// Maximum number of retries after the cluster was created concurrently.
 const MAX_TURNS: usize = 8;
@@ -53,7 +51,7 @@ impl Api {
         }
         if let Err(why) = name::check_cluster_name(&document.name) {
             let mut wrong = vec![Violation {
-                field: "cluster.name".to_owned(),
+                field: "cluster.name()".to_owned(),
                 description: why,
             }];
             if let Err(more) = self.read(document, None, &request) {
@@ -64,12 +62,12 @@ impl Api {
         self.caller.about("cluster", &document.name);
         // Held so that the secrets that validation finds still exist when the reference to them is stored.
         let _secrets = if names_secrets(document) && !request.validate_only {
-            Some(self.shared.secrets.changing.read().await)
+            Some(self.shared.secrets_changing.read().await)
         } else {
             None
         };
         for _ in 0..MAX_TURNS {
-            if let Ok(cluster) = self.shared.find(&document.name) {
+            if let Ok(cluster) = self.shared.clusters.find(&document.name) {
                 return self.apply_to(&cluster, document, &request).await;
             }
             match self.apply_new(document, &request).await {
@@ -138,19 +136,23 @@ impl Api {
         document: &pb::Cluster,
         request: &pb::ApplyClusterRequest,
     ) -> Result<pb::ApplyClusterResponse> {
-        let _change = cluster.change.lock().await;
+        let _change = self.shared.changing.lock(cluster.uid()).await;
         {
-            let inner = cluster.inner.lock();
+            let inner = cluster.lock();
             // The current labels must permit the change, too: the caller can neither take a cluster by changing its
             // labels nor give it away.
-            self.may_apply(document, &inner.desired.value.labels, request.validate_only)?;
+            self.may_apply(
+                document,
+                &inner.desired().value.labels,
+                request.validate_only,
+            )?;
             self.may_apply(document, &document.labels, request.validate_only)?;
             // Nodes that platforms show by the time of the adoption may belong to others, even if none are visible now.
             if request.adopt {
                 self.may_adopt(&document.name)?;
             }
             expect(&inner, request.expected_generation)?;
-            refuse_deleting(&inner, &cluster.name)?;
+            refuse_deleting(&inner, cluster.name())?;
         }
         let checked = self.check(document, Some(cluster), request).await?;
         self.change(cluster, checked, request).await
@@ -160,7 +162,7 @@ impl Api {
     async fn take_in(&self, name: &str) -> Result<()> {
         let end = Instant::now() + CREATION_WAIT;
         while Instant::now() < end {
-            if self.shared.find(name).is_ok() {
+            if self.shared.clusters.find(name).is_ok() {
                 return Ok(());
             }
             tokio::time::sleep(super::SHORT_WAIT).await;
@@ -172,7 +174,7 @@ impl Api {
         if let Some(row) = self.shared.store.load_cluster(uid).await? {
             self.shared.wrote(row.desired.revision);
             let cluster = self.shared.add(self.shared.read(row)?);
-            self.shared.changed(&cluster, &mut cluster.inner.lock());
+            self.shared.changed(&cluster, &mut cluster.lock());
             self.shared.queue.push(uid, Urgency::Bulk);
         }
         Ok(())
@@ -209,20 +211,20 @@ impl Api {
             Some(Subject::Scale(request)) => {
                 let cluster = self.find(&request.cluster)?;
                 let former = self.former(&cluster).await?;
-                let (desired, spec) = self.scaled(&cluster, &cluster.inner.lock(), &request)?;
+                let (desired, spec) = self.scaled(&cluster, &cluster.lock(), &request)?;
                 Ok(self.supposed(&cluster, desired, Some(spec), &former))
             }
             Some(Subject::Delete(request)) => {
                 let cluster = self.find(&request.name)?;
-                let desired = self.deleted(&cluster.inner.lock(), &request)?;
+                let desired = self.deleted(&cluster.lock(), &request)?;
                 Ok(self.supposed(&cluster, desired, None, &[]))
             }
             Some(Subject::Restart(request)) => {
                 let cluster = self.find(&request.cluster)?;
                 let former = self.former(&cluster).await?;
                 let desired = {
-                    let inner = cluster.inner.lock();
-                    refuse_deleting(&inner, &cluster.name)?;
+                    let inner = cluster.lock();
+                    refuse_deleting(&inner, cluster.name())?;
                     rollout::restarted(&inner, request.group.as_deref())?.0
                 };
                 Ok(self.supposed(&cluster, desired, None, &former))
@@ -270,18 +272,18 @@ impl Api {
         shown.generation = desired.value.generation;
         shown.spec = shown_spec(
             &desired.value.spec,
-            &self.shared.digests.of_cluster(cluster.uid),
+            &self.shared.digests.of_cluster(cluster.uid()),
         );
         shown.delete_time = desired
             .value
             .delete_time_ms
             .map(|time| to_timestamp(u64::try_from(time).unwrap_or(0)));
-        let mut copy = {
-            let inner = cluster.inner.lock();
-            let spec = spec.unwrap_or_else(|| inner.spec.clone());
-            what_if(&inner, desired, spec)
+        let copy = {
+            let inner = cluster.lock();
+            let spec = spec.unwrap_or_else(|| inner.spec().clone());
+            inner.what_if(desired, spec)
         };
-        let plan = self.forecast(cluster, &mut copy, former);
+        let plan = self.forecast(cluster, &copy, former);
         pb::PlanClusterResponse {
             plan: Some(plan),
             warnings: Vec::new(),
@@ -370,8 +372,8 @@ impl Api {
             others.show(self, &cluster);
         }
         let mut plan = {
-            let mut inner = cluster.inner.lock();
-            let plan = self.forecast(&cluster, &mut inner, &[]);
+            let mut inner = cluster.lock();
+            let plan = self.forecast(&cluster, &inner, &[]);
             if !validate_only {
                 self.shared.changed(&cluster, &mut inner);
             }
@@ -386,7 +388,7 @@ impl Api {
             shown.uid.clear();
         } else {
             self.shared.wrote(answer.revision);
-            self.shared.queue.push(cluster.uid, Urgency::Bulk);
+            self.shared.queue.push(cluster.uid(), Urgency::Bulk);
         }
         answer.warnings.extend(adopt::warning(&plan));
         answer.plan = Some(plan);
@@ -404,18 +406,18 @@ impl Api {
         let data = self.user_data_of_change(cluster, &checked).await?;
         let former = self.former(cluster).await?;
         let (desired, same) = {
-            let inner = cluster.inner.lock();
+            let inner = cluster.lock();
             refuse_kept(&checked.spec, remove_groups)?;
             refuse_removed(&inner, &checked.resolved, remove_groups)?;
             refuse_shrinking(&inner, &checked.resolved)?;
             crate::infrastructure::check::refuse_removed(&inner, &checked.resolved)?;
-            let mut desired = inner.desired.clone();
+            let mut desired = inner.desired().clone();
             let same = desired.value.labels == checked.labels
                 && stored_spec(&desired.value.spec)? == checked.spec;
             if !same {
                 desired.value.labels = checked.labels;
                 desired.value.spec = checked.spec.encode_to_vec().into();
-                order::remember(&inner, &mut desired.value, &checked.resolved.groups);
+                inner.remember_leaving(&mut desired.value, &checked.resolved.groups);
                 desired.value.generation += 1;
                 desired.value.apply_time_ms = i64::try_from(self.shared.now()).unwrap_or(i64::MAX);
             }
@@ -431,12 +433,12 @@ impl Api {
         } else {
             pb::ApplyOutcome::Configured
         };
-        let before = cluster.inner.lock().desired.value.generation;
+        let before = cluster.lock().desired().value.generation;
         let mut plan = {
-            let inner = cluster.inner.lock();
-            let mut copy = what_if(&inner, desired.clone(), checked.resolved.clone());
+            let inner = cluster.lock();
+            let copy = inner.what_if(desired.clone(), checked.resolved.clone());
             drop(inner);
-            self.forecast(cluster, &mut copy, &former)
+            self.forecast(cluster, &copy, &former)
         };
         let mut warnings = checked.warnings;
         if request.adopt {
@@ -447,7 +449,7 @@ impl Api {
             if validate_only && !same {
                 shown.generation = desired.value.generation;
                 shown.labels.clone_from(&desired.value.labels);
-                let digests = self.shared.digests.of_cluster(cluster.uid);
+                let digests = self.shared.digests.of_cluster(cluster.uid());
                 let mut spec = digests::shown(checked.spec, &digests);
                 checked.user_data.leave_out(&mut spec);
                 shown.spec = Some(spec);
@@ -470,26 +472,20 @@ impl Api {
     }
 
     /// Everything that would be done at once for a record, combined from as many plans as that takes.
-    fn forecast(&self, cluster: &Cluster, inner: &mut ClusterState, former: &[Group]) -> pb::Plan {
+    fn forecast(&self, cluster: &Cluster, inner: &ClusterState, former: &[Group]) -> pb::Plan {
         let now = self.shared.now();
-        let before = inner.state.clone();
+        let mut ahead = inner.preview();
         let mut whole = Plan::default();
-        let mut names: State = before.clone();
-        let suggestions = inner.suggestions(&self.shared.handshakes(&inner.spec.groups));
+        let mut names: State = inner.state().clone();
+        let suggestions =
+            inner.suggestions(&self.shared.platforms.handshakes(&inner.spec().groups));
         for round in 0..MAX_PREVIEW {
-            let plan = reconcile::plan(&self.shared, inner, &suggestions, now, round == 0);
-            drover_planner::apply(&mut inner.state, &plan.ops, now);
-            adopt::suppose(inner, &mut names, &plan, now);
-            for call in &plan.calls {
-                if let Call::Deprovision { slot } = call
-                    && let Some(node) = inner.state.node_mut(*slot)
-                {
-                    node.call.in_flight = true;
-                }
-            }
+            let plan = reconcile::plan(&self.shared, &ahead, &suggestions, now, round == 0);
+            ahead.step(&plan, now);
+            adopt::suppose(&mut names, &plan);
             names.requests.extend(
-                inner
-                    .state
+                ahead
+                    .state()
                     .requests
                     .iter()
                     .map(|(id, request)| (*id, Request::clone(request))),
@@ -504,10 +500,9 @@ impl Api {
                 break;
             }
         }
-        let generation = inner.desired.value.generation;
-        inner.state = before;
-        names.uid = cluster.uid;
-        let mut plan = status::plan(&whole, &names, inner.head.revision, generation, now);
+        let generation = inner.desired().value.generation;
+        names.uid = cluster.uid();
+        let mut plan = status::plan(&whole, &names, inner.head().revision, generation, now);
         let known = suggestions.groups.as_ref();
         let groups = known.map_or(inner.groups(), |groups| groups);
         plan.renewals = rollout::renewals(&whole.renewals, &names, groups, former);
@@ -525,28 +520,6 @@ fn with_storage(spec: &Resolved) -> Vec<Sym> {
     platforms.sort();
     platforms.dedup();
     platforms
-}
-
-/// A copy of the state of a cluster as if this were its desired state.
-fn what_if(inner: &ClusterState, desired: Versioned<Desired>, spec: Arc<Resolved>) -> ClusterState {
-    let mut copy = ClusterState {
-        desired,
-        spec,
-        head: inner.head.clone(),
-        state: hypothetical(&inner.state),
-        bodies: std::collections::HashMap::new(),
-        first_slots: std::collections::HashMap::new(),
-        defaults: None,
-        leaving: inner.leaving.clone(),
-        waiter: None,
-        unstored: None,
-        calmed: Vec::new(),
-        version: 0,
-        finished: false,
-    };
-    copy.follow_desired();
-    copy.state.paused = false;
-    copy
 }
 
 /// Refuses a group that is both in the spec and named for removal.
@@ -570,12 +543,12 @@ fn refuse_kept(spec: &pb::ClusterSpec, named: &[String]) -> Result<()> {
 
 /// Refuses to remove a group with nodes unless it is named for removal.
 fn refuse_removed(inner: &ClusterState, resolved: &Resolved, named: &[String]) -> Result<()> {
-    for group in &inner.spec.groups {
+    for group in &inner.spec().groups {
         if resolved.groups.iter().any(|new| new.path == group.path) {
             continue;
         }
         let nodes = inner
-            .state
+            .state()
             .nodes
             .iter()
             .filter(|node| node.group == group.path)
@@ -603,7 +576,7 @@ fn refuse_removed(inner: &ClusterState, resolved: &Resolved, named: &[String]) -
 }
 
 fn refuse_shrinking(inner: &ClusterState, resolved: &Resolved) -> Result<()> {
-    for group in inner.spec.groups.iter().filter(|group| group.protection) {
+    for group in inner.spec().groups.iter().filter(|group| group.protection) {
         let new = resolved.groups.iter().find(|new| new.path == group.path);
         // Removing the protection and shrinking in one step would make the protection ineffective.
         if new.is_some_and(|new| {

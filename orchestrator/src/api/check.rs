@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use drover_cluster::{Cluster, Resolved, request, stored_spec};
 use drover_convert::spec::{MAX_SPEC, cluster_spec};
 use drover_core::{
     Class, Error, Result, Sym,
@@ -13,6 +14,7 @@ use drover_core::{
     name::{node_id, node_name},
     spec::{Choice, Group, Probe, UserDataSource, check_labels},
 };
+use drover_platforms::{Registered, has};
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use futures::StreamExt;
 use prost::Message;
@@ -20,13 +22,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{Api, clusters::find_group, suggest::instead, user_data::Known};
-use crate::{
-    cluster::{Cluster, Resolved, stored_spec},
-    infrastructure,
-    platform::has,
-    request,
-    shared::Registered,
-};
+use crate::infrastructure;
 
 mod origin;
 
@@ -125,7 +121,7 @@ impl Api {
             });
             return Err(Error::violations(wrong));
         }
-        let uid = cluster.map_or_else(Uuid::now_v7, |cluster| cluster.uid);
+        let uid = cluster.map_or_else(Uuid::now_v7, |cluster| cluster.uid());
         let digests = self.shared.digests.of_cluster(uid);
         let resolved = match cluster_spec(&spec).and_then(|spec| Resolved::new(spec, &digests)) {
             Ok(resolved) => resolved,
@@ -414,8 +410,8 @@ impl Api {
     ) -> Result<()> {
         // Groups that were accepted before are not validated again, and each group only once.
         let mut known: BTreeSet<Sym> = cluster.map_or_else(BTreeSet::new, |cluster| {
-            let inner = cluster.inner.lock();
-            let choices = inner.spec.groups.iter().flat_map(|group| &group.choices);
+            let inner = cluster.lock();
+            let choices = inner.spec().groups.iter().flat_map(|group| &group.choices);
             choices.map(|choice| choice.spec_hash.clone()).collect()
         });
         let end = Instant::now() + VALIDATE_TIMEOUT;
@@ -517,7 +513,7 @@ impl Api {
         };
         wire::ProvisionRequest {
             expected_platform_uid: uid,
-            fence: Some(self.shared.fence(owner)),
+            fence: Some(self.shared.platforms.fence(owner)),
             owner: owner.to_string(),
             request_id: id.to_string(),
             sequence: 1,
@@ -535,7 +531,7 @@ impl Api {
 /// Resolves omitted sizes: 1 for new groups, the current size for existing ones.
 fn keep_sizes(spec: &mut pb::ClusterSpec, cluster: Option<&Arc<Cluster>>) {
     let mut before =
-        cluster.and_then(|cluster| stored_spec(&cluster.inner.lock().desired.value.spec).ok());
+        cluster.and_then(|cluster| stored_spec(&cluster.lock().desired().value.spec).ok());
     let mut open: Vec<(String, &mut pb::GroupSpec)> = spec
         .groups
         .iter_mut()

@@ -5,9 +5,10 @@ mod selector;
 
 use std::{sync::Arc, time::Duration};
 
+use drover_cluster::{Cluster, ClusterState, Repairs, Resolved};
 use drover_convert::error::to_rpc_status;
-use drover_core::{Error, Reason, Result, spec::Group};
-use drover_planner::{BackOffKind, State};
+use drover_core::{Error, Reason, Result, Urgency, spec::Group};
+use drover_executor::Point;
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Desired, Pause, UserData, Versioned};
 
@@ -17,13 +18,8 @@ use super::{
     rollout,
     status::{self, Visible},
 };
-use crate::{
-    cluster::{Cluster, ClusterState, Repairs, Resolved},
-    hooks::Point,
-    queue::Urgency,
-    reconcile,
-    waiter::{Outcome, ReconcileWaiter},
-};
+use crate::{reconcile, waiter::Outcome};
+
 pub(super) use selector::Selector;
 
 /// Maximum length of a reason given by the caller.
@@ -40,7 +36,7 @@ impl Api {
         let cluster = self.find(&request.name)?;
         let visible = status::visible(&self.shared);
         let revision = self.shared.revision();
-        let inner = cluster.inner.lock();
+        let inner = cluster.lock();
         Ok(pb::GetClusterResponse {
             cluster: Some(status::cluster(&cluster, &inner, &visible, true)),
             revision,
@@ -58,18 +54,18 @@ impl Api {
         let mut page = Page::new(request.page_size)?;
         let visible = status::visible(&self.shared);
         let revision = self.shared.revision();
-        for cluster in self.shared.by_name() {
+        for cluster in self.shared.clusters.by_name() {
             if after
                 .as_deref()
-                .is_some_and(|after| &*cluster.name <= after)
+                .is_some_and(|after| &**cluster.name() <= after)
             {
                 continue;
             }
-            let inner = cluster.inner.lock();
+            let inner = cluster.lock();
             if self.sees(&cluster, &inner)
-                && selector.selects(&inner.desired.value.labels)
+                && selector.selects(&inner.desired().value.labels)
                 && !page.push(
-                    &*cluster.name,
+                    &**cluster.name(),
                     status::cluster(&cluster, &inner, &visible, full),
                 )
             {
@@ -88,8 +84,8 @@ impl Api {
         request: pb::DeleteClusterRequest,
     ) -> Result<pb::DeleteClusterResponse> {
         let cluster = self.find_to_change(&request.name)?;
-        let _change = cluster.change.lock().await;
-        let desired = self.deleted(&cluster.inner.lock(), &request)?;
+        let _change = self.shared.changing.lock(cluster.uid()).await;
+        let desired = self.deleted(&cluster.lock(), &request)?;
         let revision = self.store(&cluster, desired, None).await?;
         Ok(pb::DeleteClusterResponse {
             cluster: Some(self.shown(&cluster)),
@@ -106,19 +102,19 @@ impl Api {
         let now = i64::try_from(self.shared.now()).unwrap_or(i64::MAX);
         let desired = {
             // The deletion itself incremented the generation; a repeated request may still expect the previous one.
-            let asked_before = inner.state.deleting
+            let asked_before = inner.state().deleting
                 && request
                     .expected_generation
-                    .is_some_and(|g| g.checked_add(1) == Some(inner.desired.value.generation));
+                    .is_some_and(|g| g.checked_add(1) == Some(inner.desired().value.generation));
             if !asked_before {
                 expect(inner, request.expected_generation)?;
             }
-            if !inner.state.deleting
-                && let Some(group) = inner.spec.groups.iter().find(|group| group.protection)
+            if !inner.state().deleting
+                && let Some(group) = inner.spec().groups.iter().find(|group| group.protection)
             {
                 return Err(protected(&group.path));
             }
-            let mut desired = inner.desired.clone();
+            let mut desired = inner.desired().clone();
             if desired.value.delete_time_ms.is_none() {
                 desired.value.delete_time_ms = Some(now);
                 desired.value.generation += 1;
@@ -139,8 +135,8 @@ impl Api {
             ));
         }
         let cluster = self.find_to_change(&request.name)?;
-        let _change = cluster.change.lock().await;
-        let mut desired = cluster.inner.lock().desired.clone();
+        let _change = self.shared.changing.lock(cluster.uid()).await;
+        let mut desired = cluster.lock().desired().clone();
         if desired.value.paused.is_none() {
             let time_ms = i64::try_from(self.shared.now()).unwrap_or(i64::MAX);
             desired.value.paused = Some(Pause {
@@ -160,8 +156,8 @@ impl Api {
         request: pb::ResumeClusterRequest,
     ) -> Result<pb::ResumeClusterResponse> {
         let cluster = self.find_to_change(&request.name)?;
-        let _change = cluster.change.lock().await;
-        let mut desired = cluster.inner.lock().desired.clone();
+        let _change = self.shared.changing.lock(cluster.uid()).await;
+        let mut desired = cluster.lock().desired().clone();
         desired.value.paused = None;
         let revision = self.store(&cluster, desired, None).await?;
         Ok(pb::ResumeClusterResponse {
@@ -177,14 +173,14 @@ impl Api {
         self.caller
             .about("node", &format!("{}/{}", request.cluster, request.id));
         let cluster = self.find_to_change(&request.cluster)?;
-        let _change = cluster.change.lock().await;
+        let _change = self.shared.changing.lock(cluster.uid()).await;
         let (desired, slot) = {
-            let inner = cluster.inner.lock();
-            refuse_deleting(&inner, &cluster.name)?;
+            let inner = cluster.lock();
+            refuse_deleting(&inner, cluster.name())?;
             let node = find_node(&cluster, &inner, &request.id)?;
-            let mut desired = inner.desired.clone();
-            reconcile::living_marks(&mut desired.value, &inner.state);
-            let id = node.id(cluster.uid);
+            let mut desired = inner.desired().clone();
+            reconcile::living_marks(&mut desired.value, inner.state());
+            let id = node.id(cluster.uid());
             if !desired.value.marks.contains(&id) {
                 desired.value.marks.push(id);
             }
@@ -195,9 +191,9 @@ impl Api {
             .await;
         let plan = self.preview(&cluster);
         let visible = status::visible(&self.shared);
-        let inner = cluster.inner.lock();
+        let inner = cluster.lock();
         let node = inner
-            .state
+            .state()
             .node(slot)
             .map(|node| status::node(&cluster, &inner, &visible, node));
         Ok(pb::ReplaceNodeResponse {
@@ -214,19 +210,19 @@ impl Api {
         self.caller
             .about("node", &format!("{}/{}", request.cluster, request.id));
         let cluster = self.find_to_change(&request.cluster)?;
-        let _change = cluster.change.lock().await;
+        let _change = self.shared.changing.lock(cluster.uid()).await;
         let (desired, slot) = {
-            let inner = cluster.inner.lock();
-            refuse_deleting(&inner, &cluster.name)?;
+            let inner = cluster.lock();
+            refuse_deleting(&inner, cluster.name())?;
             let node = find_node(&cluster, &inner, &request.id)?;
-            let mut desired = inner.desired.clone();
+            let mut desired = inner.desired().clone();
             let mut repairs = Repairs::of(&desired.value)?;
             let living = |id: &String| {
-                let mut nodes = inner.state.nodes.iter();
-                nodes.any(|node| node.id(cluster.uid) == *id)
+                let mut nodes = inner.state().nodes.iter();
+                nodes.any(|node| node.id(cluster.uid()) == *id)
             };
             repairs.nodes.retain(living);
-            let id = node.id(cluster.uid);
+            let id = node.id(cluster.uid());
             repairs.nodes.retain(|own| *own != id);
             if request.under_repair {
                 repairs.nodes.push(id);
@@ -242,9 +238,9 @@ impl Api {
         };
         self.tell_of_node(&cluster, slot, reason, words).await;
         let visible = status::visible(&self.shared);
-        let inner = cluster.inner.lock();
+        let inner = cluster.lock();
         let node = inner
-            .state
+            .state()
             .node(slot)
             .map(|node| status::node(&cluster, &inner, &visible, node));
         Ok(pb::SetNodeRepairResponse { node, revision })
@@ -255,20 +251,19 @@ impl Api {
         request: pb::ReconcileClusterRequest,
     ) -> Result<pb::ReconcileClusterResponse> {
         let cluster = self.find_to_change(&request.name)?;
-        let _only = cluster.reconciling.lock().await;
-        let waiter = Arc::new(ReconcileWaiter::default());
-        {
-            let mut inner = cluster.inner.lock();
-            if inner.state.paused {
-                let message = format!("{} is paused; resume it first", cluster.name);
+        let _only = self.shared.reconciling.lock(cluster.uid()).await;
+        let waiter = {
+            let mut inner = cluster.lock();
+            if inner.state().paused {
+                let message = format!("{} is paused; resume it first", cluster.name());
                 return Err(Error::new(Reason::ClusterPaused, message));
             }
-            self.forget_back_offs(&mut inner, request.reset_back_off);
-            inner.waiter = Some(waiter.clone());
-        }
-        self.shared.queue.push(cluster.uid, Urgency::Urgent);
+            inner.retry_now(request.reset_back_off, self.shared.now());
+            self.shared.waiters.add(cluster.uid())
+        };
+        self.shared.queue.push(cluster.uid(), Urgency::Urgent);
         let ended = tokio::time::timeout(RECONCILE_WAIT, waiter.ended()).await;
-        cluster.inner.lock().waiter = None;
+        self.shared.waiters.remove(cluster.uid());
         let seen = waiter.take();
         if let Some(error) = seen.broken {
             return Err(error);
@@ -276,7 +271,7 @@ impl Api {
         let Some(plan) = seen.plan else {
             let message = format!(
                 "{} was not planned within {RECONCILE_WAIT:?}; it will be",
-                cluster.name
+                cluster.name()
             );
             return Err(Error::unavailable(message));
         };
@@ -311,23 +306,6 @@ impl Api {
     }
 
     /// Makes calls in slow backoff due immediately; with `all`, ends every backoff and forgets its cause.
-    fn forget_back_offs(&self, inner: &mut ClusterState, all: bool) {
-        let now = self.shared.now();
-        if all {
-            inner.state.backoffs.clear();
-            for node in &mut inner.state.nodes {
-                node.call.next = 0;
-            }
-        }
-        for back_off in inner.state.backoffs.values_mut() {
-            if back_off.kind == BackOffKind::NoCapacity
-                || back_off.next.saturating_sub(back_off.last) >= drover_planner::SLOW_CADENCE
-            {
-                back_off.next = now;
-            }
-        }
-    }
-
     /// Makes a changed desired state durable, then applies it in memory.
     pub(super) async fn store(
         &self,
@@ -347,7 +325,7 @@ impl Api {
         spec: Option<Arc<Resolved>>,
         data: UserData,
     ) -> Result<u64> {
-        let before = cluster.inner.lock().desired.value.clone();
+        let before = cluster.lock().desired().value.clone();
         self.record.generation(desired.value.generation);
         if before == desired.value {
             return Ok(self.shared.revision());
@@ -366,44 +344,43 @@ impl Api {
         let stored = self
             .shared
             .store
-            .update_desired_with(cluster.uid, desired.revision, value, data)
+            .update_desired_with(cluster.uid(), desired.revision, value, data)
             .await;
         let revision = match stored {
             Ok(revision) => revision,
             Err(error) => {
                 // The change may be durable all the same, or a concurrent one is: memory must show the stored state.
                 if let Err(error) = reconcile::refresh_desired(&self.shared, cluster).await {
-                    tracing::warn!(cluster = %cluster.name, %error, "what is wanted could not be read again");
+                    tracing::warn!(cluster = %cluster.name(), %error, "what is wanted could not be read again");
                 }
                 return Err(error);
             }
         };
         self.shared.hooks.reach(Point::AfterApply).await;
-        let mut inner = cluster.inner.lock();
-        inner.desired = Versioned {
+        let mut inner = cluster.lock();
+        let changed = spec.is_some();
+        let desired = Versioned {
             value: desired.value,
             revision,
         };
-        if let Some(spec) = spec {
-            inner.spec = spec;
-            self.shared
-                .probes
-                .track_all(&self.shared, cluster.uid, &mut inner);
+        inner.desire(desired, spec);
+        if changed {
+            self.shared.probes.track_all(&mut inner);
         }
-        inner.follow_desired();
         // Readers and the next apply must not take the groups for such without templates until the next pass.
-        let suggestions = inner.suggestions(&self.shared.handshakes(&inner.spec.groups));
+        let suggestions =
+            inner.suggestions(&self.shared.platforms.handshakes(&inner.spec().groups));
         inner.follow_suggestions(suggestions);
         self.shared.changed(cluster, &mut inner);
         self.shared.wrote(revision);
         drop(inner);
-        self.shared.queue.push(cluster.uid, Urgency::Bulk);
+        self.shared.queue.push(cluster.uid(), Urgency::Bulk);
         Ok(revision)
     }
 
     pub(super) fn shown(&self, cluster: &Cluster) -> pb::Cluster {
         let visible = status::visible(&self.shared);
-        status::cluster(cluster, &cluster.inner.lock(), &visible, true)
+        status::cluster(cluster, &cluster.lock(), &visible, true)
     }
 
     /// The next plan of a stored cluster.
@@ -413,20 +390,21 @@ impl Api {
 
     /// Like [`Self::preview`], with groups of former specs to explain the causes of an update.
     pub(super) fn preview_with(&self, cluster: &Cluster, former: &[Group]) -> pb::Plan {
-        let inner = cluster.inner.lock();
+        let inner = cluster.lock();
         let now = self.shared.now();
-        let suggestions = inner.suggestions(&self.shared.handshakes(&inner.spec.groups));
+        let suggestions =
+            inner.suggestions(&self.shared.platforms.handshakes(&inner.spec().groups));
         let plan = reconcile::plan(&self.shared, &inner, &suggestions, now, true);
         let mut shown = status::plan(
             &plan,
-            &inner.state,
-            inner.head.revision,
-            inner.state.generation,
+            inner.state(),
+            inner.head().revision,
+            inner.state().generation,
             now,
         );
         let known = suggestions.groups.as_ref();
-        let groups = known.map_or(&inner.spec.groups, |groups| groups);
-        shown.renewals = rollout::renewals(&plan.renewals, &inner.state, groups, former);
+        let groups = known.map_or(&inner.spec().groups, |groups| groups);
+        shown.renewals = rollout::renewals(&plan.renewals, inner.state(), groups, former);
         shown
     }
 }
@@ -443,7 +421,7 @@ pub(super) fn is_full(view: i32) -> Result<bool> {
 }
 
 pub(super) fn expect(inner: &ClusterState, generation: Option<u64>) -> Result<()> {
-    let now = inner.desired.value.generation;
+    let now = inner.desired().value.generation;
     match generation {
         Some(expected) if expected != now => {
             let message = format!("the cluster has generation {now}, not {expected}");
@@ -454,7 +432,7 @@ pub(super) fn expect(inner: &ClusterState, generation: Option<u64>) -> Result<()
 }
 
 pub(super) fn refuse_deleting(inner: &ClusterState, name: &str) -> Result<()> {
-    if inner.state.deleting {
+    if inner.state().deleting {
         let message = format!("{name} is being deleted; its name is free again when it is gone");
         return Err(Error::new(Reason::ClusterDeleting, message));
     }
@@ -490,22 +468,14 @@ pub(super) fn find_node<'a>(
     inner: &'a ClusterState,
     id: &str,
 ) -> Result<&'a drover_core::Node> {
-    let nodes = &inner.state.nodes;
-    let by_id = nodes.iter().find(|node| node.id(cluster.uid) == id);
+    let nodes = &inner.state().nodes;
+    let by_id = nodes.iter().find(|node| node.id(cluster.uid()) == id);
     // Of nodes with the same name, one that is not being removed takes precedence over remnants.
     let named = || nodes.iter().filter(|node| node.name() == id);
     by_id
         .or_else(|| named().find(|node| node.removal.is_none()))
         .or_else(|| named().next_back())
-        .ok_or_else(|| Error::not_found("node", format!("{}/{id}", cluster.name)))
-}
-
-/// The record as an apply would find it, for plans that are not carried out.
-pub(super) fn hypothetical(state: &State) -> State {
-    State {
-        paused: false,
-        ..state.clone()
-    }
+        .ok_or_else(|| Error::not_found("node", format!("{}/{id}", cluster.name())))
 }
 
 /// The visible platforms, computed once for responses about many nodes.

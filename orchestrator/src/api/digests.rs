@@ -2,15 +2,12 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use drover_cluster::{Cluster, request::digest_not_stored, stored_spec};
 use drover_core::Result;
 use drover_proto::orchestrator::v1::{self as pb, bootstrap_source::Source};
 use drover_store::digest::{ClusterDigests, is_keyed};
 
 use super::{Api, user_data::sources};
-use crate::{
-    cluster::{Cluster, stored_spec},
-    request::digest_not_stored,
-};
 
 /// A stored spec as it is shown. `None` if it cannot be decoded.
 pub(super) fn shown_spec(stored: &[u8], key: &ClusterDigests<'_>) -> Option<pb::ClusterSpec> {
@@ -79,8 +76,8 @@ impl Api {
         let Some(cluster) = cluster else {
             return Ok(BTreeMap::new());
         };
-        let stored = self.shared.store.user_data_digests(cluster.uid).await?;
-        let key = self.shared.digests.of_cluster(cluster.uid);
+        let stored = self.shared.store.user_data_digests(cluster.uid()).await?;
+        let key = self.shared.digests.of_cluster(cluster.uid());
         let known = stored.into_iter().flat_map(|one| {
             let names = [key.user_data(&one), key.former_user_data(&one)];
             names.map(|name| (name, one.clone()))

@@ -32,8 +32,8 @@ struct Log {
 
 impl Api {
     fn log(&self, name: &str, uid: &str) -> Result<Log> {
-        let found = match self.shared.find(name) {
-            Ok(_) => self.find(name)?.uid,
+        let found = match self.shared.clusters.find(name) {
+            Ok(_) => self.find(name)?.uid(),
             Err(error) => {
                 let gone = self.shared.tombstones.find(name);
                 gone.filter(|_| self.sees_name(name)).ok_or(error)?
@@ -261,7 +261,7 @@ pub(super) fn heartbeat(wanted: Option<&prost_types::Duration>) -> Result<Durati
 async fn bounds(shared: &Shared, uid: Uuid) -> Result<(u64, u64)> {
     match shared.store.event_bounds(uid).await {
         Ok(page) => Ok((page.first_seq.max(1), page.last_seq)),
-        Err(error) if error.reason() == Reason::NotFound && shared.cluster(uid).is_some() => {
+        Err(error) if error.reason() == Reason::NotFound && shared.clusters.get(uid).is_some() => {
             Ok((1, 0))
         }
         Err(error) => Err(error),

@@ -3,7 +3,9 @@
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use drover_client::PlatformClient;
+use drover_cluster::Cluster;
 use drover_core::{Error, Reason, Result};
+use drover_executor::hook::OPEN_TIMEOUT;
 use drover_proto::{common::v1 as common, orchestrator::v1 as pb, platform::v1 as wire};
 use futures::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
@@ -16,9 +18,7 @@ use super::{
     status,
     watch::STREAM_BYTES,
 };
-use crate::{
-    cluster::Cluster, executor::hook::OPEN_TIMEOUT, limits::Held, secrets, shared::Shared,
-};
+use crate::{limits::Held, shared::Shared};
 
 /// Interval at which the access of a streaming caller is checked again.
 const LOOK: Duration = Duration::from_secs(1);
@@ -31,7 +31,7 @@ impl Api {
         let cluster = self.find(&request.cluster)?;
         let visible = seen(self);
         let revision = self.shared.revision();
-        let inner = cluster.inner.lock();
+        let inner = cluster.lock();
         let node = find_node(&cluster, &inner, &request.id)?;
         Ok(pb::GetNodeResponse {
             node: Some(status::node(&cluster, &inner, &visible, node)),
@@ -51,16 +51,16 @@ impl Api {
         let revision = self.shared.revision();
         let clusters = match &filter.found {
             Some(cluster) => vec![cluster.clone()],
-            None => self.shared.by_name(),
+            None => self.shared.clusters.by_name(),
         };
         'clusters: for cluster in clusters {
-            let inner = cluster.inner.lock();
+            let inner = cluster.lock();
             if !self.sees(&cluster, &inner) {
                 continue;
             }
-            for node in &inner.state.nodes {
+            for node in &inner.state().nodes {
                 // Slots only grow, so page tokens stay valid while nodes come and go.
-                let key = paging::key(&[&cluster.name, &format!("{:020}", node.slot)]);
+                let key = paging::key(&[cluster.name(), &format!("{:020}", node.slot)]);
                 let before = after.as_deref().is_some_and(|after| key.as_str() <= after);
                 let platform = request
                     .platform
@@ -83,13 +83,13 @@ impl Api {
 
     /// Whether the caller may access the nodes of a cluster in this way.
     fn may_reach(&self, cluster: &Cluster, capability: wire::Capability) -> Result<()> {
-        let labels = cluster.inner.lock().desired.value.labels.clone();
-        if !self.caller.sees(&cluster.name, Some(&labels)) {
-            return Err(Error::not_found("cluster", cluster.name.to_string()));
+        let labels = cluster.lock().desired().value.labels.clone();
+        if !self.caller.sees(cluster.name(), Some(&labels)) {
+            return Err(Error::not_found("cluster", cluster.name().to_string()));
         }
         // Running a command in a node counts as changing it.
         if capability == wire::Capability::NodeExec {
-            self.may_change(&cluster.name, Some(&labels))?;
+            self.may_change(cluster.name(), Some(&labels))?;
         }
         Ok(())
     }
@@ -106,15 +106,15 @@ impl Api {
         let cluster = self.find(cluster)?;
         self.may_reach(&cluster, capability)?;
         let (slot, platform, target) = {
-            let inner = cluster.inner.lock();
+            let inner = cluster.lock();
             let node = find_node(&cluster, &inner, id)?;
-            let Some(target) = crate::executor::hook::target(&cluster, node) else {
+            let Some(target) = drover_cluster::request::target(&cluster, node) else {
                 let message = format!("{} is not there yet", node.name());
                 return Err(Error::new(Reason::NodeNotRunning, message));
             };
             (node.slot, node.platform.clone(), target)
         };
-        let registered = self.shared.require_platform(&platform)?;
+        let registered = self.shared.platforms.require(&platform)?;
         let client = registered
             .platform
             .client()
@@ -148,7 +148,7 @@ impl Api {
             }),
         };
         let opened = client.stream_logs(message, OPEN_TIMEOUT).await;
-        let chunks = secrets::hide(&self.shared, &cluster, slot, opened).await?;
+        let chunks = self.shared.vault.hide(&cluster, slot, opened).await?;
         let chunks = without(self.shared.clone(), cluster.clone(), slot, chunks)
             .map(|chunk| chunk.map(|chunk| pb::StreamNodeLogsResponse { chunk: Some(chunk) }));
         Ok(self.while_allowed(cluster, capability, held, chunks))
@@ -207,7 +207,7 @@ impl Api {
             .filter_map(futures::future::ready);
         let requests = futures::stream::once(async move { first }).chain(rest);
         let opened = client.exec(requests, OPEN_TIMEOUT).await;
-        let outputs = secrets::hide(&self.shared, &cluster, slot, opened).await?;
+        let outputs = self.shared.vault.hide(&cluster, slot, opened).await?;
         let outputs = without(self.shared.clone(), cluster.clone(), slot, outputs).map(|output| {
             output.map(|output| pb::ExecNodeResponse {
                 output: Some(output),
@@ -255,7 +255,7 @@ fn without<T>(
 ) -> impl Stream<Item = Result<T>> {
     stream.then(move |item| {
         let (shared, cluster) = (shared.clone(), cluster.clone());
-        async move { secrets::hide(&shared, &cluster, slot, item).await }
+        async move { shared.vault.hide(&cluster, slot, item).await }
     })
 }
 
@@ -302,10 +302,10 @@ impl Filter {
             (Some(name), group) => {
                 let found = api.find(name)?;
                 if let Some(group) = group {
-                    let inner = found.inner.lock();
+                    let inner = found.lock();
                     let inside = format!("{group}/");
-                    let groups = inner.spec.groups.iter().map(|group| &group.path);
-                    let nodes = inner.state.nodes.iter().map(|node| &node.group);
+                    let groups = inner.spec().groups.iter().map(|group| &group.path);
+                    let nodes = inner.state().nodes.iter().map(|node| &node.group);
                     let known = groups
                         .chain(nodes)
                         .any(|at| **at == **group || at.starts_with(&inside));

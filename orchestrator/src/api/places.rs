@@ -9,22 +9,20 @@ use std::{
     sync::Arc,
 };
 
+use drover_cluster::{Cluster, Resolved};
 use drover_convert::value::object;
 use drover_core::{
     Error, Reason, Result,
     error::Violation,
     spec::{Choice, Object},
 };
+use drover_platforms::Registered;
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use drover_server::access::{Part, Permission, Place};
 use prost::Message;
 use prost_types::value::Kind;
 
 use super::{Api, check::Origin};
-use crate::{
-    cluster::{Cluster, Resolved},
-    shared::Registered,
-};
 
 /// The property that selects a namespace, on platforms that have namespaces.
 const NAMESPACE: &str = "namespace";
@@ -96,7 +94,7 @@ impl Api {
         } else {
             Permission::Change
         };
-        let before = cluster.map(|cluster| cluster.inner.lock().spec.clone());
+        let before = cluster.map(|cluster| cluster.lock().spec().clone());
         let before = before.as_deref();
         let refusals = |platform: &str, class: Option<&str>, properties: &Object| {
             let known = Properties::of(self.shared.platform(platform).as_ref());
@@ -155,7 +153,7 @@ impl Api {
         if !self.caller.sees_platform(name) {
             return Err(Error::not_found("platform", name));
         }
-        self.shared.require_platform(name)
+        self.shared.platforms.require(name)
     }
 
     /// Checks whether the caller may change what a cluster has on a platform; otherwise `PermissionDenied`.

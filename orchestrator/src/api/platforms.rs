@@ -3,7 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use drover_client::PlatformClient;
+use drover_cluster::Cluster;
 use drover_core::{Error, Reason, Result, Sym};
+use drover_platforms::{Platform, Registered, Registration, connect};
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use tokio::time::Instant;
 
@@ -11,13 +13,7 @@ use super::{
     Api,
     paging::{self, Page},
 };
-use crate::{
-    cluster::Cluster,
-    connect,
-    platform::{Platform, Registration},
-    registry, secrets,
-    shared::Registered,
-};
+use crate::registry;
 
 /// Maximum time that a registration waits for a new platform to become visible.
 const ANSWER_WAIT: Duration = Duration::from_secs(3);
@@ -128,14 +124,14 @@ impl Api {
     /// Number of nodes on a platform in the clusters that the caller sees.
     fn own_nodes(&self, platform: &str) -> u32 {
         let count = |cluster: &Arc<Cluster>| {
-            let inner = cluster.inner.lock();
+            let inner = cluster.lock();
             if !self.sees(cluster, &inner) {
                 return 0;
             }
-            let nodes = inner.state.nodes.iter();
+            let nodes = inner.state().nodes.iter();
             nodes.filter(|node| *node.platform == *platform).count()
         };
-        let all: usize = self.shared.all().iter().map(count).sum();
+        let all: usize = self.shared.clusters.all().iter().map(count).sum();
         u32::try_from(all).unwrap_or(u32::MAX)
     }
 
@@ -147,26 +143,26 @@ impl Api {
             .platform
             .ok_or_else(|| Error::invalid("platform", "is missing"))?;
         self.caller.about("platform", &wanted.name);
-        let spec = registry::check(&wanted.name, wanted.spec.as_ref())?;
+        let spec = drover_platforms::registration::check(&wanted.name, wanted.spec.as_ref())?;
         // Held so that the secrets that validation finds still exist when the reference to them is stored.
-        let _secrets = self.shared.secrets.changing.read().await;
+        let _secrets = self.shared.secrets_changing.read().await;
         let stored = self.shared.platform(&wanted.name);
         let named = stored.map_or_else(Vec::new, |stored| {
             connect::secrets(&stored.platform.registration().spec)
         });
         for (field, of) in connect::named(&spec) {
-            let found = self.shared.secrets.find(&of);
+            let found = self.shared.vault.find(&of);
             found.map_err(|error| {
                 let why = error.message().to_owned();
                 error.with_violation(field, why)
             })?;
             let purpose = pb::SecretPurpose::Platform;
-            let other = secrets::wrong_purpose(&self.shared.secrets, &of, purpose);
+            let other = self.shared.vault.wrong_purpose(&of, purpose);
             if let Some(why) = other.filter(|_| !named.contains(&of)) {
                 return Err(Error::invalid(field, why));
             }
         }
-        let channel = connect::to_platform(&self.shared, &spec).await;
+        let channel = self.shared.platforms.connect(&spec).await;
         let channel = channel.map_err(|error| match error.fields().first() {
             Some(wrong) if error.reason() == Reason::Precondition => {
                 Error::invalid(wrong.field.clone(), error.message())
@@ -179,7 +175,9 @@ impl Api {
         let mut warnings = Vec::new();
         match &handshake {
             Ok(handshake) => {
-                registry::refuse_taken(&self.shared, &wanted.name, &handshake.uid)?;
+                self.shared
+                    .platforms
+                    .refuse_taken(&wanted.name, &handshake.uid)?;
                 refuse_stranger(
                     before.as_ref(),
                     &handshake.uid,
@@ -382,7 +380,7 @@ impl Api {
         request: &pb::ConfirmNodeLossRequest,
     ) -> Result<pb::ConfirmNodeLossResponse> {
         self.caller.about("platform", &request.platform);
-        let registered = self.shared.require_platform(&request.platform)?;
+        let registered = self.shared.platforms.require(&request.platform)?;
         let now = self.shared.now();
         if registered.platform.vanished_count() != 0 || request.vanished_count != 0 {
             registered
@@ -390,7 +388,7 @@ impl Api {
                 .confirm_loss(request.vanished_count, now)?;
         }
         self.shared
-            .wake_users(&request.platform, crate::queue::Urgency::Bulk);
+            .wake_users(&request.platform, drover_core::Urgency::Bulk);
         let platform = registered.platform.to_proto(now);
         Ok(pb::ConfirmNodeLossResponse {
             platform: Some(platform),

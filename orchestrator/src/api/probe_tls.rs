@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use drover_cluster::Cluster;
 use drover_core::{Error, Result, error::Violation, spec::ProbeTls};
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 
 use super::{Api, check::Checked};
-use crate::{cluster::Cluster, probes, secrets};
 
 /// All TLS settings of probes in a spec, with their paths.
 fn places(spec: &pb::ClusterSpec) -> Vec<(String, ProbeTls)> {
@@ -45,7 +45,7 @@ impl Api {
         changes: bool,
         wrong: &mut Vec<Violation>,
     ) -> Result<()> {
-        let before = cluster.map(|cluster| cluster.inner.lock().spec.clone());
+        let before = cluster.map(|cluster| cluster.lock().spec().clone());
         for (path, tls) in places(&checked.spec) {
             for (field, of) in tls.secrets() {
                 let purpose = pb::SecretPurpose::Probe;
@@ -58,7 +58,7 @@ impl Api {
                     let why = error.message().to_owned();
                     return Err(error.with_violation(format!("{path}.{field}"), why));
                 }
-                let other = secrets::wrong_purpose(&self.shared.secrets, &of, purpose);
+                let other = self.shared.vault.wrong_purpose(&of, purpose);
                 if let Some(description) = other.filter(|_| !there) {
                     return Err(Error::invalid(format!("{path}.{field}"), description));
                 }
@@ -71,7 +71,7 @@ impl Api {
                     description: why.to_string(),
                 });
             }
-            if let Err((field, why)) = probes::tls::read(&self.shared.store, &tls).await {
+            if let Err((field, why)) = drover_probes::read_tls(&self.shared.vault, &tls).await {
                 wrong.push(Violation {
                     field: format!("{path}.{field}"),
                     description: why,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use drover_cluster::{Cluster, ClusterState, Resolved, Restart, Restarts, stored_spec, template};
 use drover_convert::{
     spec::to_retention,
     value::{to_duration, to_timestamp},
@@ -19,10 +20,6 @@ use super::{
     clusters::{expect, find_group, refuse_deleting},
     digests::shown,
 };
-use crate::{
-    cluster::{Cluster, ClusterState, Resolved, Restart, Restarts, stored_spec},
-    template,
-};
 
 /// Maximum number of retained revisions of a cluster, besides the current one.
 const MAX_REVISIONS: usize = 10;
@@ -37,7 +34,7 @@ impl Api {
         self.shared.reach(request.min_revision).await?;
         let cluster = self.find(&request.cluster)?;
         let kept = self.kept(&cluster).await?;
-        let digests = self.shared.digests.of_cluster(cluster.uid);
+        let digests = self.shared.digests.of_cluster(cluster.uid());
         let specs: Vec<Resolved> = kept
             .iter()
             .map(|(_, row)| Resolved::from_stored(&row.spec, &digests))
@@ -63,8 +60,8 @@ impl Api {
 
     /// The retained revisions of a cluster, oldest first, the current one last.
     async fn kept(&self, cluster: &Cluster) -> Result<Vec<(u64, RevisionRow)>> {
-        let mut kept = self.shared.store.revisions(cluster.uid).await?;
-        let desired = cluster.inner.lock().desired.value.clone();
+        let mut kept = self.shared.store.revisions(cluster.uid()).await?;
+        let desired = cluster.lock().desired().value.clone();
         // A revision that was retained for a change that then failed is still the current one.
         kept.retain(|(generation, _)| *generation < desired.generation);
         let present = RevisionRow {
@@ -90,7 +87,7 @@ impl Api {
     /// The groups of all retained revisions, newest first, to determine what made a node.
     pub(super) async fn former(&self, cluster: &Cluster) -> Result<Vec<Group>> {
         let kept = self.kept(cluster).await?;
-        let digests = self.shared.digests.of_cluster(cluster.uid);
+        let digests = self.shared.digests.of_cluster(cluster.uid());
         let mut groups = Vec::new();
         for (_, row) in kept.iter().rev() {
             groups.extend(Resolved::from_stored(&row.spec, &digests)?.groups);
@@ -100,7 +97,7 @@ impl Api {
 
     /// Retains the current spec before another one replaces it.
     pub(super) async fn keep_revision(&self, cluster: &Cluster, next: &Desired) -> Result<()> {
-        let present = cluster.inner.lock().desired.value.clone();
+        let present = cluster.lock().desired().value.clone();
         if present.generation >= next.generation || present.spec == next.spec {
             return Ok(());
         }
@@ -115,13 +112,13 @@ impl Api {
         };
         let store = &self.shared.store;
         store
-            .keep_revision(cluster.uid, present.generation, row, MAX_REVISIONS)
+            .keep_revision(cluster.uid(), present.generation, row, MAX_REVISIONS)
             .await
     }
 
     /// The retained specs besides the current one, for their references.
     pub(super) async fn kept_specs(&self, cluster: &Cluster) -> Result<Vec<pb::ClusterSpec>> {
-        let kept = self.shared.store.revisions(cluster.uid).await?;
+        let kept = self.shared.store.revisions(cluster.uid()).await?;
         kept.iter().map(|(_, row)| stored_spec(&row.spec)).collect()
     }
 
@@ -151,10 +148,10 @@ impl Api {
             self.find_to_change(&request.name)?
         };
         let (labels, present) = {
-            let inner = cluster.inner.lock();
+            let inner = cluster.lock();
             expect(&inner, request.expected_generation)?;
-            refuse_deleting(&inner, &cluster.name)?;
-            let value = &inner.desired.value;
+            refuse_deleting(&inner, cluster.name())?;
+            let value = &inner.desired().value;
             (value.labels.clone(), value.generation)
         };
         let kept = self.kept(&cluster).await?;
@@ -165,7 +162,7 @@ impl Api {
         let Some((generation, row)) = wanted else {
             let numbers: Vec<String> = kept.iter().map(|(kept, _)| kept.to_string()).collect();
             let numbers = numbers.join(", ");
-            let name = &cluster.name;
+            let name = cluster.name();
             let message = match request.to_generation {
                 Some(asked) => {
                     format!(
@@ -181,13 +178,13 @@ impl Api {
                 .with_resource("revision", format!("{name}/{asked}")));
         };
         let mut spec = stored_spec(&row.spec)?;
-        let mut now = stored_spec(&cluster.inner.lock().desired.value.spec)?;
+        let mut now = stored_spec(&cluster.lock().desired().value.spec)?;
         keep_present_sizes(&mut spec.groups, "", &mut now.groups);
         let apply = pb::ApplyClusterRequest {
             cluster: Some(pb::Cluster {
-                name: cluster.name.to_string(),
+                name: cluster.name().to_string(),
                 labels: labels.into_iter().collect(),
-                spec: Some(shown(spec, &self.shared.digests.of_cluster(cluster.uid))),
+                spec: Some(shown(spec, &self.shared.digests.of_cluster(cluster.uid()))),
                 ..pb::Cluster::default()
             }),
             validate_only,
@@ -204,10 +201,10 @@ impl Api {
         request: pb::RestartGroupRequest,
     ) -> Result<pb::RestartGroupResponse> {
         let cluster = self.find_to_change(&request.cluster)?;
-        let _change = cluster.change.lock().await;
+        let _change = self.shared.changing.lock(cluster.uid()).await;
         let (desired, node_count) = {
-            let inner = cluster.inner.lock();
-            refuse_deleting(&inner, &cluster.name)?;
+            let inner = cluster.lock();
+            refuse_deleting(&inner, cluster.name())?;
             restarted(&inner, request.group.as_deref())?
         };
         let revision = self.store(&cluster, desired, None).await?;
@@ -235,7 +232,7 @@ pub(super) fn restarted(
         group.is_none_or(|group| path == group || path.starts_with(&format!("{group}/")))
     };
     let paths: BTreeSet<Sym> = inner
-        .spec
+        .spec()
         .groups
         .iter()
         .map(|group| group.path.clone())
@@ -244,11 +241,11 @@ pub(super) fn restarted(
     if paths.is_empty() {
         return Err(Error::not_found("group", group.unwrap_or_default()));
     }
-    let mut desired = inner.desired.clone();
+    let mut desired = inner.desired().clone();
     let mut restarts = Restarts::of(&desired.value)?;
     restarts.groups.retain(|old| {
         let known = inner
-            .spec
+            .spec()
             .groups
             .iter()
             .any(|group| *group.path == old.group);
@@ -256,11 +253,11 @@ pub(super) fn restarted(
     });
     restarts.groups.extend(paths.iter().map(|path| Restart {
         group: path.to_string(),
-        before_slot: inner.state.next_slot,
+        before_slot: inner.state().next_slot,
     }));
     restarts.put(&mut desired.value);
     let own = |node: &&Node| paths.contains(&node.group) && node.removal.is_none();
-    let count = inner.state.nodes.iter().filter(own).count();
+    let count = inner.state().nodes.iter().filter(own).count();
     Ok((desired, u32::try_from(count).unwrap_or(u32::MAX)))
 }
 

@@ -1,15 +1,18 @@
 //! The secrets API: create, update, read and delete. No response, error or log contains secret content.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
+use drover_cluster::request::digest_not_stored;
 use drover_core::{
     Error, Reason, Result,
     error::Violation,
     name,
     spec::{SecretRef, digest},
 };
+use drover_executor::Point;
 use drover_proto::orchestrator::v1 as pb;
+use drover_secrets::{Content, ContentKey, KnownKey};
 use drover_store::{DigestKey, digest::is_keyed};
 use prost::Message;
 
@@ -17,12 +20,7 @@ use super::{
     Api,
     paging::{self, Page},
 };
-use crate::{
-    hooks::Point,
-    registry,
-    request::digest_not_stored,
-    secrets::{self, Content, ContentKey, KnownKey},
-};
+use crate::{registry, secrets};
 
 /// Maximum size of a secret in bytes, including the names of its keys.
 const MAX_SECRET: usize = 256 * 1024;
@@ -159,8 +157,8 @@ impl Api {
         check(&request)?;
         let store = &self.shared.store;
         store.keys()?;
-        let _changing = self.shared.secrets.changing.write().await;
-        let before = secrets::content(store, &name).await?;
+        let _changing = self.shared.secrets_changing.write().await;
+        let before = self.shared.vault.content(&name).await?;
         let present = before.as_ref().map_or(0, |(_, revision)| *revision);
         if let Some(expected) = request.expected_revision
             && expected != present
@@ -207,14 +205,13 @@ impl Api {
             let revision = store.put_secret(&name, value, Some(present)).await?;
             self.shared.hooks.reach(Point::AfterApply).await;
             self.shared.wrote(revision);
-            let known = content.known(revision, &self.shared.digests);
-            self.shared.secrets.put(&name, known.clone());
+            let known = self.shared.vault.put(&name, &content, revision);
             registry::secret_changed(&self.shared, &name).await;
             (revision, known)
         } else {
             (
                 self.shared.revision(),
-                content.known(present, &self.shared.digests),
+                Arc::new(content.known(present, &self.shared.digests)),
             )
         };
         let users = secrets::users(&self.shared, &name, None);
@@ -242,7 +239,10 @@ impl Api {
         match users.first() {
             None => Ok(wanted.into()),
             Some(first) => {
-                let (has, wanted) = (secrets::word(old.purpose()), secrets::word(wanted));
+                let (has, wanted) = (
+                    drover_secrets::word(old.purpose()),
+                    drover_secrets::word(wanted),
+                );
                 let why = format!(
                     "is {wanted}, and {first} names it as one of purpose {has}; make another secret with `purpose: \
                      {wanted}`"
@@ -289,7 +289,7 @@ impl Api {
         let mut page = Page::new(request.page_size)?;
         let revision = self.shared.revision();
         let mut users = secrets::all_users(&self.shared);
-        for (name, known) in self.shared.secrets.all() {
+        for (name, known) in self.shared.vault.all() {
             let before = after.as_deref().is_some_and(|after| name.as_str() <= after);
             let other = request.name.as_ref().is_some_and(|wanted| *wanted != name);
             if before || other {
@@ -316,7 +316,7 @@ impl Api {
         if name.is_empty() {
             return Err(Error::invalid("name", "is empty"));
         }
-        let _changing = self.shared.secrets.changing.write().await;
+        let _changing = self.shared.secrets_changing.write().await;
         let mut users = secrets::users(&self.shared, name, None);
         let mut what = "is named by";
         if users.is_empty() {
@@ -342,7 +342,7 @@ impl Api {
             Err(error) if error.reason() == Reason::NotFound => self.shared.revision(),
             Err(error) => return Err(error),
         };
-        self.shared.secrets.remove(name);
+        self.shared.vault.remove(name);
         Ok(pb::DeleteSecretResponse { revision })
     }
 
@@ -360,10 +360,10 @@ impl Api {
     /// Finds a key that a spec refers to. Callers who may not refer to the secret do not learn which other secrets
     /// exist.
     pub(super) fn find_secret(&self, of: &SecretRef, changes: bool) -> Result<KnownKey> {
-        let found = self.shared.secrets.find(of);
+        let found = self.shared.vault.find(of);
         found.map_err(|error| match self.may_name(of, changes) {
             Ok(()) => error,
-            Err(_) => secrets::not_there(of),
+            Err(_) => drover_secrets::not_there(of),
         })
     }
 }

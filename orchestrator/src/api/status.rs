@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use drover_cluster::{Cluster, ClusterState, template};
 use drover_convert::{
     node::{Around, to_node},
     value::{to_timestamp, to_timestamp_opt},
@@ -17,15 +18,11 @@ use drover_proto::{common::v1 as common, orchestrator::v1 as pb};
 use drover_store::DigestKey;
 
 use super::digests::shown_spec;
-use crate::{
-    cluster::{Cluster, ClusterState},
-    shared::Shared,
-    template,
-};
+use crate::shared::Shared;
 
 mod plan;
 
-pub(crate) use plan::{Steps, plan};
+pub(crate) use plan::plan;
 
 /// Visibility of platforms at the time of a response.
 #[derive(Debug)]
@@ -78,9 +75,9 @@ fn sees(visible: &Visible, node: &Node) -> bool {
 
 fn outdated(inner: &ClusterState, node: &Node) -> bool {
     let known = inner.wanted();
-    let groups = known.as_ref().map_or(&inner.spec.groups, |groups| groups);
+    let groups = known.as_ref().map_or(&inner.spec().groups, |groups| groups);
     let group = groups.iter().find(|group| group.path == node.group);
-    group.is_none_or(|group| !template::is_current(&inner.state, group, node))
+    group.is_none_or(|group| !template::is_current(inner.state(), group, node))
 }
 
 pub(super) fn node(
@@ -90,11 +87,11 @@ pub(super) fn node(
     node: &Node,
 ) -> pb::Node {
     let around = Around {
-        uid: cluster.uid,
-        cluster: &cluster.name,
+        uid: cluster.uid(),
+        cluster: cluster.name(),
         visible: sees(visible, node),
         outdated: outdated(inner, node),
-        under_repair: inner.state.repairs.contains(&node.slot),
+        under_repair: inner.state().repairs.contains(&node.slot),
     };
     to_node(node, &around)
 }
@@ -106,14 +103,14 @@ pub(super) fn cluster(
     visible: &Visible,
     full: bool,
 ) -> pb::Cluster {
-    let desired = &inner.desired.value;
+    let desired = &inner.desired().value;
     let time = |ms: i64| to_timestamp(u64::try_from(ms).unwrap_or(0));
     pb::Cluster {
-        name: cluster.name.to_string(),
-        uid: cluster.uid.to_string(),
+        name: cluster.name().to_string(),
+        uid: cluster.uid().to_string(),
         labels: desired.labels.clone(),
         spec: if full {
-            shown_spec(&desired.spec, &visible.digests.of_cluster(cluster.uid))
+            shown_spec(&desired.spec, &visible.digests.of_cluster(cluster.uid()))
         } else {
             None
         },
@@ -127,20 +124,25 @@ pub(super) fn cluster(
 
 fn status(cluster: &Cluster, inner: &ClusterState, visible: &Visible) -> pb::ClusterStatus {
     let groups = group_statuses(inner, visible);
-    let pause = inner.desired.value.paused.as_ref().map(|pause| pb::Pause {
-        reason: pause.reason.clone(),
-        author: inner.desired.value.pause_author.clone(),
-        pause_time: Some(to_timestamp(u64::try_from(pause.time_ms).unwrap_or(0))),
-    });
+    let pause = inner
+        .desired()
+        .value
+        .paused
+        .as_ref()
+        .map(|pause| pb::Pause {
+            reason: pause.reason.clone(),
+            author: inner.desired().value.pause_author.clone(),
+            pause_time: Some(to_timestamp(u64::try_from(pause.time_ms).unwrap_or(0))),
+        });
     pb::ClusterStatus {
         phase: phase(inner, &groups).into(),
-        observed_generation: inner.state.observed_generation,
+        observed_generation: inner.state().observed_generation,
         conditions: conditions(inner, &groups),
         groups,
         infrastructure: crate::infrastructure::show::status(cluster, inner),
         addons: Vec::new(),
         pause,
-        last_event_sequence: inner.head.value.last_seq(),
+        last_event_sequence: inner.head().value.last_seq(),
         platforms: platforms(inner, visible),
     }
 }
@@ -157,10 +159,10 @@ fn has_all(group: &pb::GroupStatus) -> bool {
 }
 
 fn phase(inner: &ClusterState, groups: &[pb::GroupStatus]) -> pb::ClusterPhase {
-    let state = &inner.state;
+    let state = &inner.state();
     if state.deleting {
         pb::ClusterPhase::Deleting
-    } else if inner.unstored.is_some() {
+    } else if inner.unstored().is_some() {
         pb::ClusterPhase::Blocked
     } else if is_ready(state, groups) {
         pb::ClusterPhase::Ready
@@ -244,8 +246,8 @@ fn condition(
 
 /// Conditions of the cluster: recorded ones and derived ones.
 fn conditions(inner: &ClusterState, groups: &[pb::GroupStatus]) -> Vec<common::Condition> {
-    let state = &inner.state;
-    let ready = inner.unstored.is_none() && is_ready(state, groups);
+    let state = &inner.state();
+    let ready = inner.unstored().is_none() && is_ready(state, groups);
     let (have, want) = groups.iter().fold((0, 0), |(h, w), group| {
         let have = h + group.ready + group.standby_ready;
         (have, w + group.size + group.standby)
@@ -338,7 +340,7 @@ fn conditions(inner: &ClusterState, groups: &[pb::GroupStatus]) -> Vec<common::C
             ));
         }
     }
-    if let Some((error, since)) = &inner.unstored {
+    if let Some((error, since)) = &inner.unstored() {
         let word = format!("{:?}", error.reason());
         list.push(condition(
             "StoreUnavailable",
@@ -388,7 +390,7 @@ fn draining(state: &State) -> Option<(&'static str, String, Millis)> {
 fn old_templates(inner: &ClusterState) -> String {
     let known = inner.wanted();
     known.map_or_else(String::new, |groups| {
-        template::changed(&inner.state, &groups)
+        template::changed(inner.state(), &groups)
     })
 }
 
@@ -400,8 +402,8 @@ fn is_replaced(node: &Node) -> bool {
 }
 
 fn why_not_ready(inner: &ClusterState, groups: &[pb::GroupStatus]) -> &'static str {
-    let state = &inner.state;
-    if inner.unstored.is_some() {
+    let state = &inner.state();
+    if inner.unstored().is_some() {
         return "StoreUnavailable";
     }
     if let Some(key) = state.conditions.keys().find(|key| is_trouble(key.kind)) {
@@ -420,7 +422,7 @@ fn why_not_ready(inner: &ClusterState, groups: &[pb::GroupStatus]) -> &'static s
 
 /// Describes the visible but unready nodes of a group and the causes, for a message.
 fn unready(inner: &ClusterState, visible: &Visible, group: &Group) -> String {
-    let unready = inner.state.nodes.iter().filter(|node| {
+    let unready = inner.state().nodes.iter().filter(|node| {
         let own = node.group == group.path && node.removal.is_none();
         own && node.state != NodeState::Ready && sees(visible, node)
     });
@@ -444,7 +446,7 @@ fn unready(inner: &ClusterState, visible: &Visible, group: &Group) -> String {
 /// Why nodes of a group are not visible: the platform of the first of them, and its problem.
 fn unseen(inner: &ClusterState, visible: &Visible, group: &Group) -> Option<String> {
     let mut own = inner
-        .state
+        .state()
         .nodes
         .iter()
         .filter(|node| node.group == group.path);
@@ -460,7 +462,7 @@ fn unseen(inner: &ClusterState, visible: &Visible, group: &Group) -> Option<Stri
 
 fn group_statuses(inner: &ClusterState, visible: &Visible) -> Vec<pb::GroupStatus> {
     let known = inner.wanted();
-    let groups = known.as_ref().map_or(&inner.spec.groups, |groups| groups);
+    let groups = known.as_ref().map_or(&inner.spec().groups, |groups| groups);
     groups
         .iter()
         .map(|group| group_status(inner, visible, group))
@@ -475,13 +477,13 @@ fn group_status(inner: &ClusterState, visible: &Visible, group: &Group) -> pb::G
         ..pb::GroupStatus::default()
     };
     for node in inner
-        .state
+        .state()
         .nodes
         .iter()
         .filter(|node| node.group == group.path)
     {
         let seen = sees(visible, node);
-        let current = template::is_current(&inner.state, group, node);
+        let current = template::is_current(inner.state(), group, node);
         status.present += 1;
         status.updated += u32::from(current);
         let serves = seen && node.state == NodeState::Ready && node.removal.is_none();
@@ -498,7 +500,7 @@ fn group_status(inner: &ClusterState, visible: &Visible, group: &Group) -> pb::G
         status.unknown += u32::from(!seen);
     }
     let back_offs = inner
-        .state
+        .state()
         .backoffs
         .iter()
         .filter(|(key, _)| key.group == group.path);
@@ -507,12 +509,12 @@ fn group_status(inner: &ClusterState, visible: &Visible, group: &Group) -> pb::G
         .filter(|next| *next > visible.now)
         .max()
         .and_then(to_timestamp_opt);
-    if let Some(rollout) = inner.state.rollouts.get(&group.path) {
+    if let Some(rollout) = inner.state().rollouts.get(&group.path) {
         status.update_start_time = to_timestamp_opt(rollout.started);
         status.update_progress_time = to_timestamp_opt(rollout.progress);
     }
     let ready =
-        holds(&inner.state, &group.path, ConditionKind::Ready).is_some() && has_all(&status);
+        holds(inner.state(), &group.path, ConditionKind::Ready).is_some() && has_all(&status);
     let mut words = format!("{} of {} ready", status.ready, status.size);
     if group.standby > 0 {
         let standby = format!(", {} of {} standby", status.standby_ready, status.standby);
@@ -524,11 +526,11 @@ fn group_status(inner: &ClusterState, visible: &Visible, group: &Group) -> pb::G
         ready,
         if ready { "AsWanted" } else { "ScaleUp" },
         words,
-        holds(&inner.state, &group.path, ConditionKind::Ready)
+        holds(inner.state(), &group.path, ConditionKind::Ready)
             .map_or(0, |condition| condition.since),
     ));
     for (key, held) in inner
-        .state
+        .state()
         .conditions
         .iter()
         .filter(|(key, _)| key.group == group.path)
@@ -545,7 +547,7 @@ fn group_status(inner: &ClusterState, visible: &Visible, group: &Group) -> pb::G
         }
     }
     let kind = ConditionKind::PlatformUnavailable;
-    let held = holds(&inner.state, &group.path, kind).is_some();
+    let held = holds(inner.state(), &group.path, kind).is_some();
     if let Some(words) = unseen(inner, visible, group).filter(|_| !held) {
         let unseen = condition(kind.as_str(), true, kind.as_str(), words, 0);
         status.conditions.push(unseen);
@@ -556,14 +558,14 @@ fn group_status(inner: &ClusterState, visible: &Visible, group: &Group) -> pb::G
 fn platforms(inner: &ClusterState, visible: &Visible) -> Vec<pb::ClusterPlatform> {
     let count = |name: &Sym, uid: &Sym| {
         inner
-            .state
+            .state()
             .nodes
             .iter()
             .filter(|node| node.platform == *name && node.platform_uid == *uid)
             .count()
     };
     let used = inner
-        .state
+        .state()
         .used
         .iter()
         .map(|(name, uid)| pb::ClusterPlatform {

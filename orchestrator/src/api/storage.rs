@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use drover_core::{Error, Reason, Result, Sym};
+use drover_platforms::Registered;
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use futures::StreamExt;
 use uuid::Uuid;
@@ -11,7 +12,7 @@ use super::{
     Api,
     paging::{self, Page},
 };
-use crate::shared::{Registered, Shared};
+use crate::shared::Shared;
 
 /// Deadline for a platform to list or delete retained storage.
 const ASK_TIMEOUT: Duration = Duration::from_secs(20);
@@ -122,10 +123,10 @@ impl Api {
             .owner
             .parse()
             .map_err(|_| Error::invalid("owner", "is no UUID"))?;
-        let registered = self.shared.require_platform(&request.platform)?;
-        let cluster = self.shared.cluster(owner);
+        let registered = self.shared.platforms.require(&request.platform)?;
+        let cluster = self.shared.clusters.get(owner);
         if let Some(cluster) = &cluster {
-            refuse_in_use(&cluster.inner.lock(), &request)?;
+            refuse_in_use(&cluster.lock(), &request)?;
         }
         let unreachable =
             || Error::unavailable(format!("platform {} does not answer", request.platform));
@@ -147,7 +148,7 @@ impl Api {
         let message = wire::DeleteStorageRequest {
             expected_platform_uid: uid,
             expected_instance_id: instance,
-            fence: Some(self.shared.fence(owner)),
+            fence: Some(self.shared.platforms.fence(owner)),
             id: request.id,
             owner: request.owner,
             cluster_id: request.cluster,
@@ -174,7 +175,12 @@ impl Api {
             let listed = list(&registered, name, WARN_TIMEOUT)
                 .await
                 .unwrap_or_default();
-            let living = self.shared.find(name).ok().map(|it| it.uid.to_string());
+            let living = self
+                .shared
+                .clusters
+                .find(name)
+                .ok()
+                .map(|it| it.uid().to_string());
             let others = listed
                 .iter()
                 .filter(|one| Some(&one.owner) != living.as_ref())
@@ -211,7 +217,7 @@ async fn list(
 /// Who may claim the storage.
 fn claim(shared: &Shared, storage: &wire::KeptStorage) -> pb::StorageClaim {
     let owner: Option<Uuid> = storage.owner.parse().ok();
-    if owner.is_some_and(|owner| shared.cluster(owner).is_some()) {
+    if owner.is_some_and(|owner| shared.clusters.get(owner).is_some()) {
         pb::StorageClaim::Cluster
     } else if storage.store_id.is_empty() || storage.store_id == shared.store.id().to_string() {
         pb::StorageClaim::None
@@ -222,10 +228,10 @@ fn claim(shared: &Shared, storage: &wire::KeptStorage) -> pb::StorageClaim {
 
 /// Refuses storage of a node that exists, is being created, or is being removed.
 fn refuse_in_use(
-    inner: &crate::cluster::ClusterState,
+    inner: &drover_cluster::ClusterState,
     request: &pb::DeleteStorageRequest,
 ) -> Result<()> {
-    let node = inner.state.nodes.iter().find(|node| {
+    let node = inner.state().nodes.iter().find(|node| {
         *node.platform == *request.platform
             && *node.group == *request.group
             && Some(node.ordinal) == request.ordinal

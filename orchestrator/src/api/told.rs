@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use drover_cluster::{Cluster, events::sign};
 use drover_core::Reason;
 use drover_planner::Plan;
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Lane, NewEvent};
 
 use super::Api;
-use crate::{cluster::Cluster, events::sign, step};
+use crate::step;
 
 /// Maximum number of retries after a conflict with a reconcile pass.
 const MAX_TURNS: usize = 16;
@@ -38,10 +39,10 @@ impl Api {
         of(&mut event);
         sign(&mut event, self.record.author());
         for _ in 0..MAX_TURNS {
-            let mut step = step::encode_step(&cluster.inner.lock(), &[], &[], now);
-            (step.uid, step.expect_desired) = (cluster.uid, None);
+            let mut step = cluster.lock().encode_step(&[], &[], now);
+            (step.uid, step.expect_desired) = (cluster.uid(), None);
             step.events = vec![event.clone()];
-            let shard = self.shared.shards.of(cluster.uid);
+            let shard = self.shared.shards.of(cluster.uid());
             match self.shared.store.step(shard, step, Lane::Bulk).await {
                 Ok(done) => {
                     let plan = Plan::default();
@@ -52,12 +53,12 @@ impl Api {
                     tokio::time::sleep(super::SHORT_WAIT).await;
                 }
                 Err(error) => {
-                    tracing::warn!(cluster = %cluster.name, reason, %error, "an event could not be stored");
+                    tracing::warn!(cluster = %cluster.name(), reason, %error, "an event could not be stored");
                     return;
                 }
             }
         }
-        tracing::warn!(cluster = %cluster.name, reason, "an event was not stored: the cluster changes too fast");
+        tracing::warn!(cluster = %cluster.name(), reason, "an event was not stored: the cluster changes too fast");
     }
 
     /// Like [`Self::tell`], for a node.
@@ -69,9 +70,9 @@ impl Api {
         words: &str,
     ) {
         let found = {
-            let inner = cluster.inner.lock();
-            let node = inner.state.node(slot);
-            node.map(|node| (node.id(cluster.uid), node.name(), node.group.to_string()))
+            let inner = cluster.lock();
+            let node = inner.state().node(slot);
+            node.map(|node| (node.id(cluster.uid()), node.name(), node.group.to_string()))
         };
         let Some((id, name, group)) = found else {
             return;

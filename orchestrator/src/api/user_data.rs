@@ -8,6 +8,11 @@ use std::{
 };
 
 use bytes::Bytes;
+use drover_cluster::{
+    Cluster, ClusterState, Resolved,
+    request::{self, digest_not_stored},
+    stored_spec,
+};
 use drover_convert::spec::cluster_spec;
 use drover_core::{
     Error, Result,
@@ -15,6 +20,7 @@ use drover_core::{
     secrecy::{HIDDEN, placeholder},
     spec::{MAX_TEMPLATE_SECRET, SecretRef, UserDataSource, digest},
 };
+use drover_platforms::has;
 use drover_proto::{
     orchestrator::v1::{self as pb, bootstrap_source::Source},
     platform::v1 as wire,
@@ -23,12 +29,6 @@ use drover_store::{MAX_USER_DATA, UserData};
 use uuid::Uuid;
 
 use super::{Api, check::Checked, probe_tls};
-use crate::{
-    cluster::{Cluster, ClusterState, Resolved, stored_spec},
-    platform::has,
-    request::{self, digest_not_stored},
-    secrets,
-};
 
 /// Reported to callers who may not change a cluster and include user data in a plan request for it.
 const COUNTS_AS_CHANGED: &str = "the user data of the document counts as changed: whether it is \
@@ -270,7 +270,7 @@ impl Api {
         known: &mut Known,
         wrong: &mut Vec<Violation>,
     ) -> Result<()> {
-        let before = cluster.map(|cluster| cluster.inner.lock().spec.clone());
+        let before = cluster.map(|cluster| cluster.lock().spec().clone());
         for named in secret_keys(&checked.spec) {
             let (of, at) = (named.of, named.field);
             let purpose = pb::SecretPurpose::Workload;
@@ -282,13 +282,13 @@ impl Api {
             let key = match self.find_secret(&of, changes) {
                 Ok(key) => key,
                 Err(error) => {
-                    let known = self.shared.secrets.get(&of.name).is_some();
+                    let known = self.shared.vault.get(&of.name).is_some();
                     let field = if known { "key" } else { "name" };
                     let why = error.message().to_owned();
                     return Err(error.with_violation(format!("{at}.{field}"), why));
                 }
             };
-            let other = secrets::wrong_purpose(&self.shared.secrets, &of, purpose);
+            let other = self.shared.vault.wrong_purpose(&of, purpose);
             if let Some(description) = other.filter(|_| !there) {
                 wrong.push(Violation {
                     field: at,
@@ -302,7 +302,7 @@ impl Api {
                     description: why.to_owned(),
                 });
             }
-            let data = secrets::read(&self.shared.store, &of).await?.content;
+            let data = self.shared.vault.read(&of).await?.content;
             if let Some(description) = wrong_size(&of, data.len(), named.most, changes) {
                 wrong.push(Violation {
                     field: format!("{at}.key"),
@@ -373,7 +373,9 @@ impl Api {
             let shown = changes || brought.is_some();
             let data = match (brought, cluster) {
                 (Some(data), _) => Some(data),
-                (None, Some(cluster)) => self.shared.store.user_data(cluster.uid, &digest).await?,
+                (None, Some(cluster)) => {
+                    self.shared.store.user_data(cluster.uid(), &digest).await?
+                }
                 (None, None) => None,
             };
             let Some(data) = data else {
@@ -450,14 +452,14 @@ impl Api {
             kept.extend(named(&spec));
         }
         {
-            let inner = cluster.inner.lock();
-            kept.extend(named(&stored_spec(&inner.desired.value.spec)?));
+            let inner = cluster.lock();
+            kept.extend(named(&stored_spec(&inner.desired().value.spec)?));
             kept.extend(open_digests(&inner)?);
         }
         if kept.is_empty() {
             return Ok(data);
         }
-        let stored = self.shared.store.user_data_digests(cluster.uid).await?;
+        let stored = self.shared.store.user_data_digests(cluster.uid()).await?;
         let old = stored.into_iter().filter(|digest| !kept.contains(digest));
         data.drop = old
             .filter(|digest| !data.put.contains_key(digest))
@@ -467,8 +469,8 @@ impl Api {
 }
 
 fn open_digests(inner: &ClusterState) -> Result<Vec<String>> {
-    let bodies = inner.bodies.values();
-    bodies
+    inner
+        .bodies()
         .map(|body| Ok(request::decode(body)?.1.user_data))
         .filter(|digest| digest.as_ref().is_ok_and(|digest| !digest.is_empty()) || digest.is_err())
         .collect()

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use drover_cluster::Cluster;
 use drover_convert::value::to_duration;
 use drover_core::{Error, Reason, Result, Sym};
 use drover_proto::orchestrator::v1 as pb;
@@ -21,7 +22,7 @@ use super::{
     nodes::{Answers, Filter},
     status::{self, Visible},
 };
-use crate::{changes::Follower, cluster::Cluster, limits::Held};
+use crate::{changes::Follower, limits::Held};
 
 /// Maximum number of objects in a message.
 const BATCH: usize = 256;
@@ -209,8 +210,9 @@ impl<S: Subject> Watch<S> {
             .into_iter()
             .filter(|it| before.get(*it) != now.get(*it))
         {
-            let users = self.api.shared.users(name);
-            self.changed.extend(users.iter().map(|cluster| cluster.uid));
+            let users = self.api.shared.clusters.users(name);
+            self.changed
+                .extend(users.iter().map(|cluster| cluster.uid()));
         }
     }
 
@@ -222,8 +224,8 @@ impl<S: Subject> Watch<S> {
         let shared = &self.api.shared;
         if self.looking.is_empty() {
             if let Some(after) = self.snapshot.take() {
-                let (clusters, last) = shared.after(after.as_deref(), BATCH);
-                self.looking.extend(clusters.iter().map(|it| (it.uid, 0)));
+                let (clusters, last) = shared.clusters.after(after.as_deref(), BATCH);
+                self.looking.extend(clusters.iter().map(|it| (it.uid(), 0)));
                 self.snapshot = last.map(Some);
             } else if !self.changed.is_empty() {
                 let next = self.changed.drain(..self.changed.len().min(BATCH));
@@ -241,7 +243,7 @@ impl<S: Subject> Watch<S> {
         while bytes < BATCH_BYTES / 4
             && let Some((uid, from)) = self.looking.pop_front()
         {
-            let cluster = shared.cluster(uid);
+            let cluster = shared.clusters.get(uid);
             let looked = (self.subject).look(&self.api, (uid, from), cluster.as_ref(), &visible);
             bytes += looked.bytes;
             if let Some(next) = looked.next {
@@ -303,18 +305,18 @@ impl Subject for Clusters {
     ) -> Looked {
         let mut looked = Looked::default();
         let wanted = cluster.and_then(|cluster| {
-            let inner = cluster.inner.lock();
+            let inner = cluster.lock();
             let named = self
                 .name
                 .as_deref()
-                .is_none_or(|name| *name == *cluster.name);
+                .is_none_or(|name| *name == **cluster.name());
             let wanted = named
                 && api.sees(cluster, &inner)
-                && !inner.finished
-                && self.selector.selects(&inner.desired.value.labels);
+                && !inner.is_finished()
+                && self.selector.selects(&inner.desired().value.labels);
             wanted.then(|| {
                 let answer = status::cluster(cluster, &inner, visible, self.full);
-                (cluster.name.clone(), answer)
+                (cluster.name().clone(), answer)
             })
         });
         match wanted {
@@ -418,13 +420,13 @@ impl Subject for Nodes {
         let (mut here, mut looked) = (BTreeSet::new(), Looked::default());
         let named = |cluster: &&Arc<Cluster>| {
             let wanted = self.filter.cluster.as_deref();
-            wanted.is_none_or(|name| *name == *cluster.name)
+            wanted.is_none_or(|name| *name == **cluster.name())
         };
         if let Some(cluster) = cluster.filter(named) {
-            let inner = cluster.inner.lock();
+            let inner = cluster.lock();
             let seen = api.sees(cluster, &inner);
-            let first = inner.state.nodes.partition_point(|node| node.slot < from);
-            let nodes = inner.state.nodes[first..].iter();
+            let first = inner.state().nodes.partition_point(|node| node.slot < from);
+            let nodes = inner.state().nodes[first..].iter();
             for (at, node) in nodes.filter(|_| seen).enumerate() {
                 if at == BATCH {
                     looked.next = Some(node.slot);
@@ -437,7 +439,7 @@ impl Subject for Nodes {
                 let answer = status::node(cluster, &inner, visible, node);
                 let (print, bytes) = fingerprint(&answer);
                 let sent = self.sent.entry(uid).or_insert_with(|| Sent {
-                    cluster: cluster.name.clone(),
+                    cluster: cluster.name().clone(),
                     nodes: BTreeMap::new(),
                 });
                 match sent.nodes.get_mut(&node.slot) {

@@ -2,17 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
+use drover_cluster::{Cluster, ClusterState, Resolved};
 use drover_core::{Class, Error, Reason, Result, error::Violation};
+use drover_platforms::has;
 use drover_proto::platform::v1 as wire;
 use futures::StreamExt;
 use prost::Message;
 use uuid::Uuid;
 
-use crate::{
-    cluster::{Cluster, ClusterState, Resolved},
-    platform::has,
-    shared::Shared,
-};
+use crate::shared::Shared;
 
 /// Deadline for a platform to validate an entry: nothing is created, and a user waits.
 const VALIDATE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -72,12 +70,15 @@ pub(crate) async fn ask(
     warnings: &mut Vec<String>,
 ) -> Result<()> {
     // A new cluster has no uid yet; nothing is created under this one.
-    let owner = cluster.map_or_else(Uuid::now_v7, |cluster| cluster.uid);
+    let owner = cluster.map_or_else(Uuid::now_v7, |cluster| cluster.uid());
     let (known, sequence) = cluster.map_or_else(
         || (Vec::new(), 1),
         |cluster| {
-            let inner = cluster.inner.lock();
-            (inner.spec.infrastructure.clone(), inner.state.next_sequence)
+            let inner = cluster.lock();
+            (
+                inner.spec().infrastructure.clone(),
+                inner.state().next_sequence,
+            )
         },
     );
     let mut asked = Vec::new();
@@ -96,7 +97,7 @@ pub(crate) async fn ask(
             .map_err(|_| Error::internal("an encoded spec cannot be read"))?;
         let message = wire::EnsureInfrastructureRequest {
             expected_platform_uid: registered.platform.identity().0,
-            fence: Some(shared.fence(owner)),
+            fence: Some(shared.platforms.fence(owner)),
             cluster_id: name.to_owned(),
             owner: owner.to_string(),
             sequence,
@@ -164,19 +165,19 @@ fn refused(field: &str, platform: &str, error: &Error) -> Vec<Violation> {
 /// An entry can only be removed if the cluster has no nodes on that platform, since they depend on its infrastructure.
 pub(crate) fn refuse_removed(inner: &ClusterState, resolved: &Resolved) -> Result<()> {
     let mut wrong = Vec::new();
-    for before in &inner.spec.infrastructure {
+    for before in &inner.spec().infrastructure {
         let kept = |after: &drover_core::infrastructure::Wanted| after.platform == before.platform;
         if resolved.infrastructure.iter().any(kept) {
             continue;
         }
         let nodes = inner
-            .state
+            .state()
             .nodes
             .iter()
             .filter(|node| node.platform == before.platform)
             .count();
         let requests = inner
-            .state
+            .state()
             .requests
             .values()
             .filter(|request| request.platform == before.platform)

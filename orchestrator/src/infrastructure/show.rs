@@ -1,127 +1,16 @@
 //! Infrastructure in API responses and events.
 
-use drover_core::infrastructure::{Infrastructure, Resource, ResourcePhase};
+use drover_cluster::{Cluster, ClusterState};
+use drover_core::infrastructure::{Infrastructure, Resource};
 use drover_planner::{BackendKey, ConditionKind, InfrastructureChange, Op, State};
 use drover_proto::orchestrator::v1::{self as pb, EventSeverity};
 use drover_store::NewEvent;
 use serde_json::{Value, json};
 
-use super::parts;
-use crate::cluster::{Cluster, ClusterState};
+use drover_cluster::infrastructure::{named, parts};
 
 /// Maximum number of resources of an abandoned backend that get an event of their own.
 const MAX_TOLD: usize = 64;
-
-/// Severity, reason and message of an event.
-pub(crate) type Told = (EventSeverity, &'static str, String);
-
-/// The event of an operation, given the record before it.
-pub(crate) fn told(
-    state: &State,
-    key: &BackendKey,
-    to: Option<&Infrastructure>,
-    change: InfrastructureChange,
-) -> Vec<Told> {
-    use EventSeverity::{Info, Warning};
-    let before = state.infrastructure.get(key);
-    let platform = &key.0;
-    let known = |list: Option<&Infrastructure>, one: &Resource| {
-        list.is_some_and(|record| {
-            record
-                .resources
-                .iter()
-                .any(|own| (&own.kind, &own.name, own.phase) == (&one.kind, &one.name, one.phase))
-        })
-    };
-    let became = |phase: ResourcePhase| -> Vec<&Resource> {
-        to.iter()
-            .flat_map(|record| &record.resources)
-            .filter(|one| one.phase == phase && !known(before, one))
-            .collect()
-    };
-    let mut list = Vec::new();
-    let ready = became(ResourcePhase::Ready);
-    if !ready.is_empty() && to.is_some_and(|record| !record.releasing) {
-        let message = format!("{} on {platform}", named(&ready, false));
-        list.push((Info, "InfrastructureReady", message));
-    }
-    let failed = became(ResourcePhase::Failed);
-    if !failed.is_empty() {
-        let message = format!("{} on {platform}", named(&failed, true));
-        list.push((Warning, "InfrastructureFailed", message));
-    }
-    let left = |one: &&Resource| {
-        one.phase != ResourcePhase::Gone
-            && !to.is_some_and(|record| {
-                record.resources.iter().any(|own| {
-                    (&own.kind, &own.name) == (&one.kind, &one.name)
-                        && own.phase != ResourcePhase::Gone
-                })
-            })
-    };
-    let gone: Vec<&Resource> = before
-        .iter()
-        .flat_map(|record| &record.resources)
-        .filter(left)
-        .collect();
-    let released = before.is_some_and(|record| record.releasing);
-    match change {
-        InfrastructureChange::Ask => {
-            let body = to.map_or_else(String::new, |record| parts(&record.body));
-            let lost = before.filter(|record| record.doubt > 0);
-            if let Some(lost) = lost {
-                let message = format!("of {} on {platform} something is gone", lost.named());
-                list.push((Warning, "InfrastructureFailed", message));
-            }
-            let message = format!("asked {platform} for {body}");
-            list.push((Info, "InfrastructureRequested", message));
-        }
-        InfrastructureChange::Release => {
-            let message = format!("{platform} is asked to release it");
-            list.push((Info, "InfrastructureReleasing", message));
-        }
-        InfrastructureChange::Gone => {
-            let what = if gone.is_empty() {
-                "nothing is left".to_owned()
-            } else {
-                named(&gone, false)
-            };
-            list.push((
-                Info,
-                "InfrastructureReleased",
-                format!("{what} on {platform}"),
-            ));
-        }
-        InfrastructureChange::Learn | InfrastructureChange::Again => {
-            if released && !gone.is_empty() {
-                let message = format!("{} on {platform}", named(&gone, false));
-                list.push((Info, "InfrastructureReleased", message));
-            }
-        }
-        InfrastructureChange::Abandon => {}
-    }
-    list
-}
-
-fn named(resources: &[&Resource], why: bool) -> String {
-    let words: Vec<String> = resources
-        .iter()
-        .map(|one| {
-            let id = if one.id.is_empty() {
-                String::new()
-            } else {
-                format!(" ({})", one.id)
-            };
-            let why = if why && !one.message.is_empty() {
-                format!(": {}", one.message)
-            } else {
-                String::new()
-            };
-            format!("{} {}{id}{why}", one.kind, one.name)
-        })
-        .collect();
-    words.join(", ")
-}
 
 /// An operation as an action of a plan. `None` if it is not about infrastructure.
 pub(crate) fn action(
@@ -153,28 +42,28 @@ pub(crate) fn action(
 
 /// Infrastructure status of a cluster: in the order of the spec, then remnants of earlier specs.
 pub(crate) fn status(cluster: &Cluster, inner: &ClusterState) -> Vec<pb::InfrastructureStatus> {
-    let owner = cluster.uid.to_string();
+    let owner = cluster.uid().to_string();
     let place = |key: &BackendKey| {
-        let mut wanted = inner.spec.infrastructure.iter();
+        let mut wanted = inner.spec().infrastructure.iter();
         wanted
             .position(|wanted| wanted.platform == key.0)
             .unwrap_or(usize::MAX)
     };
-    let mut records: Vec<_> = inner.state.infrastructure.iter().collect();
+    let mut records: Vec<_> = inner.state().infrastructure.iter().collect();
     records.sort_by_key(|(key, _)| place(key));
     let mut list: Vec<pb::InfrastructureStatus> = records
         .into_iter()
         .map(|(key, record)| {
-            drover_convert::infrastructure::to_status(&cluster.name, &owner, &key.0, record)
+            drover_convert::infrastructure::to_status(cluster.name(), &owner, &key.0, record)
         })
         .collect();
-    if inner.state.deleting {
+    if inner.state().deleting {
         return list;
     }
-    for (at, wanted) in inner.spec.infrastructure.iter().enumerate() {
+    for (at, wanted) in inner.spec().infrastructure.iter().enumerate() {
         if !list.iter().any(|one| *one.platform == *wanted.platform) {
             let missing = drover_convert::infrastructure::to_status(
-                &cluster.name,
+                cluster.name(),
                 &owner,
                 &wanted.platform,
                 &Infrastructure::default(),
@@ -187,8 +76,8 @@ pub(crate) fn status(cluster: &Cluster, inner: &ClusterState) -> Vec<pb::Infrast
 
 /// Whether the infrastructure is as desired, the reason and message if not, and since when. `None` if none is desired.
 pub(crate) fn condition(inner: &ClusterState) -> Option<(bool, String, String, u64)> {
-    let state = &inner.state;
-    if state.deleting || inner.spec.infrastructure.is_empty() {
+    let state = &inner.state();
+    if state.deleting || inner.spec().infrastructure.is_empty() {
         return None;
     }
     let holds = |kind: ConditionKind| {

@@ -7,16 +7,14 @@ use std::{
     time::Duration,
 };
 
-use drover_core::{Millis, Reason, Result, Sym};
+use drover_core::{Millis, Reason, Result, Sym, Urgency};
+use drover_executor::{Envelope, Kind};
+use drover_platforms::Registered;
 use drover_proto::platform::v1 as wire;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use crate::{
-    executor::{Envelope, Kind},
-    queue::Urgency,
-    shared::{Registered, Shared},
-};
+use crate::shared::Shared;
 
 /// Interval between complete reads of the platforms' resources.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -133,7 +131,7 @@ async fn look(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<bool
     }
     let uid = platform.identity().0;
     let envelope = Envelope {
-        shared,
+        executor: &shared.executor,
         kind: Kind::Read,
         platform: &platform.name,
         uid: &uid,
@@ -186,7 +184,7 @@ fn sort(shared: &Shared, platform: &Sym, resources: &[wire::Resource]) -> Sorted
             continue;
         }
         let owner = Uuid::parse_str(&one.owner).ok();
-        if owner.is_some_and(|owner| shared.cluster(owner).is_some()) {
+        if owner.is_some_and(|owner| shared.clusters.get(owner).is_some()) {
             continue;
         }
         let known = owner.and_then(|owner| Some((owner, shared.tombstones.name(owner)?)));
@@ -218,7 +216,7 @@ async fn release(shared: &Arc<Shared>, registered: &Arc<Registered>, owner: Uuid
     let platform = &registered.platform.name;
     let uid = registered.platform.identity().0;
     let envelope = Envelope {
-        shared,
+        executor: &shared.executor,
         kind: Kind::Release,
         platform,
         uid: &uid,

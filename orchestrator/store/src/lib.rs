@@ -4,6 +4,7 @@
 //! [`Store`] adds clusters, nodes, events and ownership, and is implemented once over any backend.
 
 pub mod backend;
+mod clock;
 pub mod digest;
 pub mod history;
 pub mod keys;
@@ -14,6 +15,7 @@ mod value;
 
 pub use backend::{Backend, Lane, Revision};
 pub use bytes::Bytes;
+pub use clock::Clock;
 pub use digest::DigestKey;
 pub use seal::Keyring;
 pub use sqlite::SqliteBackend;

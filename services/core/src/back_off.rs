@@ -1,4 +1,6 @@
-//! Exponential backoff without jitter. Callers of which many wait at the same time add jitter themselves.
+//! Spans of time: exponential backoff, without jitter. Callers of which many wait at the same time add jitter themselves.
+
+use std::time::Duration;
 
 use crate::Millis;
 
@@ -7,6 +9,12 @@ use crate::Millis;
 #[must_use]
 pub fn back_off(first: Millis, most: Millis, failures: impl Into<u32>) -> Millis {
     first.saturating_mul(1 << failures.into().min(63)).min(most)
+}
+
+/// A span in milliseconds. Spans that are too long for that are the longest that can still be added to a time.
+#[must_use]
+pub fn millis(span: Duration) -> Millis {
+    Millis::try_from(span.as_millis()).unwrap_or(Millis::MAX / 4)
 }
 
 #[cfg(test)]

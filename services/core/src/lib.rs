@@ -11,8 +11,10 @@ pub mod node;
 pub mod secrecy;
 pub mod spec;
 pub mod storage;
+mod urgency;
 
-pub use back_off::back_off;
+pub use back_off::{back_off, millis};
 pub use error::{Class, Error, Reason, Result};
 pub use name::Sym;
 pub use node::{Millis, Node, NodeState, Phase};
+pub use urgency::Urgency;

@@ -2,18 +2,14 @@
 
 use std::sync::Arc;
 
+use drover_cluster::{Cluster, ClusterState, Resolved, stored_spec};
 use drover_core::{Error, Result, spec::MAX_NODES};
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Desired, Versioned};
 use prost::Message;
 
-use super::super::Api;
-use crate::{
-    cluster::{Cluster, ClusterState, Resolved, stored_spec},
-    reconcile,
-};
-
-use super::{expect, find_group, find_node, protected, refuse_deleting};
+use super::{super::Api, expect, find_group, find_node, protected, refuse_deleting};
+use crate::reconcile;
 
 impl Api {
     pub(in crate::api) async fn scale(
@@ -21,8 +17,8 @@ impl Api {
         request: pb::ScaleGroupRequest,
     ) -> Result<pb::ScaleGroupResponse> {
         let cluster = self.find_to_change(&request.cluster)?;
-        let _change = cluster.change.lock().await;
-        let (desired, spec) = self.scaled(&cluster, &cluster.inner.lock(), &request)?;
+        let _change = self.shared.changing.lock(cluster.uid()).await;
+        let (desired, spec) = self.scaled(&cluster, &cluster.lock(), &request)?;
         let revision = self.store(&cluster, desired, Some(spec)).await?;
         let plan = self.preview(&cluster);
         Ok(pb::ScaleGroupResponse {
@@ -45,8 +41,8 @@ impl Api {
         }
         let answer = {
             expect(inner, request.expected_generation)?;
-            refuse_deleting(inner, &cluster.name)?;
-            let mut desired = inner.desired.clone();
+            refuse_deleting(inner, cluster.name())?;
+            let mut desired = inner.desired().clone();
             let mut spec = stored_spec(&desired.value.spec)?;
             let group = find_group(&mut spec.groups, &request.group)
                 .ok_or_else(|| Error::not_found("group", request.group.as_str()))?;
@@ -77,7 +73,11 @@ impl Api {
                     format!("expected a whole number, 0 to {MAX_NODES}"),
                 ));
             }
-            let resolved = inner.spec.groups.iter().find(|g| *g.path == *request.group);
+            let resolved = inner
+                .spec()
+                .groups
+                .iter()
+                .find(|g| *g.path == *request.group);
             let fewer = size < before || standby < standby_before;
             if fewer && resolved.is_some_and(|group| group.protection) {
                 return Err(protected(&request.group));
@@ -92,7 +92,7 @@ impl Api {
             let resolved = Arc::new(
                 Resolved::new(
                     drover_convert::spec::cluster_spec(&spec)?,
-                    &self.shared.digests.of_cluster(cluster.uid),
+                    &self.shared.digests.of_cluster(cluster.uid()),
                 )?
                 .interned(&self.shared.interner),
             );
@@ -115,7 +115,7 @@ fn mark_removed(
     (before, standby_before): (u32, u32),
     desired: &mut Desired,
 ) -> Result<(u32, u32)> {
-    reconcile::living_marks(desired, &inner.state);
+    reconcile::living_marks(desired, inner.state());
     let mut ids = std::collections::BTreeSet::new();
     let mut standing_by = 0;
     for (index, name) in request.remove_nodes.iter().enumerate() {
@@ -125,7 +125,7 @@ fn mark_removed(
             let why = format!("{name:?} is a node of group {:?}", &*node.group);
             return Err(Error::invalid(field(), why));
         }
-        if !ids.insert(node.id(cluster.uid)) {
+        if !ids.insert(node.id(cluster.uid())) {
             return Err(Error::invalid(
                 field(),
                 format!("{name:?} stands there twice"),

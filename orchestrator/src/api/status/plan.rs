@@ -1,5 +1,6 @@
 //! Plans in API responses.
 
+use drover_cluster::events::Steps;
 use drover_convert::{
     spec::to_retention,
     value::{to_timestamp, to_timestamp_opt},
@@ -10,30 +11,6 @@ use drover_proto::orchestrator::v1 as pb;
 
 /// Maximum number of actions, and of notes, in a plan.
 const MAX_PLAN: usize = 1_000;
-
-/// Names of the steps of a plan.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Steps {
-    generation: u64,
-    revision: u64,
-    number: u32,
-}
-
-impl Steps {
-    /// `revision` is that of the head that the plan is based on, which changes with every durable step.
-    pub(crate) fn new(generation: u64, revision: u64) -> Self {
-        Self {
-            generation,
-            revision,
-            number: 0,
-        }
-    }
-
-    pub(crate) fn next(&mut self) -> String {
-        self.number += 1;
-        format!("{}.{}.{}", self.generation, self.revision, self.number)
-    }
-}
 
 /// A plan in a response. `state` is the record that it is based on, `revision` that of its head.
 pub(crate) fn plan(
@@ -64,7 +41,7 @@ pub(crate) fn plan(
     }
     let mut steps = Steps::new(generation, revision);
     for action in &mut actions {
-        action.step = steps.next();
+        action.step = steps.next_name();
     }
     let mut report: Vec<pb::PlanNote> = plan.report.iter().map(|one| note(one, state)).collect();
     let omitted = actions.len().saturating_sub(MAX_PLAN) + report.len().saturating_sub(MAX_PLAN);

@@ -1,0 +1,82 @@
+//! Calls to platforms, exactly as planned, each in one [envelope](Envelope). Nothing is decided here: whoever has a call
+//! made is told how it [ended](Ended).
+
+mod adopt;
+mod confirm;
+mod deprovision;
+mod ended;
+mod envelope;
+pub mod hook;
+mod infrastructure;
+pub mod points;
+mod provision;
+mod role_change;
+mod trace;
+
+use std::sync::Arc;
+
+use drover_cluster::{CallEnd, Cluster, Clusters, Interner};
+use drover_core::{Millis, Urgency};
+use drover_planner::Call;
+use drover_platforms::Platforms;
+use drover_probes::Probes;
+use drover_secrets::Vault;
+use drover_store::Clock;
+
+pub use ended::{Complete, Ended, Shown};
+pub use envelope::{Envelope, Kind, Open};
+pub use points::{Hooks, Point};
+
+/// Makes calls.
+#[derive(Debug)]
+pub struct Executor {
+    /// All clusters.
+    pub clusters: Arc<Clusters>,
+    /// The platforms that are called.
+    pub platforms: Arc<Platforms>,
+    /// Has the restrictions for questions to agents.
+    pub probes: Arc<Probes>,
+    /// The secrets that are sent, and that no answer may repeat.
+    pub vault: Arc<Vault>,
+    /// Shared forms of texts in answers.
+    pub interner: Arc<Interner>,
+    /// The current time.
+    pub clock: Arc<Clock>,
+    /// Points at which tests kill the process.
+    pub hooks: Hooks,
+}
+
+impl Executor {
+    /// Makes a call of a plan. `None` if its record is gone, so that there is nothing to call.
+    pub async fn call(&self, cluster: &Cluster, call: Call, urgency: Urgency) -> Option<Ended> {
+        match call {
+            Call::Provision { request, deadline } => {
+                provision::provision(self, cluster, request, deadline, urgency).await
+            }
+            Call::Deprovision { slot } => {
+                deprovision::deprovision(self, cluster, slot, urgency).await
+            }
+            Call::RoleChange { slot } => role_change::change(self, cluster, slot).await,
+            Call::Drain { slot, until } => Some(self.drain(cluster, slot, until).await),
+            Call::Adopt { slot } => adopt::adopt(self, cluster, slot, urgency).await,
+            Call::Confirm { platform } => confirm::confirm(self, cluster, platform).await,
+            Call::Infrastructure {
+                platform,
+                uid,
+                asked,
+            } => infrastructure::call(self, cluster, (platform, uid), asked, urgency).await,
+        }
+    }
+
+    /// Runs the pre-stop hook of a node before its removal.
+    async fn drain(&self, cluster: &Cluster, slot: u64, until: Millis) -> Ended {
+        let pre_stop = cluster.lock().pre_stop(slot);
+        let ran = match &pre_stop {
+            None => Ok(()),
+            Some(pre_stop) => {
+                hook::run(self, cluster, slot, pre_stop, self.clock.until(until)).await
+            }
+        };
+        Ended::new(CallEnd::PreStop { slot, ran }, Urgency::Urgent)
+    }
+}

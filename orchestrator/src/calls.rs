@@ -1,0 +1,92 @@
+//! Has the calls of a plan made, each as a task of its own, and takes in how they end.
+
+use std::{collections::HashSet, sync::Arc};
+
+use drover_cluster::{CallEnd, Cluster, ClusterState, CompleteRead, Observation, Source};
+use drover_core::{Millis, Urgency, infrastructure::Asked};
+use drover_executor::{Complete, Ended, Shown};
+use drover_planner::Call;
+use drover_telemetry::{context, current};
+
+use crate::{intake, shared::Shared};
+
+/// Starts a call as a task of its own.
+pub(crate) fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>, call: &Call, urgency: Urgency) {
+    if let Call::Infrastructure {
+        platform, asked, ..
+    } = call
+        && *asked != Asked::Read
+    {
+        shared.leaks.used(platform);
+    }
+    let (owner, cluster, call) = (shared.clone(), cluster.clone(), call.clone());
+    shared.spawn(context::scope(current(), async move {
+        if let Some(ended) = owner.executor.call(&cluster, call, urgency).await {
+            take_in(&owner, &cluster, ended);
+        }
+    }));
+}
+
+fn take_in(shared: &Shared, cluster: &Cluster, ended: Ended) {
+    let Ended {
+        end,
+        shown,
+        urgency,
+    } = ended;
+    let now = shared.now();
+    shared.waiters.call_ended(cluster.uid(), &end);
+    let is_role_change = matches!(end, CallEnd::RoleChange { .. });
+    let mut state = cluster.lock();
+    if !state.call_ended(end, now) {
+        return;
+    }
+    if let Some(shown) = &shown {
+        observe(shared, cluster, &mut state, shown, now);
+    }
+    if is_role_change {
+        shared.changed(cluster, &mut state);
+    }
+    drop(state);
+    shared.queue.push(cluster.uid(), urgency);
+}
+
+fn observe(
+    shared: &Shared,
+    cluster: &Cluster,
+    state: &mut ClusterState,
+    shown: &Shown,
+    now: Millis,
+) {
+    let source = Source {
+        platform: &shown.platform,
+        uid: &shown.uid,
+    };
+    for (at, node) in shown.nodes.iter().enumerate() {
+        let seen = Observation {
+            source,
+            node,
+            as_of: shown.as_of,
+            now,
+            listed: at < shown.listed,
+        };
+        intake::apply_observation(shared, cluster, state, seen);
+    }
+    let Some(Complete { warnings, alive }) = &shown.complete else {
+        return;
+    };
+    let own = shown.nodes.iter().filter_map(|node| {
+        let (owner, request, index) = drover_convert::node::slot(node)?;
+        (owner == cluster.uid()).then_some((request, index))
+    });
+    let own: HashSet<_> = own.collect();
+    let ids = shown.nodes.iter().map(|node| node.node_id.as_str());
+    let complete = CompleteRead {
+        source,
+        as_of: shown.as_of,
+        own,
+        ids: ids.collect(),
+        warnings,
+        alive,
+    };
+    state.read_completely(&complete, cluster.name());
+}
