@@ -12,14 +12,14 @@ use drover_proto::{
 };
 use futures::{SinkExt as _, StreamExt as _};
 use k8s_openapi::{api::core::v1::Pod as ApiPod, apimachinery::pkg::apis::meta::v1::Status};
-use kube::api::{AttachParams, AttachedProcess};
+use kube::api::{AttachParams, AttachedProcess, LogParams};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
     sync::mpsc,
 };
 
 use crate::{
-    client::{Api, Call, EventType, Kind, ListQuery, Shape, bytes, escape},
+    client::{Api, Call, Kind, ListQuery, Shape, WatchEvent, bytes, escape, prepared},
     discover::query,
     pod::{ContainerStatus, Pod},
 };
@@ -53,14 +53,13 @@ pub(crate) async fn logs(
     request: &StreamLogsRequest,
 ) -> Result<LogStream> {
     let place = place(api, pods, node).await?;
-    let path = format!(
-        "{}/log?{}",
-        pods.path(&place.namespace, Some(&place.pod)),
-        parameters(&place, request)
-    );
     let call = Call::new("get", pods, &place.namespace, &place.pod);
+    let parameters = parameters(&place, request);
+    let wanted = pods.requests(&place.namespace);
+    let wanted = wanted.logs(&escape(&place.pod), &parameters);
+    let wanted = prepared(&call, wanted, "*/*")?;
     loop {
-        let error = match bytes(api, call.clone(), &path).await {
+        let error = match bytes(api, call.clone(), wanted.clone()).await {
             Ok(stream) => return Ok(stream),
             Err(error) => error,
         };
@@ -86,32 +85,27 @@ fn refused(error: Error, node: &Node) -> Error {
     }
 }
 
-fn parameters(place: &Place, request: &StreamLogsRequest) -> String {
-    let mut text = format!("container={}", escape(&place.container));
-    if request.follow {
-        text.push_str("&follow=true");
-    }
-    if request.previous {
-        text.push_str("&previous=true");
-    }
-    if let Some(lines) = request.tail_lines {
-        text.push_str(&format!("&tailLines={lines}"));
-    }
+fn parameters(place: &Place, request: &StreamLogsRequest) -> LogParams {
+    let mut parameters = LogParams {
+        container: Some(place.container.clone()),
+        follow: request.follow,
+        previous: request.previous,
+        tail_lines: request.tail_lines.map(i64::from),
+        ..LogParams::default()
+    };
     match &request.since {
         Some(Since::SinceTime(time)) => {
-            let nanos = time.nanos.clamp(0, 999_999_999);
-            if let Ok(time) = jiff::Timestamp::new(time.seconds, nanos) {
-                text.push_str(&format!("&sinceTime={}", escape(&time.to_string())));
-            }
+            // Whole seconds: kube rounds up, which would leave lines out.
+            parameters.since_time = jiff::Timestamp::from_second(time.seconds).ok();
         }
         Some(Since::SinceDuration(span)) => {
             // `sinceSeconds` takes whole seconds and must be at least 1.
             let seconds = span.seconds + i64::from(span.nanos > 0);
-            text.push_str(&format!("&sinceSeconds={}", seconds.max(1)));
+            parameters.since_seconds = Some(seconds.max(1));
         }
         None => {}
     }
-    text
+    parameters
 }
 
 /// Waits until the container runs or has run.
@@ -137,9 +131,9 @@ async fn started(api: &Api, pods: &Kind, place: &Place, node: &Node) -> Result<(
         }
         let mut events = api.watch::<Pod>(&query, &version).await?;
         while let Some(event) = events.next(SILENCE).await? {
-            match event.kind {
-                EventType::Deleted => return Err(not_running(&node.node_id)),
-                EventType::Added | EventType::Modified if has_started(&event.object) => {
+            match event {
+                WatchEvent::Deleted(_) => return Err(not_running(&node.node_id)),
+                WatchEvent::Added(pod) | WatchEvent::Modified(pod) if has_started(&pod) => {
                     return Ok(());
                 }
                 _ => {}
@@ -234,13 +228,7 @@ fn not_opened(call: &Call, node: &Node, error: &kube::Error) -> Error {
     let kube::Error::Api(status) = error else {
         return crate::errors::transport(call, error);
     };
-    let status = crate::errors::Status {
-        code: status.code,
-        message: status.message.clone(),
-        reason: status.reason.clone(),
-        details: None,
-    };
-    let message = status.message.clone();
+    let message = &status.message;
     let not_there = message.contains("container not found")
         || message.contains("does not have a host assigned")
         || message.contains("cannot exec into a container in a completed pod");

@@ -12,11 +12,18 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use drover_core::{Error, Reason, Result};
-use http::{Method, Request, header};
-use kube::client::Body;
+use http::{HeaderValue, Request, header};
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+};
+use kube::{
+    api::{DeleteParams, GetParams, Patch, PatchParams, PostParams, ValidationDirective},
+    client::Body,
+    core::{self, Resource as _},
+};
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::Instant,
@@ -30,44 +37,18 @@ pub(crate) use stream::bytes;
 
 pub use call::Call;
 pub use kinds::{Kind, Kinds};
+pub use kube::core::WatchEvent;
 pub use meta::{Meta, Object, OwnerReference};
 pub use protobuf::Readable;
-pub use stream::{Event, EventType, Events, ListQuery, Page, Shape};
+pub use stream::{Events, ListQuery, Shape};
 
 use connection::Connection;
 
 const JSON: &str = "application/json";
-/// Server-side apply takes YAML, and JSON is a subset of it.
-const APPLY: &str = "application/apply-patch+yaml";
-const MERGE: &str = "application/merge-patch+json";
 /// Longest pause that a server can request.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Pause if the server names none.
 const DEFAULT_PAUSE: Duration = Duration::from_secs(1);
-
-/// Content type of the request, and accepted type of the response.
-#[derive(Clone, Copy)]
-struct Media {
-    sent: &'static str,
-    wanted: &'static str,
-}
-
-const SEND_JSON: Media = Media {
-    sent: JSON,
-    wanted: JSON,
-};
-const SEND_METADATA: Media = Media {
-    sent: JSON,
-    wanted: stream::METADATA_ONLY,
-};
-const SEND_MERGE: Media = Media {
-    sent: MERGE,
-    wanted: stream::METADATA_ONLY,
-};
-const SEND_APPLY: Media = Media {
-    sent: APPLY,
-    wanted: JSON,
-};
 
 /// Client of the API server. Cheap to clone.
 #[derive(Clone)]
@@ -81,7 +62,7 @@ struct Inner {
     /// No call is made before this time, as the server requested.
     pause: Mutex<Option<Instant>>,
     timeout: Duration,
-    page_size: usize,
+    page_size: u32,
     field_manager: String,
     kinds: kinds::Cache,
 }
@@ -89,21 +70,6 @@ struct Inner {
 /// Permission to make one call now. Acquiring it may take a while: check afterwards whether the call is still wanted.
 #[derive(Debug)]
 pub struct CallPermit(#[expect(dead_code, reason = "held, not read")] OwnedSemaphorePermit);
-
-/// Options of a deletion.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Delete {
-    /// Precondition: the uid of the object.
-    pub uid: Option<String>,
-    /// Precondition: the resourceVersion of the object.
-    pub version: Option<String>,
-    /// Grace period. `None` for the object's own.
-    pub grace: Option<Duration>,
-    /// Foreground deletion: dependents are deleted first.
-    pub foreground: bool,
-    /// Validates without deleting.
-    pub dry_run: bool,
-}
 
 /// Result of a deletion.
 #[derive(Clone, Debug, PartialEq)]
@@ -123,7 +89,7 @@ impl Api {
                 permits: Arc::new(Semaphore::new(settings.max_concurrent_calls.max(1))),
                 pause: Mutex::new(None),
                 timeout: settings.call_timeout(),
-                page_size: settings.page_size.max(1),
+                page_size: u32::try_from(settings.page_size.max(1)).unwrap_or(u32::MAX),
                 field_manager: settings.field_manager.clone(),
                 kinds: kinds::Cache::default(),
             }),
@@ -173,12 +139,8 @@ impl Api {
         name: &str,
     ) -> Result<Option<T>> {
         let call = Call::new("get", kind, namespace, name);
-        let request = self.request(Method::GET, &kind.path(namespace, Some(name)), JSON);
-        match self.read(&call, &request).await {
-            Ok(body) => decode(&call, &body).map(Some),
-            Err(error) if error.reason() == Reason::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
+        let body = self.find(&call, kind, JSON).await?;
+        body.map(|body| decode(&call, &body)).transpose()
     }
 
     /// Reads the metadata of an object. `None` if it does not exist.
@@ -187,10 +149,16 @@ impl Api {
     /// See [`crate::errors`].
     pub async fn get_meta(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Option<Meta>> {
         let call = Call::new("get", kind, namespace, name);
-        let path = kind.path(namespace, Some(name));
-        let request = self.request(Method::GET, &path, stream::METADATA_ONLY);
-        match self.read(&call, &request).await {
-            Ok(body) => read_object(&call, body).map(|object| Some(object.metadata)),
+        let body = self.find(&call, kind, stream::METADATA_ONLY).await?;
+        body.map(|body| read_object(&call, body).map(|object| object.metadata))
+            .transpose()
+    }
+
+    async fn find(&self, call: &Call, kind: &Kind, accept: &'static str) -> Result<Option<Bytes>> {
+        let requests = kind.requests(&call.namespace);
+        let request = requests.get(&escape(&call.name), &GetParams::default());
+        match self.read(call, prepared(call, request, accept)?).await {
+            Ok(body) => Ok(Some(body)),
             Err(error) if error.reason() == Reason::NotFound => Ok(None),
             Err(error) => Err(error),
         }
@@ -207,13 +175,10 @@ impl Api {
         namespace: &str,
         object: &Value,
     ) -> Result<Object> {
-        let call = Call::new("create", kind, namespace, name_of(object));
         // The dry run has validated the fields; doing it again costs the server as much as the first time.
-        let path = self.writing(kind, namespace, None, "&fieldValidation=Ignore");
-        let body = self
-            .change(permit, &call, Method::POST, &path, SEND_METADATA, object)
-            .await?;
-        read_object(&call, body)
+        let validation = ValidationDirective::Ignore;
+        self.post(permit, kind, namespace, object, false, validation)
+            .await
     }
 
     /// Dry run of [`Api::create`] that also rejects unknown fields. Creates nothing.
@@ -227,11 +192,36 @@ impl Api {
         namespace: &str,
         object: &Value,
     ) -> Result<()> {
-        let call = Call::new("create", kind, namespace, name_of(object));
-        let path = self.writing(kind, namespace, None, "&dryRun=All&fieldValidation=Strict");
-        self.change(permit, &call, Method::POST, &path, SEND_METADATA, object)
+        let validation = ValidationDirective::Strict;
+        self.post(permit, kind, namespace, object, true, validation)
             .await
             .map(drop)
+    }
+
+    async fn post(
+        &self,
+        permit: CallPermit,
+        kind: &Kind,
+        namespace: &str,
+        object: &Value,
+        dry_run: bool,
+        validation: ValidationDirective,
+    ) -> Result<Object> {
+        let call = Call::new("create", kind, namespace, name_of(object));
+        let parameters = PostParams {
+            dry_run,
+            field_manager: Some(self.inner.field_manager.clone()),
+        };
+        let requests = kind.requests(namespace);
+        let request = written(object).and_then(|body| requests.create(&parameters, body));
+        let mut request = prepared(&call, request, stream::METADATA_ONLY)?;
+        // `PostParams` cannot say it.
+        let uri = format!("{}&fieldValidation={}", request.uri(), validation.as_str());
+        *request.uri_mut() = uri
+            .parse()
+            .map_err(|_| Error::internal(format!("{call}: the request cannot be written")))?;
+        let body = self.change(permit, &call, request).await?;
+        read_object(&call, body)
     }
 
     /// Server-side apply without force: creates the object, or updates the fields of our field manager. Returns the
@@ -248,17 +238,22 @@ impl Api {
     ) -> Result<Value> {
         let name = name_of(object);
         let call = Call::new("patch", kind, namespace, name);
-        let path = self.writing(kind, namespace, Some(name), "");
-        let body = self
-            .change(permit, &call, Method::PATCH, &path, SEND_APPLY, object)
-            .await?;
+        let request = self.patching(kind, namespace, name, &Patch::Apply(object));
+        let request = prepared(&call, request, JSON)?;
+        let body = self.change(permit, &call, request).await?;
         decode(&call, &body)
     }
 
-    fn writing(&self, kind: &Kind, namespace: &str, name: Option<&str>, more: &str) -> String {
-        let path = kind.path(namespace, name);
-        let manager = escape(&self.inner.field_manager);
-        format!("{path}?fieldManager={manager}{more}")
+    fn patching(
+        &self,
+        kind: &Kind,
+        namespace: &str,
+        name: &str,
+        patch: &Patch<&Value>,
+    ) -> BuiltRequest {
+        let parameters = PatchParams::apply(&self.inner.field_manager);
+        let requests = kind.requests(namespace);
+        requests.patch(&escape(name), &parameters, patch)
     }
 
     /// Changes an object by a JSON merge patch. With `metadata.uid` or `metadata.resourceVersion` in the patch, only an
@@ -275,10 +270,9 @@ impl Api {
         patch: &Value,
     ) -> Result<Object> {
         let call = Call::new("patch", kind, namespace, name);
-        let path = self.writing(kind, namespace, Some(name), "");
-        let body = self
-            .change(permit, &call, Method::PATCH, &path, SEND_MERGE, patch)
-            .await?;
+        let request = self.patching(kind, namespace, name, &Patch::Merge(patch));
+        let request = prepared(&call, request, stream::METADATA_ONLY)?;
+        let body = self.change(permit, &call, request).await?;
         read_object(&call, body)
     }
 
@@ -292,34 +286,20 @@ impl Api {
         kind: &Kind,
         namespace: &str,
         name: &str,
-        options: &Delete,
+        options: &DeleteParams,
     ) -> Result<Deletion> {
         let call = Call::new("delete", kind, namespace, name);
-        let mut body = json!({"apiVersion": "v1", "kind": "DeleteOptions"});
-        if let Some(uid) = &options.uid {
-            body["preconditions"] = json!({"uid": uid});
-        }
-        if let Some(version) = &options.version {
-            body["preconditions"]["resourceVersion"] = json!(version);
-        }
-        if let Some(grace) = options.grace {
-            body["gracePeriodSeconds"] = json!(grace.as_secs());
-        }
-        if options.foreground {
-            body["propagationPolicy"] = json!("Foreground");
-        }
-        if options.dry_run {
-            body["dryRun"] = json!(["All"]);
-        }
-        let path = kind.path(namespace, Some(name));
-        let deleted = self
-            .change(permit, &call, Method::DELETE, &path, SEND_JSON, &body)
-            .await;
-        match deleted {
+        let request = kind.requests(namespace).delete(&escape(name), options);
+        let request = prepared(&call, request, JSON)?;
+        let preconditions = options.preconditions.as_ref();
+        match self.change(permit, &call, request).await {
             Ok(_) => Ok(Deletion::Accepted),
             Err(error) if error.reason() == Reason::NotFound => Ok(Deletion::Gone),
             // In a deletion only preconditions conflict: the object of this name is another one now.
-            Err(error) if error.reason() == Reason::Conflict && options.uid.is_some() => {
+            Err(error)
+                if error.reason() == Reason::Conflict
+                    && preconditions.is_some_and(|it| it.uid.is_some()) =>
+            {
                 Ok(Deletion::Gone)
             }
             Err(error) => Err(error),
@@ -367,33 +347,51 @@ impl Api {
         subresource: &str,
         namespace: &str,
     ) -> bool {
-        let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-        let review = json!({
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": {
-                "verb": verb, "group": group, "resource": resource, "subresource": subresource,
-                "namespace": namespace
-            }}
-        });
-        let call = Call::path("create", path);
+        let review = SelfSubjectAccessReview {
+            spec: SelfSubjectAccessReviewSpec {
+                resource_attributes: Some(ResourceAttributes {
+                    verb: Some(verb.to_owned()),
+                    group: Some(group.to_owned()),
+                    resource: Some(resource.to_owned()),
+                    subresource: Some(subresource.to_owned()),
+                    namespace: Some(namespace.to_owned()),
+                    ..ResourceAttributes::default()
+                }),
+                ..SelfSubjectAccessReviewSpec::default()
+            },
+            ..SelfSubjectAccessReview::default()
+        };
+        // Not allowed only if the server says so.
+        self.review(&review)
+            .await
+            .map_or(true, |it| it.status.is_none_or(|status| status.allowed))
+    }
+
+    async fn review(&self, review: &SelfSubjectAccessReview) -> Result<SelfSubjectAccessReview> {
+        let path = SelfSubjectAccessReview::url_path(&(), None);
+        let call = Call::path("create", &path);
+        let requests = core::Request::new(path);
+        let request =
+            written(review).and_then(|body| requests.create(&PostParams::default(), body));
+        let request = prepared(&call, request, JSON)?;
         let permit = self.acquire_permit().await;
-        let answer = self
-            .change(permit, &call, Method::POST, path, SEND_JSON, &review)
-            .await;
-        let answer = answer.and_then(|body| decode::<Value>(&call, &body));
-        let allowed = answer.map(|it| it.pointer("/status/allowed").and_then(Value::as_bool));
-        !matches!(allowed, Ok(Some(false)))
+        let body = self.change(permit, &call, request).await?;
+        decode(&call, &body)
     }
 
     /// Reads any path as JSON.
     ///
     /// # Errors
     /// See [`crate::errors`].
-    pub async fn read_path<T: DeserializeOwned>(&self, path: &str, accept: &str) -> Result<T> {
+    pub async fn read_path<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        accept: &'static str,
+    ) -> Result<T> {
         let call = Call::path("get", path);
-        let request = self.request(Method::GET, path, accept);
-        let body = self.read(&call, &request).await?;
+        let request = Request::get(path).body(Vec::new());
+        let request = request.map_err(core::request::Error::BuildRequest);
+        let body = self.read(&call, prepared(&call, request, accept)?).await?;
         decode(&call, &body)
     }
 
@@ -411,21 +409,11 @@ impl Api {
         self.inner.connection.follow().await;
     }
 
-    fn request(&self, method: Method, path: &str, accept: &str) -> PreparedRequest {
-        PreparedRequest {
-            method,
-            path: path.to_owned(),
-            accept: accept.to_owned(),
-            content_type: None,
-            body: Bytes::new(),
-        }
-    }
-
     /// A read-only call. Retried once after a pause that the server asked for, or with new credentials.
-    async fn read(&self, call: &Call, request: &PreparedRequest) -> Result<Bytes> {
+    async fn read(&self, call: &Call, request: Request<Vec<u8>>) -> Result<Bytes> {
         let first = {
             let _permit = self.acquire_permit().await;
-            self.send(call, request).await
+            self.send(call, request.clone()).await
         };
         match first {
             Err(error) if error.reason() == Reason::RateLimited => {}
@@ -442,22 +430,9 @@ impl Api {
         &self,
         permit: CallPermit,
         call: &Call,
-        method: Method,
-        path: &str,
-        media: Media,
-        body: &impl Serialize,
+        request: Request<Vec<u8>>,
     ) -> Result<Bytes> {
-        let body = serde_json::to_vec(body).map_err(|_| {
-            Error::internal(format!("{call}: the object cannot be written as JSON"))
-        })?;
-        let request = PreparedRequest {
-            method,
-            path: path.to_owned(),
-            accept: media.wanted.to_owned(),
-            content_type: Some(media.sent),
-            body: Bytes::from(body),
-        };
-        let done = self.send(call, &request).await;
+        let done = self.send(call, request).await;
         drop(permit);
         if matches!(&done, Err(error) if error.reason() == Reason::CredentialsRefused) {
             // Used by the next call; this one is not retried.
@@ -466,9 +441,9 @@ impl Api {
         done
     }
 
-    async fn send(&self, call: &Call, request: &PreparedRequest) -> Result<Bytes> {
+    async fn send(&self, call: &Call, request: Request<Vec<u8>>) -> Result<Bytes> {
         use http_body_util::BodyExt as _;
-        let mut span = call.span(request.method.as_str());
+        let mut span = call.span(request.method().as_str());
         let sent = async {
             let response = self.respond(call, request).await?;
             match response.into_body().collect().await {
@@ -488,16 +463,21 @@ impl Api {
         answer
     }
 
-    /// Sends a request and awaits the head of the response. A status other than success becomes an error.
+    /// Sends a request and awaits the head of the response. A status other than success becomes an error: kube's own
+    /// drops `Retry-After`, and reads neither protobuf nor the text of a proxy.
     async fn respond(
         &self,
         call: &Call,
-        request: &PreparedRequest,
+        mut request: Request<Vec<u8>>,
     ) -> Result<http::Response<Body>> {
         use http_body_util::BodyExt as _;
+        // API servers support tracing too.
+        if let Some(context) = drover_telemetry::current() {
+            context.put(request.headers_mut());
+        }
         let response = self
             .raw()
-            .send(request.build()?)
+            .send(request.map(Body::from))
             .await
             .map_err(|error| crate::errors::transport(call, &error))?;
         if response.status().is_success() {
@@ -526,32 +506,26 @@ impl Api {
     }
 }
 
-struct PreparedRequest {
-    method: Method,
-    path: String,
-    accept: String,
-    content_type: Option<&'static str>,
-    body: Bytes,
+type BuiltRequest = std::result::Result<Request<Vec<u8>>, core::request::Error>;
+
+fn written(object: &impl Serialize) -> std::result::Result<Vec<u8>, core::request::Error> {
+    serde_json::to_vec(object).map_err(core::request::Error::SerializeBody)
 }
 
-impl PreparedRequest {
-    fn build(&self) -> Result<Request<Body>> {
-        let mut request = Request::builder()
-            .method(self.method.clone())
-            .uri(&self.path)
-            .header(header::ACCEPT, &self.accept);
-        if let Some(content_type) = self.content_type {
-            request = request.header(header::CONTENT_TYPE, content_type);
-        }
-        let mut request = request
-            .body(Body::from(self.body.clone()))
-            .map_err(|_| Error::invalid("", format!("{:?} is no path of an API", self.path)))?;
-        // API servers support tracing too.
-        if let Some(context) = drover_telemetry::current() {
-            context.put(request.headers_mut());
-        }
-        Ok(request)
-    }
+/// A request that accepts a media type in answer.
+pub(crate) fn prepared(
+    call: &Call,
+    request: BuiltRequest,
+    accept: &'static str,
+) -> Result<Request<Vec<u8>>> {
+    let mut request = request.map_err(|error| match error {
+        core::request::Error::Validation(words) => Error::invalid("", format!("{call}: {words}")),
+        // The sources quote what was to be sent.
+        _ => Error::internal(format!("{call}: the request cannot be written")),
+    })?;
+    let accept = HeaderValue::from_static(accept);
+    request.headers_mut().insert(header::ACCEPT, accept);
+    Ok(request)
 }
 
 fn decode<T: DeserializeOwned>(call: &Call, body: &[u8]) -> Result<T> {

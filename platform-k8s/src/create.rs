@@ -14,13 +14,14 @@ use drover_platform::{
 };
 use drover_proto::platform::v1::{Node, Slot};
 use futures::{StreamExt as _, stream};
+use kube::api::{DeleteParams, Preconditions};
 use parking_lot::Mutex;
 use serde::Deserialize as _;
 use serde_json::Value;
 use tracing::warn;
 
 use crate::{
-    client::{Api, Delete, Kind, Meta, Object},
+    client::{Api, Kind, Meta, Object},
     delete::{Item, Remover},
     discover, labels,
     objects::{self, Plan},
@@ -410,10 +411,10 @@ impl Creator {
             items = left;
         }
         for item in &items {
-            let options = Delete {
+            let options = DeleteParams::default().preconditions(Preconditions {
                 uid: Some(item.meta.uid.clone()),
-                ..Delete::default()
-            };
+                resource_version: None,
+            });
             let permit = self.api.acquire_permit().await;
             let (namespace, name) = (&item.meta.namespace, &item.meta.name);
             self.api
@@ -560,13 +561,13 @@ fn named(meta: Meta, step: &Step) -> Meta {
 fn alone(step: &Step, all: &[Step]) -> Option<Value> {
     let made = |kind: &str, name: Option<&Value>| {
         all.iter().any(|other| {
-            other.kind.kind == kind
+            other.kind.resource.kind == kind
                 && other.namespace == step.namespace
                 && name.and_then(Value::as_str) == Some(&other.name)
         })
     };
     let mut body = step.body.clone();
-    match step.kind.kind.as_str() {
+    match step.kind.resource.kind.as_str() {
         // The API server looks up the role, which a dry run has not created.
         "RoleBinding" if made("Role", body.pointer("/roleRef/name")) => None,
         // Likewise the service account of a pod.

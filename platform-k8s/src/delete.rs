@@ -10,10 +10,11 @@ use drover_core::{Error, Reason, Result};
 use drover_platform::driver::{Deleted, Deletion as Options, Target};
 use drover_proto::platform::v1::{DeprovisionState, Node};
 use futures::{StreamExt as _, stream};
+use kube::api::{DeleteParams, Preconditions};
 
 use crate::{
     adopt,
-    client::{Api, Delete, Deletion, Kind, ListQuery, Meta, Object, Shape},
+    client::{Api, Deletion, Kind, ListQuery, Meta, Object, Shape},
     labels::{self, FormerSlot, Mark},
     objects,
     settings::Settings,
@@ -66,9 +67,9 @@ impl Remover {
     /// Whether the removal of a node finds objects of a kind.
     #[must_use]
     pub fn removes(&self, kind: &Kind) -> bool {
-        self.kinds
-            .iter()
-            .any(|it| it.group == kind.group && it.plural == kind.plural)
+        self.kinds.iter().any(|it| {
+            it.resource.group == kind.resource.group && it.resource.plural == kind.resource.plural
+        })
     }
 
     /// Starts or continues the removal of a node. `known` are the locations of its objects, if these are known: then
@@ -340,12 +341,13 @@ impl Remover {
     }
 
     async fn delete_one(&self, item: &Item, grace: Option<Duration>) -> Result<Deletion> {
-        let options = Delete {
-            uid: Some(item.meta.uid.clone()),
-            version: None,
-            grace,
-            foreground: true,
-            dry_run: false,
+        let seconds = |grace: Duration| u32::try_from(grace.as_secs()).unwrap_or(u32::MAX);
+        let options = DeleteParams {
+            grace_period_seconds: grace.map(seconds),
+            ..DeleteParams::foreground().preconditions(Preconditions {
+                uid: Some(item.meta.uid.clone()),
+                resource_version: None,
+            })
         };
         let permit = self.api.acquire_permit().await;
         let (namespace, name) = (&item.meta.namespace, &item.meta.name);
@@ -394,7 +396,7 @@ fn is_anchor(meta: &Meta) -> bool {
 }
 
 fn is_pod(kind: &Kind) -> bool {
-    kind.group.is_empty() && kind.plural == "pods"
+    kind.resource.group.is_empty() && kind.resource.plural == "pods"
 }
 
 fn deleted(state: DeprovisionState) -> Deleted {
@@ -437,14 +439,7 @@ mod tests {
             ..OwnerReference::default()
         };
         Item {
-            kind: Arc::new(Kind {
-                group: String::new(),
-                version: "v1".to_owned(),
-                plural: plural.to_owned(),
-                kind: plural.trim_end_matches('s').to_owned(),
-                namespaced: true,
-                verbs: Vec::new(),
-            }),
+            kind: Kind::core(plural.trim_end_matches('s'), plural),
             meta: Meta {
                 name: uid.to_owned(),
                 uid: uid.to_owned(),

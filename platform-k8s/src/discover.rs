@@ -454,7 +454,7 @@ impl Lost {
 /// Whether the kind is `pods` of the core group.
 #[must_use]
 pub fn is_pod(kind: &Kind) -> bool {
-    kind.group.is_empty() && kind.plural == "pods"
+    kind.resource.group.is_empty() && kind.resource.plural == "pods"
 }
 
 /// Label selector for pods, or for the other kinds.

@@ -16,7 +16,7 @@ use drover_proto::platform::v1::{
     Capability, DeprovisionState, ExecStart, FailureDomain, KeptStorage, Limits, Node, NodeClass,
     StreamLogsRequest,
 };
-use serde::Deserialize;
+use k8s_openapi::apimachinery::pkg::version::Info;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -296,14 +296,8 @@ impl Nodes for Made {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Version {
-    git_version: String,
-}
-
 async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
-    let version: Version = api.read_path("/version", "application/json").await?;
+    let version: Info = api.read_path("/version", "application/json").await?;
     let (uid, scope) = identify(api, settings).await?;
     let (logs, exec, patch) = futures::join!(
         may(api, settings, "get", "log"),

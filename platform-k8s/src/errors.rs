@@ -9,53 +9,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use drover_core::{Error, Reason};
 use http::{HeaderMap, StatusCode, header};
-use serde::Deserialize;
+use kube::core::{
+    Status,
+    response::{StatusDetails, reason},
+};
 
 use crate::client::{self, Call};
 
 /// Maximum size of an error response.
 pub(crate) const MAX_STATUS: usize = 64 * 1024;
-
-/// A failure as the API server reports it (`meta/v1` Status).
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct Status {
-    /// HTTP status code.
-    pub code: u16,
-    /// Message for people.
-    pub message: String,
-    /// Machine-readable reason: NotFound, AlreadyExists, Expired, …
-    pub reason: String,
-    /// Details, if the API server gives any.
-    pub details: Option<Details>,
-}
-
-/// Details of a failure.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct Details {
-    /// Kind of the object concerned.
-    pub kind: String,
-    /// Name of the object concerned.
-    pub name: String,
-    /// All single problems.
-    #[serde(deserialize_with = "crate::client::nullable")]
-    pub causes: Vec<Cause>,
-    /// Delay before a retry, in seconds. 0 if unset.
-    pub retry_after_seconds: u64,
-}
-
-/// A single problem.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Cause {
-    /// Machine-readable reason.
-    pub reason: String,
-    /// Message for people.
-    pub message: String,
-    /// Path of the field.
-    pub field: String,
-}
 
 /// The error for a response without success.
 #[must_use]
@@ -84,15 +46,16 @@ pub fn status(call: &Call, code: StatusCode, headers: &HeaderMap, body: &Bytes) 
         .get(header::RETRY_AFTER)
         .and_then(|value| value.to_str().ok()?.trim().parse().ok())
         .map(Duration::from_secs);
-    of_status(call, status, retry_after)
+    of_status(call, &status, retry_after)
 }
 
 /// The error for a status.
 #[must_use]
-pub fn of_status(call: &Call, status: Status, retry_after: Option<Duration>) -> Error {
-    let details = status.details.clone().unwrap_or_default();
+pub fn of_status(call: &Call, status: &Status, retry_after: Option<Duration>) -> Error {
+    let details = status.details.as_ref();
     let retry_after = retry_after.or_else(|| {
-        (details.retry_after_seconds > 0).then(|| Duration::from_secs(details.retry_after_seconds))
+        let seconds = details.map_or(0, |details| details.retry_after_seconds);
+        (seconds > 0).then(|| Duration::from_secs(seconds.into()))
     });
     let words = redact::words(&status.message);
     let error = match status.code {
@@ -100,30 +63,30 @@ pub fn of_status(call: &Call, status: Status, retry_after: Option<Duration>) -> 
             Reason::CredentialsRefused,
             format!("{call}: the API server refuses the credentials: {words}"),
         ),
-        403 => forbidden(call, &words, &details),
-        404 => not_found(call, &words, &details),
-        409 if status.reason == "AlreadyExists" => {
+        403 => forbidden(call, &words, details),
+        404 => not_found(call, &words, details),
+        409 if status.reason == reason::ALREADY_EXISTS => {
             Error::new(Reason::AlreadyExists, format!("{call}: {words}"))
                 .with_resource(&call.kind, &call.name)
         }
-        409 if is_terminating(&words, &details) => terminating(call, &words),
+        409 if is_terminating(&words, details) => terminating(call, &words),
         409 => Error::new(Reason::Conflict, format!("{call}: {words}")),
         410 => Error::new(Reason::PageTokenExpired, format!("{call}: {words}")),
         405 | 406 => Error::new(Reason::Unimplemented, format!("{call}: {words}")),
-        413 => invalid(call, "the object is too large for the API server", &details),
+        413 => invalid(call, "the object is too large for the API server", details),
         429 => Error::new(Reason::RateLimited, format!("{call}: {words}")),
         // A webhook may return any code.
         400..=499 if is_admission(&words) => {
             Error::new(Reason::Precondition, format!("{call}: {words}"))
         }
         408 => Error::new(Reason::DeadlineExceeded, format!("{call}: {words}")),
-        400..=499 => invalid(call, &words, &details),
+        400..=499 => invalid(call, &words, details),
         504 => Error::new(Reason::DeadlineExceeded, format!("{call}: {words}")),
         // The store behind the API server rejected it for its size alone.
         500 if words.contains("request is too large") => invalid(
             call,
             "the object is too large for the API server's store",
-            &details,
+            details,
         ),
         _ => Error::unavailable(format!("{call}: {words}")),
     };
@@ -134,7 +97,7 @@ pub fn of_status(call: &Call, status: Status, retry_after: Option<Duration>) -> 
 }
 
 /// Authorization, quotas and all admission plugins return Forbidden.
-fn forbidden(call: &Call, words: &str, details: &Details) -> Error {
+fn forbidden(call: &Call, words: &str, details: Option<&StatusDetails>) -> Error {
     if words.contains("exceeded quota") || words.contains("insufficient quota") {
         return Error::new(Reason::QuotaExceeded, format!("{call}: {words}"));
     }
@@ -152,8 +115,10 @@ fn forbidden(call: &Call, words: &str, details: &Details) -> Error {
     Error::new(Reason::Precondition, format!("{call}: {words}"))
 }
 
-fn not_found(call: &Call, words: &str, details: &Details) -> Error {
-    if details.kind == "namespaces" && call.kind != "namespaces" {
+fn not_found(call: &Call, words: &str, details: Option<&StatusDetails>) -> Error {
+    if let Some(details) = details.filter(|it| it.kind == "namespaces")
+        && call.kind != "namespaces"
+    {
         return Error::new(
             Reason::Precondition,
             format!("{call}: there is no namespace {:?}", details.name),
@@ -167,10 +132,10 @@ fn not_found(call: &Call, words: &str, details: &Details) -> Error {
     Error::new(Reason::NotFound, format!("{call}: {words}")).with_resource(&call.kind, &call.name)
 }
 
-fn is_terminating(words: &str, details: &Details) -> bool {
+fn is_terminating(words: &str, details: Option<&StatusDetails>) -> bool {
     details
-        .causes
-        .iter()
+        .into_iter()
+        .flat_map(|details| &details.causes)
         .any(|cause| cause.reason == "NamespaceTerminating")
         || words.contains("because it is being terminated")
 }
@@ -187,11 +152,11 @@ fn is_admission(words: &str) -> bool {
     words.contains("admission webhook ") || words.contains("ValidatingAdmissionPolicy ")
 }
 
-fn invalid(call: &Call, words: &str, details: &Details) -> Error {
+fn invalid(call: &Call, words: &str, details: Option<&StatusDetails>) -> Error {
     let error = Error::new(Reason::Invalid, format!("{call}: {words}"));
     details
-        .causes
-        .iter()
+        .into_iter()
+        .flat_map(|details| &details.causes)
         .filter(|cause| !cause.field.is_empty())
         .fold(error, |error, cause| {
             let field = format!("{}.{}", call.object(), cause.field);

@@ -469,7 +469,7 @@ fn bare(packed: &Packed) -> Found {
 /// Whether the workload replaces a pod that has ended; batch workloads, which run once, do not.
 fn restarts(workload: &Member, kinds: &[Arc<Kind>]) -> bool {
     let kind = kinds.get(usize::from(workload.kind));
-    kind.is_some_and(|kind| kind.group != "batch")
+    kind.is_some_and(|kind| kind.resource.group != "batch")
 }
 
 fn show(member: &Member, kinds: &[Arc<Kind>]) -> String {

@@ -17,7 +17,7 @@ const SELECTING: [(&str, &str, &str); 2] = [
 ];
 
 /// An object with selectors.
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 struct Selecting {
     #[serde(default)]
     spec: Value,
@@ -45,7 +45,7 @@ pub(crate) async fn plain<'a>(
             match read.await {
                 Ok(objects) => {
                     for object in objects {
-                        selected(&kind.kind, &object.spec, &mut keys);
+                        selected(&kind.resource.kind, &object.spec, &mut keys);
                     }
                 }
                 Err(error) if error.reason() == Reason::PermissionDenied => {

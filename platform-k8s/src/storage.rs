@@ -14,12 +14,13 @@ use drover_platform::{
     storage::{in_use, is_meant},
 };
 use drover_proto::platform::v1::{DeprovisionState, KeptStorage, Storage};
+use kube::api::{DeleteParams, Preconditions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    client::{Api, Delete, Kind, ListQuery, Meta, Object, Shape},
+    client::{Api, Kind, ListQuery, Meta, Object, Shape},
     labels::{self, LabelKeys},
     objects::dns_name,
     settings::Settings,
@@ -111,7 +112,7 @@ impl Whose {
 /// Whether an object is a claim whose storage can be kept.
 #[must_use]
 pub fn can_be_kept(kind: &Kind, meta: &Meta) -> bool {
-    kind.group.is_empty() && kind.plural == CLAIMS && Whose::read(meta).is_some()
+    kind.resource.group.is_empty() && kind.resource.plural == CLAIMS && Whose::read(meta).is_some()
 }
 
 /// Whether an object is storage of nodes like this one, kept or not.
@@ -305,12 +306,11 @@ pub async fn delete(
         let node = labels::read(&meta, &settings.labels).and_then(|mark| mark.node);
         return Err(in_use(&meant.id, &node.unwrap_or_default()));
     }
-    let options = Delete {
+    let options = DeleteParams::default().preconditions(Preconditions {
         uid: Some(meta.uid.clone()),
         // A node that takes it over meanwhile keeps it.
-        version: Some(meta.resource_version.clone()),
-        ..Delete::default()
-    };
+        resource_version: Some(meta.resource_version.clone()),
+    });
     let permit = api.acquire_permit().await;
     api.delete(permit, &kind, namespace, name, &options).await?;
     // A failed precondition is also reported as gone: read again.

@@ -14,12 +14,13 @@ use drover_platform::{
     driver::{Change, Target},
     identity::Identity,
 };
+use kube::core::ApiResource;
 use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
 use crate::{
     adopt::{Adopted, Adopter},
-    client::{Api, Kind, Meta},
+    client::{Api, Meta},
     delete::{Item, Place, Remover},
     discover::is_pod,
     labels::{
@@ -121,7 +122,7 @@ impl Updater {
 
     /// Metadata of the pod template in an object, if they can be changed without restarting its pods.
     pub(crate) async fn template(&self, item: &Item) -> Result<Option<Meta>> {
-        let Kind { group, kind, .. } = &*item.kind;
+        let ApiResource { group, kind, .. } = &item.kind.resource;
         let always = matches!(
             (group.as_str(), kind.as_str()),
             ("apps", "ReplicaSet") | ("", "ReplicationController")

@@ -3,13 +3,17 @@
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use drover_core::{Error, Reason, Result};
+use kube::core::{
+    ApiResource, DynamicObject, GroupVersionKind, Request, Resource as _,
+    discovery::v2::{APIGroupDiscovery, APIGroupDiscoveryList},
+};
 use parking_lot::Mutex;
-use serde::Deserialize;
 use tokio::time::Instant;
 
 use super::{Api, escape};
 
-/// Aggregated discovery: one response for all groups, since Kubernetes 1.30.
+/// Aggregated discovery: one response for all groups, since Kubernetes 1.30. kube's own constant also takes the beta of
+/// 1.26, which is older than what is supported.
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 /// Minimum time between two discoveries of unknown kinds.
 const MIN_AGE: Duration = Duration::from_secs(1);
@@ -17,14 +21,8 @@ const MIN_AGE: Duration = Duration::from_secs(1);
 /// A kind of objects. Displayed as in RBAC: `pods`, `deployments.apps`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Kind {
-    /// API group (apps). Empty for the core group.
-    pub group: String,
-    /// API version (v1).
-    pub version: String,
-    /// Resource name in paths (deployments).
-    pub plural: String,
-    /// Kind in objects (Deployment).
-    pub kind: String,
+    /// Group, version, kind and plural.
+    pub resource: ApiResource,
     /// Whether its objects are namespaced.
     pub namespaced: bool,
     /// Supported verbs: list, watch, delete, …
@@ -32,55 +30,46 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// `apiVersion` of its objects (`apps/v1`).
-    #[must_use]
-    pub fn api_version(&self) -> String {
-        if self.group.is_empty() {
-            self.version.clone()
-        } else {
-            format!("{}/{}", self.group, self.version)
-        }
-    }
-
     /// Whether the API server supports a verb for it at all.
     #[must_use]
     pub fn can(&self, verb: &str) -> bool {
         self.verbs.iter().any(|known| known == verb)
     }
 
-    /// Path of the collection, or of one object. An empty namespace means all.
-    #[must_use]
-    pub fn path(&self, namespace: &str, name: Option<&str>) -> String {
-        let mut path = if self.group.is_empty() {
-            format!("/api/{}", self.version)
-        } else {
-            format!("/apis/{}/{}", self.group, self.version)
-        };
-        if self.namespaced && !namespace.is_empty() {
-            path.push_str("/namespaces/");
-            path.push_str(&escape(namespace));
-        }
-        path.push('/');
-        path.push_str(&self.plural);
-        if let Some(name) = name {
-            path.push('/');
-            path.push_str(&escape(name));
-        }
-        path
+    /// Builder of requests to the collection. An empty namespace means all.
+    pub(crate) fn requests(&self, namespace: &str) -> Request {
+        let namespace = Some(namespace).filter(|it| self.namespaced && !it.is_empty());
+        // kube writes names into paths as they are.
+        let namespace = namespace.map(escape);
+        Request::new(DynamicObject::url_path(
+            &self.resource,
+            namespace.as_deref(),
+        ))
+    }
+
+    /// A namespaced kind of the core group.
+    #[cfg(test)]
+    pub(crate) fn core(kind: &str, plural: &str) -> Arc<Self> {
+        let gvk = GroupVersionKind::gvk("", "v1", kind);
+        Arc::new(Self {
+            resource: ApiResource::from_gvk_with_plural(&gvk, plural),
+            namespaced: true,
+            verbs: Vec::new(),
+        })
     }
 
     /// Display name of an object: `statefulset/db-1`.
     #[must_use]
     pub fn object(&self, name: &str) -> String {
-        format!("{}/{name}", self.kind.to_ascii_lowercase())
+        format!("{}/{name}", self.resource.kind.to_ascii_lowercase())
     }
 }
 
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.plural)?;
-        if !self.group.is_empty() {
-            write!(f, ".{}", self.group)?;
+        f.write_str(&self.resource.plural)?;
+        if !self.resource.group.is_empty() {
+            write!(f, ".{}", self.resource.group)?;
         }
         Ok(())
     }
@@ -101,7 +90,10 @@ impl Kinds {
         let all: Vec<_> = kinds.into_iter().map(Arc::new).collect();
         let by_object = all
             .iter()
-            .map(|kind| ((kind.api_version(), kind.kind.clone()), Arc::clone(kind)))
+            .map(|kind| {
+                let it = &kind.resource;
+                ((it.api_version.clone(), it.kind.clone()), Arc::clone(kind))
+            })
             .collect();
         Self { all, by_object }
     }
@@ -120,17 +112,17 @@ impl Kinds {
     /// `Invalid` if the API server does not serve it.
     pub fn named(&self, name: &str) -> Result<Arc<Kind>> {
         let (plural, rest) = name.split_once('.').unwrap_or((name, ""));
-        let group = self
-            .all
-            .iter()
-            .find(|kind| kind.plural == plural && kind.group == rest);
-        let versioned = || {
-            let (version, group) = rest.split_once('.').unwrap_or((rest, ""));
+        let find = |version: Option<&str>, group: &str| {
             self.all.iter().find(|kind| {
-                kind.plural == plural && kind.version == version && kind.group == group
+                let it = &kind.resource;
+                it.plural == plural
+                    && it.group == group
+                    && version.is_none_or(|version| it.version == version)
             })
         };
-        group.or_else(versioned).cloned().ok_or_else(|| {
+        let (version, group) = rest.split_once('.').unwrap_or((rest, ""));
+        let found = find(None, rest).or_else(|| find(Some(version), group));
+        found.cloned().ok_or_else(|| {
             Error::invalid(
                 "kinds",
                 format!("the API server does not serve {name:?}; expected plural, plural.group or plural.version.group"),
@@ -164,9 +156,10 @@ impl Cache {
         {
             return Ok(Arc::clone(kinds));
         }
+        // The same two calls as kube's `Discovery`, but with our permits, timeouts and errors.
         let (core, groups) = futures::try_join!(
-            api.read_path::<Groups>("/api", AGGREGATED),
-            api.read_path::<Groups>("/apis", AGGREGATED)
+            api.read_path::<APIGroupDiscoveryList>("/api", AGGREGATED),
+            api.read_path::<APIGroupDiscoveryList>("/apis", AGGREGATED)
         )?;
         if core.items.is_empty() {
             return Err(Error::new(
@@ -175,63 +168,28 @@ impl Cache {
             ));
         }
         let kinds = core.items.into_iter().chain(groups.items);
-        let kinds = Arc::new(Kinds::new(kinds.flat_map(Group::kinds).collect()));
+        let kinds = Arc::new(Kinds::new(kinds.flat_map(kinds_of).collect()));
         *self.0.lock() = Some((Instant::now(), Arc::clone(&kinds)));
         Ok(kinds)
     }
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Groups {
-    items: Vec<Group>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Group {
-    metadata: super::Meta,
-    versions: Vec<Version>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Version {
-    version: String,
-    resources: Vec<Resource>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct Resource {
-    resource: String,
-    response_kind: ResponseKind,
-    scope: String,
-    verbs: Vec<String>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct ResponseKind {
-    kind: String,
-}
-
-impl Group {
-    fn kinds(self) -> Vec<Kind> {
-        let group = self.metadata.name;
-        self.versions
-            .into_iter()
-            .flat_map(|version| {
-                let group = group.clone();
-                version.resources.into_iter().map(move |resource| Kind {
-                    group: group.clone(),
-                    version: version.version.clone(),
-                    plural: resource.resource,
-                    kind: resource.response_kind.kind,
-                    namespaced: resource.scope == "Namespaced",
-                    verbs: resource.verbs,
-                })
-            })
-            .collect()
-    }
+fn kinds_of(group: APIGroupDiscovery) -> impl Iterator<Item = Kind> {
+    let name = group.metadata.and_then(|it| it.name).unwrap_or_default();
+    group.versions.into_iter().flat_map(move |version| {
+        let group = name.clone();
+        let number = version.version.unwrap_or_default();
+        version.resources.into_iter().map(move |resource| {
+            let kind = resource.response_kind.and_then(|it| it.kind);
+            let gvk = GroupVersionKind::gvk(&group, &number, &kind.unwrap_or_default());
+            Kind {
+                resource: ApiResource::from_gvk_with_plural(
+                    &gvk,
+                    &resource.resource.unwrap_or_default(),
+                ),
+                namespaced: resource.scope.as_deref() == Some("Namespaced"),
+                verbs: resource.verbs,
+            }
+        })
+    })
 }

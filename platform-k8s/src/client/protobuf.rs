@@ -1,24 +1,29 @@
 //! The protobuf encoding of Kubernetes: a quarter of the size of JSON, and cached by the API server for its own
 //! controllers, which makes a watch in it almost free for the server. Unused fields are skipped. Field numbers are
 //! those of `generated.proto` in `k8s.io/apimachinery` (`meta/v1`, `runtime`).
+//!
+//! Ours, as kube and k8s-openapi read JSON only.
 
 use std::collections::BTreeMap;
 
-use bytes::{Buf as _, Bytes, BytesMut};
+use bytes::{Buf as _, Bytes};
+use kube::core::{
+    ObjectList, Status, TypeMeta, WatchEvent,
+    response::{StatusCause, StatusDetails},
+    watch::{Bookmark, BookmarkMeta},
+};
 use prost::{DecodeError, Message};
 use serde::de::DeserializeOwned;
+use tokio_util::codec::LengthDelimitedCodec;
 
 use super::{Meta, Object, OwnerReference};
-use crate::errors::{Cause, Details, Status};
 
 pub(super) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 /// Prefix of every encoded object.
 const MAGIC: &[u8] = b"k8s\0";
-/// Size of the length prefix of a watch event.
-const LENGTH: usize = 4;
 
 /// An object that can be read from JSON and from protobuf.
-pub trait Readable: DeserializeOwned + Send {
+pub trait Readable: DeserializeOwned + Clone + Send {
     /// Protobuf message with the fields that are read.
     type Wire: Message + Default + Into<Self>;
 }
@@ -40,40 +45,51 @@ pub(crate) fn object<M: Message + Default>(mut body: Bytes) -> Result<M, DecodeE
     M::decode(Unknown::decode(body)?.raw)
 }
 
-/// Decodes one page of a list: its items, its resourceVersion and its continue token.
-pub(super) fn list<T: Readable>(body: Bytes) -> Result<(Vec<T>, String, String), DecodeError> {
+/// Decodes one page of a list.
+pub(super) fn list<T: Readable>(body: Bytes) -> Result<ObjectList<T>, DecodeError> {
     let list: List = object(body)?;
     let items = list.items.into_iter();
     let items = items.map(|item| T::Wire::decode(item).map(Into::into));
     let meta = list.metadata.unwrap_or_default();
-    Ok((
-        items.collect::<Result<_, _>>()?,
-        meta.resource_version,
-        meta.next,
-    ))
+    Ok(ObjectList {
+        types: TypeMeta::default(),
+        metadata: kube::core::ListMeta {
+            resource_version: Some(meta.resource_version),
+            continue_: Some(meta.next),
+            ..kube::core::ListMeta::default()
+        },
+        items: items.collect::<Result<_, _>>()?,
+    })
 }
 
-/// Takes the next complete watch event from the buffer. `Err` with its length if it is longer than `most`.
-pub(super) fn frame(buffer: &mut BytesMut, most: usize) -> Result<Option<Bytes>, usize> {
-    let Some(length) = buffer.first_chunk::<LENGTH>() else {
-        return Ok(None);
-    };
-    let length = u32::from_be_bytes(*length) as usize;
-    if length > most {
-        return Err(length);
-    }
-    if buffer.len() < LENGTH + length {
-        buffer.reserve(LENGTH + length - buffer.len());
-        return Ok(None);
-    }
-    buffer.advance(LENGTH);
-    Ok(Some(buffer.split_to(length).freeze()))
+/// Cuts a watch into its events, which have a length prefix of 4 bytes.
+pub(super) fn framing(most: usize) -> LengthDelimitedCodec {
+    LengthDelimitedCodec::builder()
+        .max_frame_length(most)
+        .new_codec()
 }
 
-/// Event type (`ADDED`, …) and encoded object, which [`object`] decodes.
-pub(super) fn event(frame: Bytes) -> Result<(String, Bytes), DecodeError> {
-    let event = WatchEvent::decode(frame)?;
-    Ok((event.kind, event.object.unwrap_or_default().raw))
+/// Decodes a watch event.
+pub(super) fn event<T: Readable>(frame: Bytes) -> Result<WatchEvent<T>, DecodeError> {
+    let event = WireEvent::decode(frame)?;
+    let body = event.object.unwrap_or_default().raw;
+    let item = |body| object::<T::Wire>(body).map(Into::into);
+    Ok(match event.kind.as_str() {
+        "ADDED" => WatchEvent::Added(item(body)?),
+        "MODIFIED" => WatchEvent::Modified(item(body)?),
+        "DELETED" => WatchEvent::Deleted(item(body)?),
+        "BOOKMARK" => {
+            let it: Partial = object(body)?;
+            WatchEvent::Bookmark(Bookmark {
+                types: TypeMeta::default(),
+                metadata: BookmarkMeta {
+                    resource_version: it.metadata.unwrap_or_default().resource_version,
+                    annotations: BTreeMap::new(),
+                },
+            })
+        }
+        _ => WatchEvent::Error(Box::new(object::<WireStatus>(body)?.into())),
+    })
 }
 
 /// `runtime.Unknown`: an encoded object and its type.
@@ -85,7 +101,7 @@ struct Unknown {
 
 /// `meta/v1` WatchEvent.
 #[derive(Clone, PartialEq, Message)]
-struct WatchEvent {
+struct WireEvent {
     #[prost(string, tag = "1")]
     kind: String,
     #[prost(message, optional, tag = "2")]
@@ -256,17 +272,20 @@ impl From<WireStatus> for Status {
             code: u16::try_from(from.code).unwrap_or_default(),
             message: from.message,
             reason: from.reason,
-            details: from.details.map(|details| Details {
-                kind: details.kind,
+            details: from.details.map(|details| StatusDetails {
                 name: details.name,
+                group: String::new(),
+                kind: details.kind,
+                uid: String::new(),
                 causes: details.causes.into_iter().map(Into::into).collect(),
-                retry_after_seconds: u64::try_from(details.retry_after_seconds).unwrap_or_default(),
+                retry_after_seconds: u32::try_from(details.retry_after_seconds).unwrap_or_default(),
             }),
+            ..Self::default()
         }
     }
 }
 
-impl From<WireCause> for Cause {
+impl From<WireCause> for StatusCause {
     fn from(from: WireCause) -> Self {
         Self {
             reason: from.reason,

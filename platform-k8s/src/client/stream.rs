@@ -5,14 +5,18 @@ use std::{marker::PhantomData, time::Duration};
 use bytes::{Bytes, BytesMut};
 use drover_core::{Error, Reason, Result};
 use futures::StreamExt as _;
-use http::Method;
-use http::header;
+use http::{Request, header};
 use http_body_util::BodyExt as _;
-use kube::client::Body;
-use serde::{Deserialize, de::DeserializeOwned};
+use kube::{
+    api::{ListParams, WatchParams},
+    client::Body,
+    core::{ObjectList, WatchEvent},
+};
+use serde::de::DeserializeOwned;
+use tokio_util::codec::{Decoder as _, LengthDelimitedCodec, LinesCodec};
 
 use super::{
-    Api, Call, JSON, Kind, decode, escape,
+    Api, Call, JSON, Kind, decode, prepared,
     protobuf::{self, PROTOBUF, Readable},
 };
 
@@ -29,8 +33,6 @@ const METADATA_WATCH: &str = "application/vnd.kubernetes.protobuf;stream=watch;a
     application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 /// Maximum size of a watch event; objects have at most 3 MiB.
 const MAX_EVENT: usize = 16 * 1024 * 1024;
-/// How long the server keeps a watch open, in seconds.
-const WATCH_SECONDS: u32 = 290;
 
 /// How much of each object is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,26 +58,6 @@ pub struct ListQuery<'a> {
     pub shape: Shape,
 }
 
-/// One page of a list.
-#[derive(Debug, Deserialize)]
-#[serde(bound = "T: DeserializeOwned")]
-pub struct Page<T> {
-    /// resourceVersion of the list, and continue token.
-    #[serde(default)]
-    metadata: PageMeta,
-    /// Objects of the page.
-    #[serde(default = "Vec::new", deserialize_with = "super::meta::nullable")]
-    pub items: Vec<T>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct PageMeta {
-    resource_version: String,
-    #[serde(rename = "continue")]
-    next: String,
-}
-
 impl Api {
     /// Reads all pages of a consistent list, passing each to `page`. Returns the resourceVersion of the list, from
     /// which a watch continues.
@@ -86,41 +68,44 @@ impl Api {
     pub async fn list<T: Readable>(
         &self,
         query: &ListQuery<'_>,
-        mut page: impl FnMut(Vec<T>),
+        page: impl FnMut(Vec<T>),
     ) -> Result<String> {
-        let call = Call::new("list", query.kind, query.namespace, "");
         let accept = match query.shape {
             Shape::Full => WHOLE,
             Shape::Metadata => METADATA_LIST,
         };
-        let mut next = String::new();
-        loop {
-            let path = format!(
-                "{}?limit={}{}{}",
-                query.kind.path(query.namespace, None),
-                self.inner.page_size,
-                query.selectors(),
-                parameter("continue", &next)
-            );
-            let body = self
-                .read(&call, &self.request(Method::GET, &path, accept))
-                .await?;
-            let (items, version, more) = if protobuf::is_protobuf(&body) {
-                protobuf::list(body)
-                    .map_err(|error| crate::errors::unreadable_protobuf(&call, &error))?
-            } else {
-                let read: Page<T> = decode(&call, &body)?;
-                (
-                    read.items,
-                    read.metadata.resource_version,
-                    read.metadata.next,
-                )
-            };
-            page(items);
-            if more.is_empty() {
-                return Ok(version);
+        let read = |call: &Call, body: Bytes| {
+            if !protobuf::is_protobuf(&body) {
+                return decode(call, &body);
             }
-            next = more;
+            protobuf::list(body).map_err(|error| crate::errors::unreadable_protobuf(call, &error))
+        };
+        self.pages(query, accept, read, page).await
+    }
+
+    async fn pages<T: Clone>(
+        &self,
+        query: &ListQuery<'_>,
+        accept: &'static str,
+        read: impl Fn(&Call, Bytes) -> Result<ObjectList<T>>,
+        mut page: impl FnMut(Vec<T>),
+    ) -> Result<String> {
+        let call = Call::new("list", query.kind, query.namespace, "");
+        let requests = query.kind.requests(query.namespace);
+        let mut parameters = ListParams {
+            label_selector: some(query.labels),
+            field_selector: some(query.fields),
+            limit: Some(self.inner.page_size),
+            ..ListParams::default()
+        };
+        loop {
+            let request = prepared(&call, requests.list(&parameters), accept)?;
+            let list = read(&call, self.read(&call, request).await?)?;
+            page(list.items);
+            parameters.continue_token = list.metadata.continue_.filter(|next| !next.is_empty());
+            if parameters.continue_token.is_none() {
+                return Ok(list.metadata.resource_version.unwrap_or_default());
+            }
         }
     }
 
@@ -138,30 +123,23 @@ impl Api {
     ///
     /// # Errors
     /// See [`Api::list`].
-    pub async fn list_json<T: DeserializeOwned>(
+    pub async fn list_json<T: DeserializeOwned + Clone>(
         &self,
         kind: &Kind,
         namespace: &str,
     ) -> Result<Vec<T>> {
-        let call = Call::new("list", kind, namespace, "");
-        let (mut all, mut next) = (Vec::new(), String::new());
-        loop {
-            let path = format!(
-                "{}?limit={}{}",
-                kind.path(namespace, None),
-                self.inner.page_size,
-                parameter("continue", &next)
-            );
-            let body = self
-                .read(&call, &self.request(Method::GET, &path, JSON))
-                .await?;
-            let page: Page<T> = decode(&call, &body)?;
-            all.extend(page.items);
-            if page.metadata.next.is_empty() {
-                return Ok(all);
-            }
-            next = page.metadata.next;
-        }
+        let query = ListQuery {
+            kind,
+            namespace,
+            labels: "",
+            fields: "",
+            shape: Shape::Full,
+        };
+        let mut all = Vec::new();
+        let read = |call: &Call, body: Bytes| decode(call, &body);
+        self.pages(&query, JSON, read, |page| all.extend(page))
+            .await?;
+        Ok(all)
     }
 
     /// Opens a watch from a resourceVersion. It holds no permit while it is open.
@@ -178,16 +156,16 @@ impl Api {
             Shape::Full => WHOLE_WATCH,
             Shape::Metadata => METADATA_WATCH,
         };
-        let path = format!(
-            "{}?watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}{}{}",
-            query.kind.path(query.namespace, None),
-            query.selectors(),
-            parameter("resourceVersion", version)
-        );
+        let parameters = WatchParams {
+            label_selector: some(query.labels),
+            field_selector: some(query.fields),
+            ..WatchParams::default()
+        };
+        let request = query.kind.requests(query.namespace);
+        let request = prepared(&call, request.watch(&parameters, version), accept)?;
         // A permit only for opening, so that a pause applies to watches too.
         let permit = self.acquire_permit().await;
-        let wanted = self.request(Method::GET, &path, accept);
-        let opened = tokio::time::timeout(self.inner.timeout, self.respond(&call, &wanted)).await;
+        let opened = tokio::time::timeout(self.inner.timeout, self.respond(&call, request)).await;
         drop(permit);
         let response = match opened {
             Ok(Ok(response)) => response,
@@ -200,72 +178,39 @@ impl Api {
             Err(_) => return Err(crate::errors::timeout(&call, self.inner.timeout)),
         };
         let media = response.headers().get(header::CONTENT_TYPE);
-        let framed = media.is_some_and(|media| media.as_bytes().starts_with(PROTOBUF.as_bytes()));
+        let framing = if media.is_some_and(|it| it.as_bytes().starts_with(PROTOBUF.as_bytes())) {
+            Framing::Protobuf(protobuf::framing(MAX_EVENT))
+        } else {
+            Framing::Json(LinesCodec::new_with_max_length(MAX_EVENT))
+        };
         Ok(Events {
             call,
-            framed,
+            framing,
             body: response.into_body(),
             buffer: BytesMut::new(),
-            searched: 0,
             item: PhantomData,
         })
     }
 }
 
-impl ListQuery<'_> {
-    fn selectors(&self) -> String {
-        format!(
-            "{}{}",
-            parameter("labelSelector", self.labels),
-            parameter("fieldSelector", self.fields)
-        )
-    }
-}
-
-fn parameter(name: &str, value: &str) -> String {
-    if value.is_empty() {
-        String::new()
-    } else {
-        format!("&{name}={}", escape(value))
-    }
-}
-
-/// Type of a watch event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "UPPERCASE")]
-pub enum EventType {
-    /// The object is new to this watch.
-    Added,
-    /// The object has changed.
-    Modified,
-    /// The object was deleted, or the selector no longer matches it.
-    Deleted,
-    /// No change; all events up to its resourceVersion were sent.
-    Bookmark,
-    /// The server ends the watch.
-    Error,
-}
-
-/// One event of a watch.
-#[derive(Debug, Deserialize)]
-pub struct Event<T> {
-    /// Type of the event.
-    #[serde(rename = "type")]
-    pub kind: EventType,
-    /// Object to which it happened.
-    pub object: T,
+fn some(text: &str) -> Option<String> {
+    Some(text.to_owned()).filter(|text| !text.is_empty())
 }
 
 /// The events of a watch, in order of arrival.
 pub struct Events<T> {
     call: Call,
-    /// In protobuf each event has a length prefix; otherwise each is a line of JSON.
-    framed: bool,
+    framing: Framing,
     body: Body,
     buffer: BytesMut,
-    /// Bytes at the start of the buffer that are known to contain no newline.
-    searched: usize,
     item: PhantomData<fn() -> T>,
+}
+
+enum Framing {
+    /// Each event has a length prefix.
+    Protobuf(LengthDelimitedCodec),
+    /// Each event is a line.
+    Json(LinesCodec),
 }
 
 impl<T: Readable> Events<T> {
@@ -274,15 +219,14 @@ impl<T: Readable> Events<T> {
     /// # Errors
     /// [`Reason::PageTokenExpired`]: the version has expired, list again. [`Reason::DeadlineExceeded`]: nothing arrived
     /// for `silence`. Others: the stream was cut.
-    pub async fn next(&mut self, silence: Duration) -> Result<Option<Event<T>>> {
+    pub async fn next(&mut self, silence: Duration) -> Result<Option<WatchEvent<T>>> {
         loop {
-            let read = if self.framed {
-                self.framed()?
-            } else {
-                self.lined()?
-            };
-            if read.is_some() {
-                return Ok(read);
+            match self.buffered()? {
+                Some(WatchEvent::Error(status)) => {
+                    return Err(crate::errors::of_status(&self.call, &status, None));
+                }
+                Some(event) => return Ok(Some(event)),
+                None => {}
             }
             match tokio::time::timeout(silence, self.body.frame()).await {
                 Err(_) => return Err(crate::errors::timeout(&self.call, silence)),
@@ -298,76 +242,27 @@ impl<T: Readable> Events<T> {
     }
 
     /// The next event in the buffer, if it is complete.
-    fn framed(&mut self) -> Result<Option<Event<T>>> {
-        let frame = protobuf::frame(&mut self.buffer, MAX_EVENT).map_err(|_| self.is_too_long())?;
-        let Some(frame) = frame else {
-            return Ok(None);
+    fn buffered(&mut self) -> Result<Option<WatchEvent<T>>> {
+        let call = &self.call;
+        let framing = |error: &dyn std::error::Error| {
+            Error::unavailable(format!("{call}: an event cannot be read: {error}"))
         };
-        let wrong = |error| crate::errors::unreadable_protobuf(&self.call, &error);
-        let (kind, object) = protobuf::event(frame).map_err(wrong)?;
-        let kind = match kind.as_str() {
-            "ADDED" => EventType::Added,
-            "MODIFIED" => EventType::Modified,
-            "DELETED" => EventType::Deleted,
-            "BOOKMARK" => EventType::Bookmark,
-            _ => {
-                let status: protobuf::WireStatus = protobuf::object(object).map_err(wrong)?;
-                return Err(crate::errors::of_status(&self.call, status.into(), None));
+        match &mut self.framing {
+            Framing::Protobuf(codec) => {
+                let frame = codec.decode(&mut self.buffer).map_err(|it| framing(&it))?;
+                let event = frame
+                    .map(|frame| protobuf::event(frame.freeze()))
+                    .transpose();
+                event.map_err(|error| crate::errors::unreadable_protobuf(call, &error))
             }
-        };
-        let object: T::Wire = protobuf::object(object).map_err(wrong)?;
-        Ok(Some(Event {
-            kind,
-            object: object.into(),
-        }))
-    }
-
-    fn lined(&mut self) -> Result<Option<Event<T>>> {
-        while let Some(line) = self.line() {
-            if !line.iter().all(u8::is_ascii_whitespace) {
-                return self.event(&line).map(Some);
-            }
-        }
-        if self.buffer.len() > MAX_EVENT {
-            return Err(self.is_too_long());
-        }
-        Ok(None)
-    }
-
-    fn is_too_long(&self) -> Error {
-        Error::unavailable(format!("{}: an event is too long", self.call))
-    }
-
-    fn line(&mut self) -> Option<Bytes> {
-        let Some(at) = self.buffer[self.searched..]
-            .iter()
-            .position(|&b| b == b'\n')
-        else {
-            self.searched = self.buffer.len();
-            return None;
-        };
-        let line = self.buffer.split_to(self.searched + at + 1).freeze();
-        self.searched = 0;
-        Some(line)
-    }
-
-    fn event(&self, line: &[u8]) -> Result<Event<T>> {
-        #[derive(Deserialize)]
-        struct Type {
-            #[serde(rename = "type")]
-            kind: EventType,
-        }
-        // Most events have the expected shape and are parsed once.
-        match serde_json::from_slice::<Event<T>>(line) {
-            Ok(event) if event.kind != EventType::Error => return Ok(event),
-            Ok(_) => {}
-            Err(error) => match serde_json::from_slice::<Type>(line) {
-                Ok(event) if event.kind == EventType::Error => {}
-                _ => return Err(crate::errors::unreadable(&self.call, &error)),
+            Framing::Json(codec) => loop {
+                match codec.decode(&mut self.buffer).map_err(|it| framing(&it))? {
+                    None => return Ok(None),
+                    Some(line) if line.trim().is_empty() => {}
+                    Some(line) => return decode(call, line.as_bytes()).map(Some),
+                }
             },
         }
-        let status: Event<crate::errors::Status> = decode(&self.call, line)?;
-        Err(crate::errors::of_status(&self.call, status.object, None))
     }
 }
 
@@ -375,11 +270,10 @@ impl<T: Readable> Events<T> {
 pub(crate) async fn bytes(
     api: &Api,
     call: Call,
-    path: &str,
+    request: Request<Vec<u8>>,
 ) -> Result<futures::stream::BoxStream<'static, Result<Vec<u8>>>> {
     let permit = api.acquire_permit().await;
-    let wanted = api.request(Method::GET, path, "*/*");
-    let response = api.respond(&call, &wanted).await?;
+    let response = api.respond(&call, request).await?;
     drop(permit);
     let stream = response.into_body().into_data_stream();
     Ok(stream

@@ -5,14 +5,7 @@ use super::*;
 fn step(kind: &str, name: &str, mut body: Value) -> Step {
     body["metadata"]["name"] = name.into();
     Step {
-        kind: Arc::new(Kind {
-            group: String::new(),
-            version: "v1".to_owned(),
-            plural: format!("{}s", kind.to_lowercase()),
-            kind: kind.to_owned(),
-            namespaced: true,
-            verbs: Vec::new(),
-        }),
+        kind: Kind::core(kind, &format!("{}s", kind.to_lowercase())),
         namespace: "prod".to_owned(),
         name: name.to_owned(),
         label: format!("{kind} {name}"),

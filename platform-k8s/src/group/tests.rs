@@ -4,16 +4,7 @@ use super::*;
 use crate::client::Kind;
 
 fn kinds() -> Vec<Arc<Kind>> {
-    let kind = |plural: &str, kind: &str| {
-        Arc::new(Kind {
-            group: String::new(),
-            version: "v1".into(),
-            plural: plural.into(),
-            kind: kind.into(),
-            namespaced: true,
-            verbs: Vec::new(),
-        })
-    };
+    let kind = |plural: &str, kind: &str| Kind::core(kind, plural);
     vec![
         kind("pods", "Pod"),
         kind("services", "Service"),

@@ -9,8 +9,10 @@ use drover_platform::{
     identity::Identity,
 };
 use drover_proto::platform::v1::{ProvisionRequest, Storage};
-use k8s_openapi::ByteString;
-use serde_json::{Map, Value, json};
+use k8s_openapi::{
+    ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use serde_json::{Map, Value};
 
 use super::{
     Object, claims,
@@ -233,23 +235,25 @@ impl<'a> Plan<'a> {
 
     fn user_data(&self, data: &[u8], identity: &Identity) -> Object {
         let name = bootstrap_secret(&identity.id);
-        // Serialising bytes cannot fail.
-        let data = serde_json::to_value(ByteString(data.to_vec())).unwrap_or_default();
-        let body = json!({
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": name, "namespace": self.namespace},
-            "type": "Opaque",
-            "data": {USER_DATA: data},
-        });
+        let secret = Secret {
+            metadata: ObjectMeta {
+                name: Some(name.clone()),
+                namespace: Some(self.namespace.clone()),
+                ..ObjectMeta::default()
+            },
+            type_: Some("Opaque".to_owned()),
+            data: Some([(USER_DATA.to_owned(), ByteString(data.to_vec()))].into()),
+            ..Secret::default()
+        };
         Object {
             document: None,
             api_version: "v1".to_owned(),
             kind: "Secret".to_owned(),
             namespace: self.namespace.clone(),
             name,
-            body: match body {
-                Value::Object(body) => body,
+            // Serialising strings and bytes cannot fail.
+            body: match serde_json::to_value(secret) {
+                Ok(Value::Object(body)) => body,
                 _ => Map::new(),
             },
         }
@@ -340,6 +344,7 @@ fn size(body: &Map<String, Value>) -> usize {
 mod tests {
     use drover_convert::value::to_struct;
     use drover_proto::platform::v1::{Bootstrap, Placement, ResolvedGroup, bootstrap::UserData};
+    use serde_json::json;
 
     use super::*;
     use crate::objects::render::tests::rendered;

@@ -1,18 +1,12 @@
 //! Label selectors in settings.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// A label selector: `a=b,c!=d,e in (f,g),h notin (i),j,!k`.
+use kube::core::{Expression, SelectorExt as _};
+
+/// A label selector: `a=b,c!=d,e in (f,g),h notin (i),j,!k`. kube matches selectors, but does not parse them.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Selector(Vec<(String, Requirement)>);
-
-#[derive(Clone, Debug, PartialEq)]
-enum Requirement {
-    In(Vec<String>),
-    NotIn(Vec<String>),
-    Exists,
-    Missing,
-}
+pub struct Selector(Vec<Expression>);
 
 impl Selector {
     /// Parses a selector. An empty one matches everything. `None` if it is invalid.
@@ -36,45 +30,31 @@ impl Selector {
         }
         let parts = parts.iter().map(|part| part.trim());
         let parts = parts.filter(|part| !part.is_empty());
-        parts.map(requirement).collect::<Option<_>>().map(Self)
+        parts.map(expression).collect::<Option<_>>().map(Self)
     }
 
     /// The first requirement that the labels do not meet, for people.
     #[must_use]
     pub fn unmet(&self, labels: &BTreeMap<String, String>) -> Option<String> {
-        let meets = |key: &str, requirement: &Requirement| {
-            let value = labels.get(key);
-            match requirement {
-                Requirement::In(values) => value.is_some_and(|value| values.contains(value)),
-                Requirement::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
-                Requirement::Exists => value.is_some(),
-                Requirement::Missing => value.is_none(),
-            }
-        };
-        let unmet = self.0.iter().find(|(key, it)| !meets(key, it))?;
-        Some(match &unmet.1 {
-            Requirement::In(values) => format!("{} in ({})", unmet.0, values.join(",")),
-            Requirement::NotIn(values) => format!("{} notin ({})", unmet.0, values.join(",")),
-            Requirement::Exists => unmet.0.clone(),
-            Requirement::Missing => format!("!{}", unmet.0),
-        })
+        let unmet = self.0.iter().find(|it| !it.matches(labels));
+        unmet.map(Expression::to_string)
     }
 }
 
-fn requirement(part: &str) -> Option<(String, Requirement)> {
+fn expression(part: &str) -> Option<Expression> {
     let key = |text: &str| {
         let text = text.trim();
         crate::labels::is_key(text).then(|| text.to_owned())
     };
-    let one = |text: &str| vec![text.trim().to_owned()];
+    let one = |text: &str| BTreeSet::from([text.trim().to_owned()]);
     if let Some(rest) = part.strip_prefix('!') {
-        return Some((key(rest)?, Requirement::Missing));
+        return Some(Expression::DoesNotExist(key(rest)?));
     }
     if let Some((left, right)) = part.split_once("!=") {
-        return Some((key(left)?, Requirement::NotIn(one(right))));
+        return Some(Expression::NotIn(key(left)?, one(right)));
     }
     if let Some((left, right)) = part.split_once("==").or_else(|| part.split_once('=')) {
-        return Some((key(left)?, Requirement::In(one(right))));
+        return Some(Expression::In(key(left)?, one(right)));
     }
     if let Some((left, right)) = part.split_once('(') {
         let values = right.strip_suffix(')')?;
@@ -82,12 +62,12 @@ fn requirement(part: &str) -> Option<(String, Requirement)> {
         let left = left.trim();
         let (name, word) = left.split_once(char::is_whitespace)?;
         return Some(match word.trim() {
-            "in" => (key(name)?, Requirement::In(values)),
-            "notin" => (key(name)?, Requirement::NotIn(values)),
+            "in" => Expression::In(key(name)?, values),
+            "notin" => Expression::NotIn(key(name)?, values),
             _ => return None,
         });
     }
-    Some((key(part)?, Requirement::Exists))
+    Some(Expression::Exists(key(part)?))
 }
 
 #[cfg(test)]

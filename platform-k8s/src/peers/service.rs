@@ -4,7 +4,14 @@ use std::collections::BTreeMap;
 
 use drover_core::{Error, Reason, Result};
 use drover_proto::platform::v1::Node;
-use serde_json::{Value, json};
+use k8s_openapi::{
+    api::core::v1::{Service, ServicePort, ServiceSpec},
+    apimachinery::pkg::{
+        apis::meta::v1::{ObjectMeta, OwnerReference},
+        util::intstr::IntOrString,
+    },
+};
+use serde_json::Value;
 
 use crate::{
     client::{Api, Meta},
@@ -92,9 +99,10 @@ impl DesiredService {
         let kind = api.kind_of("v1", "Service").await?;
         let (namespace, name) = (&self.namespace, &self.name);
         let there = api.get_meta(&kind, namespace, name).await?;
-        let mut body = self.body(keys);
-        let permit = api.acquire_permit().await;
+        let mut service = self.service(keys);
         let Some(there) = there else {
+            let body = written(&service)?;
+            let permit = api.acquire_permit().await;
             return api.create(permit, &kind, namespace, &body).await.map(drop);
         };
         if !self.is_it(&there, keys) {
@@ -107,8 +115,10 @@ impl DesiredService {
             ));
         }
         // The service may be replaced or changed meanwhile.
-        body["metadata"]["uid"] = there.uid.into();
-        body["metadata"]["resourceVersion"] = there.resource_version.into();
+        service.metadata.uid = Some(there.uid);
+        service.metadata.resource_version = Some(there.resource_version);
+        let body = written(&service)?;
+        let permit = api.acquire_permit().await;
         api.patch(permit, &kind, namespace, name, &body)
             .await
             .map(drop)
@@ -134,30 +144,45 @@ impl DesiredService {
         (says_so || made_here && goes_with_ours) && !meta.labels.contains_key(&keys.node)
     }
 
-    pub(super) fn body(&self, keys: &LabelKeys) -> Value {
+    pub(super) fn service(&self, keys: &LabelKeys) -> Service {
         let mut selector = self.labels(keys);
         let mut labels = selector.clone();
         selector.insert(labels::ROLE.to_owned(), "active".to_owned());
         labels.insert(labels::MANAGED_BY.to_owned(), labels::MANAGER.to_owned());
-        let ports = self.ports.iter();
-        let ports =
-            ports.map(|(name, port)| json!({"name": name, "port": port, "targetPort": name}));
-        let owners = self.pods.iter();
-        let owners = owners.map(
-            |(name, uid)| json!({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}),
-        );
-        json!({
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {
-                "name": self.name,
-                "namespace": self.namespace,
-                "labels": labels,
-                "ownerReferences": owners.collect::<Vec<_>>(),
+        let ports = self.ports.iter().map(|(name, port)| ServicePort {
+            name: Some(name.clone()),
+            port: i32::from(*port),
+            target_port: Some(IntOrString::String(name.clone())),
+            ..ServicePort::default()
+        });
+        let owners = self.pods.iter().map(|(name, uid)| OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Pod".to_owned(),
+            name: name.clone(),
+            uid: uid.clone(),
+            ..OwnerReference::default()
+        });
+        Service {
+            metadata: ObjectMeta {
+                name: Some(self.name.clone()),
+                namespace: Some(self.namespace.clone()),
+                labels: Some(labels),
+                owner_references: Some(owners.collect()),
+                ..ObjectMeta::default()
             },
-            "spec": {"selector": selector, "ports": ports.collect::<Vec<_>>()},
-        })
+            spec: Some(ServiceSpec {
+                selector: Some(selector),
+                ports: Some(ports.collect()),
+                ..ServiceSpec::default()
+            }),
+            ..Service::default()
+        }
     }
+}
+
+fn written(service: &Service) -> Result<Value> {
+    serde_json::to_value(service)
+        .map_err(|_| Error::internal("the service of a group cannot be written as JSON"))
 }
 
 /// A uid in the notation of Kubernetes.

@@ -159,7 +159,7 @@ fn a_service_goes_with_all_pods_of_its_group_and_has_their_ports() {
     let wanted: Vec<_> = peer_update(all).services.wanted().collect();
     assert_eq!(wanted.len(), 1);
     assert_eq!((wanted[0].namespace(), wanted[0].name()), ("prod", "c-db"));
-    let body = wanted[0].body(&LabelKeys::default());
+    let body = serde_json::to_value(wanted[0].service(&LabelKeys::default())).unwrap();
     let owners = body["metadata"]["ownerReferences"].as_array().unwrap();
     assert_eq!(owners.len(), 2, "{owners:?}");
     assert_eq!(owners[0]["uid"], "00000000-0000-0000-0000-000000000001");

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::node_cache::NodeCache;
 use crate::{
-    client::{Api, EventType, Kind, Meta, Object, Readable, Shape},
+    client::{Api, Kind, Meta, Object, Readable, Shape, WatchEvent},
     discover::{self, Reader},
     group::uid,
     pod::Pod,
@@ -71,6 +71,7 @@ pub(super) trait Sink: Send {
     }
 }
 
+// Not kube's `watcher`: it reads JSON only, limits no event in size, and ignores the pauses and permits of our client.
 /// Parameters of a watch.
 pub(super) struct Follow {
     pub(super) api: Api,
@@ -142,14 +143,20 @@ impl Follow {
                 };
                 any = true;
                 *wait = Wait::default();
-                let seen = &event.object.meta().resource_version;
+                let seen = match &event {
+                    WatchEvent::Added(item)
+                    | WatchEvent::Modified(item)
+                    | WatchEvent::Deleted(item) => &item.meta().resource_version,
+                    WatchEvent::Bookmark(mark) => &mark.metadata.resource_version,
+                    WatchEvent::Error(_) => continue,
+                };
                 if !seen.is_empty() {
                     version.clone_from(seen);
                 }
-                match event.kind {
-                    EventType::Added | EventType::Modified => sink.put(event.object),
-                    EventType::Deleted => sink.delete(event.object),
-                    EventType::Bookmark | EventType::Error => {}
+                match event {
+                    WatchEvent::Added(item) | WatchEvent::Modified(item) => sink.put(item),
+                    WatchEvent::Deleted(item) => sink.delete(item),
+                    WatchEvent::Bookmark(_) | WatchEvent::Error(_) => {}
                 }
                 sink.heard();
             }
@@ -307,11 +314,9 @@ async fn follow_one(
     }
     let mut events = api.watch::<Pod>(query, &version).await?;
     while let Some(event) = events.next(Duration::from_secs(600)).await? {
-        match event.kind {
-            EventType::Deleted if ours(&event.object) => return Ok(true),
-            EventType::Modified if ours(&event.object) && labelled(&event.object) => {
-                return Ok(false);
-            }
+        match event {
+            WatchEvent::Deleted(pod) if ours(&pod) => return Ok(true),
+            WatchEvent::Modified(pod) if ours(&pod) && labelled(&pod) => return Ok(false),
             _ => {}
         }
     }

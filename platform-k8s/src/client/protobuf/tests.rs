@@ -1,3 +1,6 @@
+use bytes::BytesMut;
+use tokio_util::codec::Decoder as _;
+
 use super::*;
 use crate::pod::Pod;
 
@@ -45,10 +48,11 @@ fn a_list_has_its_items_its_version_and_where_it_goes_on() {
     put(&mut pods, 1, b"\x12\x017\x1a\x04more");
     put(&mut pods, 2, &pod("db-1"));
     put(&mut pods, 2, &pod("db-2"));
-    let (items, version, next) = list::<Object>(wrapped(&pods)).unwrap();
-    let names: Vec<_> = items.iter().map(|item| &*item.metadata.name).collect();
+    let list = list::<Object>(wrapped(&pods)).unwrap();
+    let names: Vec<_> = list.iter().map(|item| &*item.metadata.name).collect();
     assert_eq!(names, ["db-1", "db-2"]);
-    assert_eq!((&*version, &*next), ("7", "more"));
+    assert_eq!(list.metadata.resource_version.as_deref(), Some("7"));
+    assert_eq!(list.metadata.continue_.as_deref(), Some("more"));
 }
 
 #[test]
@@ -56,9 +60,10 @@ fn frames_come_whole_however_they_were_cut() {
     let sent: Vec<u8> = [b"\0\0\0\x03one".as_slice(), b"\0\0\0\0", b"\0\0\0\x05three"].concat();
     for cut in 0..=sent.len() {
         let (mut buffer, mut got) = (BytesMut::new(), Vec::new());
+        let mut codec = framing(MOST);
         for part in [&sent[..cut], &sent[cut..]] {
             buffer.extend_from_slice(part);
-            while let Some(whole) = frame(&mut buffer, MOST).unwrap() {
+            while let Some(whole) = codec.decode(&mut buffer).unwrap() {
                 got.push(whole);
             }
         }
@@ -66,7 +71,7 @@ fn frames_come_whole_however_they_were_cut() {
         assert!(buffer.is_empty());
     }
     let mut buffer = BytesMut::from(b"\0\0\x04\x01".as_slice());
-    assert_eq!(frame(&mut buffer, MOST), Err(MOST + 1));
+    assert!(framing(MOST).decode(&mut buffer).is_err());
 }
 
 #[test]
@@ -101,7 +106,7 @@ fn bytes_that_are_no_objects_are_errors() {
         // Any result is fine, as long as nothing panics.
         let _ = object::<<Pod as Readable>::Wire>(body.clone()).map(Pod::from);
         let _ = list::<Object>(body.clone());
-        let _ = event(body);
+        let _ = event::<Pod>(body);
     }
     assert!(object::<Partial>(body.slice(..body.len() - 1)).is_err());
 }

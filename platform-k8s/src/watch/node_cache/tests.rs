@@ -32,14 +32,7 @@ struct Setup {
 }
 
 fn kind(plural: &str, name: &str) -> Arc<Kind> {
-    Arc::new(Kind {
-        group: String::new(),
-        version: "v1".into(),
-        plural: plural.into(),
-        kind: name.into(),
-        namespaced: true,
-        verbs: Vec::new(),
-    })
+    Kind::core(name, plural)
 }
 
 impl Setup {
