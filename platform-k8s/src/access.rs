@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use crate::{
-    client::{Api, Call, Kind, ListQuery, Shape, WatchEvent, bytes, escape, prepared},
+    client::{Api, Call, Kind, ListQuery, Meta as _, Shape, WatchEvent, bytes, escape, prepared},
     discover::query,
     pod::{ContainerStatus, Pod},
 };
@@ -151,7 +151,7 @@ async fn place(api: &Api, pods: &Kind, node: &Node) -> Result<Place> {
         .ok_or_else(|| not_running(&node.node_id))?;
     let pod: Option<Pod> = api.get(pods, namespace, name).await?;
     let pod = pod.ok_or_else(|| not_running(&node.node_id))?;
-    let named = pod.metadata.annotations.get(DEFAULT_CONTAINER);
+    let named = pod.metadata.annotations().get(DEFAULT_CONTAINER);
     let first = pod.spec.containers.first().map(|it| &it.name);
     let container = named
         .filter(|name| pod.spec.containers.iter().any(|it| it.name == **name))

@@ -12,6 +12,7 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use crate::{
+    client::Meta as _,
     pod::Pod,
     settings::{AgentSettings, IpFrom},
 };
@@ -33,7 +34,7 @@ const SCHEMES: &[&str] = &["grpc", "grpcs", "http", "https", "tcp"];
 /// # Errors
 /// A message for people if an annotation is invalid.
 pub fn agent(pod: &Pod, settings: &AgentSettings) -> Result<Option<String>, String> {
-    let annotations = &pod.metadata.annotations;
+    let annotations = pod.metadata.annotations();
     if let Some(address) = annotation(annotations, ADDRESS) {
         return check(address).map(Some);
     }
@@ -56,7 +57,7 @@ pub fn agent(pod: &Pod, settings: &AgentSettings) -> Result<Option<String>, Stri
 /// # Errors
 /// A message for people if the annotation is invalid.
 pub fn target<'a>(pod: &'a Pod, settings: &AgentSettings) -> Result<Option<&'a str>, String> {
-    let ip = match ip_from(&pod.metadata.annotations, settings)? {
+    let ip = match ip_from(pod.metadata.annotations(), settings)? {
         IpFrom::Pod => pod.ips().next(),
         IpFrom::Node => Some(pod.status.host_ip.as_str()),
     };

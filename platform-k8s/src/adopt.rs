@@ -8,11 +8,12 @@
 
 use drover_core::{Error, Reason, Result};
 use drover_platform::{driver::Target, identity::Identity};
+use kube::core::ObjectMeta;
 use serde_json::{Map, Value, json};
 use tracing::warn;
 
 use crate::{
-    client::{Api, Meta},
+    client::{Api, Meta as _},
     delete::{Item, Remover, controller},
     discover::is_pod,
     labels::{
@@ -140,7 +141,7 @@ impl Adopter<'_> {
         };
         // The controller that would recreate the pod stands for the node, if it is marked as part of it.
         while let Some(uid) = controller(&items[at].meta) {
-            let above = items.iter().position(|item| item.meta.uid == uid);
+            let above = items.iter().position(|item| item.meta.uid() == uid);
             at = above.ok_or_else(|| unclear(controlled(&items[at].meta, self.keys)))?;
         }
         Ok(at)
@@ -169,9 +170,9 @@ impl Adopter<'_> {
         target: &Target,
         heir: &Identity,
         template: bool,
-    ) -> Result<(Identity, Meta)> {
+    ) -> Result<(Identity, ObjectMeta)> {
         let gone = || Error::not_found("node", &target.node_id);
-        let (namespace, name) = (&item.meta.namespace, &item.meta.name);
+        let (namespace, name) = (item.meta.namespace(), item.meta.name());
         let mut meta = item.meta.clone();
         for attempt in 1.. {
             let mark = labels::read(&meta, self.keys).ok_or_else(gone)?;
@@ -201,7 +202,7 @@ impl Adopter<'_> {
             }
             let now = self.api.get_meta(&item.kind, namespace, name).await?;
             meta = now
-                .filter(|now| now.uid == meta.uid && !now.is_deleting())
+                .filter(|now| now.uid() == meta.uid() && !now.is_deleting())
                 .ok_or_else(gone)?;
         }
         Err(gone())
@@ -209,7 +210,7 @@ impl Adopter<'_> {
 
     fn body(
         &self,
-        meta: &Meta,
+        meta: &ObjectMeta,
         mark: &Mark,
         identity: &Identity,
         target: &Target,
@@ -219,8 +220,8 @@ impl Adopter<'_> {
         former.extend(mark.identity.as_ref().map(FormerSlot::of));
         let marks = marks(identity, &target.node_id, self.keys);
         let mut own = marks.clone();
-        own["uid"] = meta.uid.as_str().into();
-        own["resourceVersion"] = meta.resource_version.as_str().into();
+        own["uid"] = meta.uid().into();
+        own["resourceVersion"] = meta.version().into();
         own["annotations"][labels::FORMER] = json!(former).to_string().into();
         if mark.identity.is_none() {
             // A foreign pod is the only object of its node, and therefore its anchor.
@@ -235,13 +236,13 @@ impl Adopter<'_> {
 }
 
 /// Why a controlled pod cannot be adopted alone, and how to proceed.
-fn controlled(meta: &Meta, keys: &LabelKeys) -> String {
-    let owner = meta.owner_references.iter().find(|owner| owner.controller);
+fn controlled(meta: &ObjectMeta, keys: &LabelKeys) -> String {
+    let owner = meta.controller();
     let (kind, name) = owner.map_or(("something", ""), |owner| (&owner.kind, &owner.name));
     format!(
         "pod {:?} is controlled by {kind} {name:?}, which would make another one in its place; take it away from that (kubectl -n {} delete {} {name} --cascade=orphan), or give the {kind} and its pod the labels {} and {}",
-        meta.name,
-        meta.namespace,
+        meta.name(),
+        meta.namespace(),
         kind.to_lowercase(),
         keys.cluster,
         keys.node
@@ -249,7 +250,7 @@ fn controlled(meta: &Meta, keys: &LabelKeys) -> String {
 }
 
 /// The identity of the heir with the version, class and labels that the node keeps.
-fn inherit(heir: &Identity, mark: &Mark, meta: &Meta, keys: &LabelKeys) -> Identity {
+fn inherit(heir: &Identity, mark: &Mark, meta: &ObjectMeta, keys: &LabelKeys) -> Identity {
     let mut identity = heir.clone();
     match &mark.identity {
         Some(before) => {
@@ -258,7 +259,7 @@ fn inherit(heir: &Identity, mark: &Mark, meta: &Meta, keys: &LabelKeys) -> Ident
             identity.labels.clone_from(&before.labels);
         }
         None => {
-            identity.labels = declared::shown(&meta.labels, keys, MAX_LABELS);
+            identity.labels = declared::shown(meta.labels(), keys, MAX_LABELS);
         }
     }
     identity.fingerprint.clear();
@@ -289,7 +290,7 @@ pub(crate) async fn settle(api: &Api, keys: &LabelKeys, items: &mut [Item]) -> R
     let speaker = items.iter().find_map(|item| {
         let mark = labels::read(&item.meta, keys)?;
         let identity = mark.identity.filter(|_| mark.former.is_some())?;
-        Some((item.meta.uid.clone(), identity, mark.node?))
+        Some((item.meta.uid().to_owned(), identity, mark.node?))
     });
     let Some((uid, identity, node_id)) = speaker else {
         return Ok(());
@@ -299,11 +300,11 @@ pub(crate) async fn settle(api: &Api, keys: &LabelKeys, items: &mut [Item]) -> R
         let settled = labels::read(&item.meta, keys).is_some_and(|mark| {
             mark.problem.is_none() && mark.identity.is_some_and(|it| it.key() == identity.key())
         });
-        if item.meta.uid == uid || settled || item.meta.is_deleting() {
+        if item.meta.uid() == uid || settled || item.meta.is_deleting() {
             continue;
         }
         let mut own = marks.clone();
-        own["uid"] = item.meta.uid.as_str().into();
+        own["uid"] = item.meta.uid().into();
         if storage::can_be_kept(&item.kind, &item.meta)
             && let Some(whose) = Whose::read(&item.meta)
         {
@@ -312,7 +313,7 @@ pub(crate) async fn settle(api: &Api, keys: &LabelKeys, items: &mut [Item]) -> R
             own["labels"][storage::INHERITED] = "true".into();
         }
         let permit = api.acquire_permit().await;
-        let (namespace, name) = (&item.meta.namespace, &item.meta.name);
+        let (namespace, name) = (item.meta.namespace(), item.meta.name());
         let body = json!({"metadata": own});
         match api.patch(permit, &item.kind, namespace, name, &body).await {
             Ok(object) => item.meta = object.metadata,
@@ -326,6 +327,8 @@ pub(crate) async fn settle(api: &Api, keys: &LabelKeys, items: &mut [Item]) -> R
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
     use super::*;
 
@@ -356,10 +359,10 @@ mod tests {
             ..Identity::default()
         };
         let stamp = labels::stamp(&before, &keys, &Plain::default());
-        let mut meta = Meta {
-            labels: stamp.labels,
-            annotations: stamp.annotations,
-            ..Meta::default()
+        let mut meta = ObjectMeta {
+            labels: Some(stamp.labels),
+            annotations: Some(stamp.annotations),
+            ..ObjectMeta::default()
         };
         let mark = labels::read(&meta, &keys).unwrap();
         let identity = inherit(&heir(), &mark, &meta, &keys);
@@ -372,7 +375,8 @@ mod tests {
             ("annotations", &mut meta.annotations),
         ] {
             for (key, text) in written[part].as_object().unwrap() {
-                into.insert(key.clone(), text.as_str().unwrap().to_owned());
+                into.get_or_insert_default()
+                    .insert(key.clone(), text.as_str().unwrap().to_owned());
             }
         }
         let mark = labels::read(&meta, &keys).unwrap();
@@ -384,16 +388,16 @@ mod tests {
 
     #[test]
     fn what_is_controlled_is_named_with_the_way_out() {
-        let meta = Meta {
-            name: "web-0".to_owned(),
-            namespace: "prod".to_owned(),
-            owner_references: vec![crate::client::OwnerReference {
+        let meta = ObjectMeta {
+            name: Some("web-0".to_owned()),
+            namespace: Some("prod".to_owned()),
+            owner_references: Some(vec![OwnerReference {
                 kind: "StatefulSet".to_owned(),
                 name: "web".to_owned(),
-                controller: true,
-                ..crate::client::OwnerReference::default()
-            }],
-            ..Meta::default()
+                controller: Some(true),
+                ..OwnerReference::default()
+            }]),
+            ..ObjectMeta::default()
         };
         let said = controlled(&meta, &LabelKeys::default());
         assert!(said.contains("StatefulSet \"web\""), "{said}");

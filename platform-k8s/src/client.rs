@@ -19,7 +19,7 @@ use k8s_openapi::api::authorization::v1::{
 use kube::{
     api::{DeleteParams, GetParams, Patch, PatchParams, PostParams, ValidationDirective},
     client::Body,
-    core::{self, Resource as _},
+    core::{self, ObjectMeta, Resource as _},
 };
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
@@ -32,13 +32,13 @@ use tokio::{
 use crate::settings::Settings;
 
 pub(crate) use meta::nullable;
-pub(crate) use protobuf::{ObjectMeta, WireStatus, is_protobuf, object as read_protobuf};
+pub(crate) use protobuf::{WireMeta, WireStatus, is_protobuf, object as read_protobuf};
 pub(crate) use stream::bytes;
 
 pub use call::Call;
 pub use kinds::{Kind, Kinds};
 pub use kube::core::WatchEvent;
-pub use meta::{Meta, Object, OwnerReference};
+pub use meta::{Meta, Object, partial};
 pub use protobuf::Readable;
 pub use stream::{Events, ListQuery, Shape};
 
@@ -147,7 +147,12 @@ impl Api {
     ///
     /// # Errors
     /// See [`crate::errors`].
-    pub async fn get_meta(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Option<Meta>> {
+    pub async fn get_meta(
+        &self,
+        kind: &Kind,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<ObjectMeta>> {
         let call = Call::new("get", kind, namespace, name);
         let body = self.find(&call, kind, stream::METADATA_ONLY).await?;
         body.map(|body| read_object(&call, body).map(|object| object.metadata))
@@ -175,10 +180,7 @@ impl Api {
         namespace: &str,
         object: &Value,
     ) -> Result<Object> {
-        // The dry run has validated the fields; doing it again costs the server as much as the first time.
-        let validation = ValidationDirective::Ignore;
-        self.post(permit, kind, namespace, object, false, validation)
-            .await
+        self.post(permit, kind, namespace, object, false).await
     }
 
     /// Dry run of [`Api::create`] that also rejects unknown fields. Creates nothing.
@@ -192,10 +194,8 @@ impl Api {
         namespace: &str,
         object: &Value,
     ) -> Result<()> {
-        let validation = ValidationDirective::Strict;
-        self.post(permit, kind, namespace, object, true, validation)
-            .await
-            .map(drop)
+        let tried = self.post(permit, kind, namespace, object, true).await;
+        tried.map(drop)
     }
 
     async fn post(
@@ -205,7 +205,6 @@ impl Api {
         namespace: &str,
         object: &Value,
         dry_run: bool,
-        validation: ValidationDirective,
     ) -> Result<Object> {
         let call = Call::new("create", kind, namespace, name_of(object));
         let parameters = PostParams {
@@ -215,7 +214,13 @@ impl Api {
         let requests = kind.requests(namespace);
         let request = written(object).and_then(|body| requests.create(&parameters, body));
         let mut request = prepared(&call, request, stream::METADATA_ONLY)?;
-        // `PostParams` cannot say it.
+        let validation = if dry_run {
+            ValidationDirective::Strict
+        } else {
+            // The dry run has validated the fields; doing it again costs the server as much as the first time.
+            ValidationDirective::Ignore
+        };
+        // `PostParams` has no such field.
         let uri = format!("{}&fieldValidation={}", request.uri(), validation.as_str());
         *request.uri_mut() = uri
             .parse()
@@ -547,7 +552,7 @@ fn name_of(object: &Value) -> &str {
     name.and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Percent-encodes text for a path or query.
+/// Percent-encodes text for a path, into which kube writes it as it is.
 #[must_use]
 pub fn escape(text: &str) -> String {
     use std::fmt::Write as _;

@@ -14,14 +14,17 @@ use drover_platform::{
 };
 use drover_proto::platform::v1::{Node, Slot};
 use futures::{StreamExt as _, stream};
-use kube::api::{DeleteParams, Preconditions};
+use kube::{
+    api::{DeleteParams, Preconditions},
+    core::ObjectMeta,
+};
 use parking_lot::Mutex;
 use serde::Deserialize as _;
 use serde_json::Value;
 use tracing::warn;
 
 use crate::{
-    client::{Api, Kind, Meta, Object},
+    client::{Api, Kind, Meta as _, Object},
     delete::{Item, Remover},
     discover, labels,
     objects::{self, Plan},
@@ -320,7 +323,7 @@ impl Creator {
             .map_or(Some("it has lost its labels".to_owned()), |it| it.problem);
         let mut body = step.body.clone();
         // With the uid, apply does not recreate the object if it is deleted meanwhile.
-        body["metadata"]["uid"] = Value::String(meta.uid);
+        body["metadata"]["uid"] = meta.uid().into();
         let permit = self.api.acquire_permit().await;
         let applied = self
             .api
@@ -412,11 +415,11 @@ impl Creator {
         }
         for item in &items {
             let options = DeleteParams::default().preconditions(Preconditions {
-                uid: Some(item.meta.uid.clone()),
+                uid: Some(item.meta.uid().to_owned()),
                 resource_version: None,
             });
             let permit = self.api.acquire_permit().await;
-            let (namespace, name) = (&item.meta.namespace, &item.meta.name);
+            let (namespace, name) = (item.meta.namespace(), item.meta.name());
             self.api
                 .delete(permit, &item.kind, namespace, name, &options)
                 .await?;
@@ -430,16 +433,16 @@ impl Creator {
     }
 
     async fn exists(&self, item: &Item) -> Result<bool> {
-        let (namespace, name) = (&item.meta.namespace, &item.meta.name);
+        let (namespace, name) = (item.meta.namespace(), item.meta.name());
         let there = self.api.get_meta(&item.kind, namespace, name).await?;
-        Ok(there.is_some_and(|meta| meta.uid == item.meta.uid))
+        Ok(there.is_some_and(|meta| meta.uid() == item.meta.uid()))
     }
 
-    fn taken(&self, step: &Step, meta: &Meta) -> Error {
+    fn taken(&self, step: &Step, meta: &ObjectMeta) -> Error {
         let whose = match labels::read(meta, &self.settings.labels) {
             None => "it belongs to no node".to_owned(),
             Some(mark) => {
-                let node = mark.node.as_deref().unwrap_or(&meta.name);
+                let node = mark.node.as_deref().unwrap_or(meta.name());
                 let problem = mark.problem.map(|it| format!("; {it}")).unwrap_or_default();
                 format!(
                     "it belongs to node {node:?} of cluster {:?}{problem}",
@@ -473,8 +476,8 @@ impl From<Error> for Incomplete {
 }
 
 /// Whether an object was created for exactly this slot, regardless of its current labels.
-fn is_of(meta: &Meta, identity: &Identity) -> bool {
-    meta.annotations
+fn is_of(meta: &ObjectMeta, identity: &Identity) -> bool {
+    meta.annotations()
         .get(labels::IDENTITY)
         .and_then(|it| serde_json::from_str::<Identity>(it).ok())
         .is_some_and(|it| {
@@ -513,7 +516,7 @@ fn moved(step: &Step) -> Error {
 
 /// An existing object.
 struct Made {
-    meta: Meta,
+    meta: ObjectMeta,
     /// The whole object, if it is a pod.
     pod: Option<Pod>,
 }
@@ -540,7 +543,7 @@ impl Made {
     fn before(object: &Value, step: &Step) -> Self {
         let meta = object
             .get("metadata")
-            .and_then(|it| Meta::deserialize(it).ok());
+            .and_then(|it| ObjectMeta::deserialize(it).ok());
         let pod = discover::is_pod(&step.kind).then(|| Pod::deserialize(object).ok());
         Self {
             meta: named(meta.unwrap_or_default(), step),
@@ -549,10 +552,10 @@ impl Made {
     }
 }
 
-fn named(meta: Meta, step: &Step) -> Meta {
-    Meta {
-        name: step.name.clone(),
-        namespace: step.namespace.clone(),
+fn named(meta: ObjectMeta, step: &Step) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(step.name.clone()),
+        namespace: Some(step.namespace.clone()),
         ..meta
     }
 }

@@ -10,11 +10,14 @@ use drover_core::{Error, Reason, Result};
 use drover_platform::driver::{Deleted, Deletion as Options, Target};
 use drover_proto::platform::v1::{DeprovisionState, Node};
 use futures::{StreamExt as _, stream};
-use kube::api::{DeleteParams, Preconditions};
+use kube::{
+    api::{DeleteParams, Preconditions},
+    core::ObjectMeta,
+};
 
 use crate::{
     adopt,
-    client::{Api, Deletion, Kind, ListQuery, Meta, Object, Shape},
+    client::{Api, Deletion, Kind, ListQuery, Meta as _, Object, Shape},
     labels::{self, FormerSlot, Mark},
     objects,
     settings::Settings,
@@ -32,7 +35,7 @@ pub struct Item {
     /// Kind of the object.
     pub kind: Arc<Kind>,
     /// Metadata of the object.
-    pub meta: Meta,
+    pub meta: ObjectMeta,
 }
 
 /// Location of an object.
@@ -122,7 +125,8 @@ impl Remover {
                     Reason::Precondition,
                     format!(
                         "claim {:?} in namespace {:?} is being deleted by somebody else and cannot be kept",
-                        meta.name, meta.namespace
+                        meta.name(),
+                        meta.namespace()
                     ),
                 ));
             }
@@ -172,8 +176,9 @@ impl Remover {
     /// Reads these objects, except those that are missing or lack one of the labels.
     async fn look(&self, target: &Target, known: &[Place]) -> Result<Vec<Item>> {
         let keys = &self.settings.labels;
-        let has =
-            |meta: &Meta, key: &str, text: &str| meta.labels.get(key) == Some(&labels::value(text));
+        let has = |meta: &ObjectMeta, key: &str, text: &str| {
+            meta.labels().get(key) == Some(&labels::value(text))
+        };
         let mut reads = Vec::with_capacity(known.len());
         for place in known {
             reads.push(async {
@@ -306,10 +311,10 @@ impl Remover {
     }
 
     /// Whether the labels of an object without a readable identity do not contradict the target.
-    fn says_the_same(&self, meta: &Meta, target: &Target) -> bool {
+    fn says_the_same(&self, meta: &ObjectMeta, target: &Target) -> bool {
         let slot = target.slot.clone().unwrap_or_default();
         let same = |key: &str, text: &str| {
-            meta.labels
+            meta.labels()
                 .get(key)
                 .is_none_or(|label| *label == labels::value(text))
         };
@@ -322,7 +327,7 @@ impl Remover {
         let ending: HashSet<String> = items
             .iter()
             .filter(|item| item.meta.is_deleting() || controller(&item.meta).is_none())
-            .map(|item| item.meta.uid.clone())
+            .map(|item| item.meta.uid().to_owned())
             .collect();
         let mut outcomes = Vec::with_capacity(items.len());
         for item in &items {
@@ -345,12 +350,12 @@ impl Remover {
         let options = DeleteParams {
             grace_period_seconds: grace.map(seconds),
             ..DeleteParams::foreground().preconditions(Preconditions {
-                uid: Some(item.meta.uid.clone()),
+                uid: Some(item.meta.uid().to_owned()),
                 resource_version: None,
             })
         };
         let permit = self.api.acquire_permit().await;
-        let (namespace, name) = (&item.meta.namespace, &item.meta.name);
+        let (namespace, name) = (item.meta.namespace(), item.meta.name());
         self.api
             .delete(permit, &item.kind, namespace, name, &options)
             .await
@@ -381,15 +386,12 @@ fn deletes(
 }
 
 /// Uid of the controller of an object.
-pub(crate) fn controller(meta: &Meta) -> Option<&str> {
-    let mut owners = meta.owner_references.iter();
-    owners
-        .find(|owner| owner.controller)
-        .map(|owner| owner.uid.as_str())
+pub(crate) fn controller(meta: &ObjectMeta) -> Option<&str> {
+    meta.controller().map(|owner| owner.uid.as_str())
 }
 
-fn is_anchor(meta: &Meta) -> bool {
-    meta.annotations
+fn is_anchor(meta: &ObjectMeta) -> bool {
+    meta.annotations()
         .get(labels::ANCHOR)
         .is_some_and(|it| it == "true")
         && controller(meta).is_none()
@@ -430,22 +432,22 @@ fn together<T>(outcomes: Vec<Result<T>>) -> Result<Vec<T>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::OwnerReference;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 
     fn item(plural: &str, uid: &str, controller: Option<&str>, deleting: bool) -> Item {
         let owner = |uid: &str| OwnerReference {
             uid: uid.to_owned(),
-            controller: true,
+            controller: Some(true),
             ..OwnerReference::default()
         };
         Item {
             kind: Kind::core(plural.trim_end_matches('s'), plural),
-            meta: Meta {
-                name: uid.to_owned(),
-                uid: uid.to_owned(),
-                owner_references: controller.map(owner).into_iter().collect(),
-                deletion_timestamp: deleting.then(|| "2026-01-01T00:00:00Z".to_owned()),
-                ..Meta::default()
+            meta: ObjectMeta {
+                name: Some(uid.to_owned()),
+                uid: Some(uid.to_owned()),
+                owner_references: controller.map(|uid| vec![owner(uid)]),
+                deletion_timestamp: deleting.then_some(Time(jiff::Timestamp::UNIX_EPOCH)),
+                ..ObjectMeta::default()
             },
         }
     }
@@ -482,6 +484,7 @@ mod tests {
         let mut set = item("replicasets", "r", None, false);
         set.meta
             .annotations
+            .get_or_insert_default()
             .insert(labels::ANCHOR.to_owned(), "true".to_owned());
         assert!(is_anchor(&set.meta));
         set.meta.owner_references = item("x", "x", Some("deployment"), false)

@@ -10,11 +10,13 @@ use drover_proto::{
     platform::v1::{NodePhase, SlotKey, Warning},
 };
 use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::core::ObjectMeta;
 use prost_types::Timestamp;
 
 use crate::{
     address,
-    client::{Api, Kind, ListQuery, Meta, Object, Shape},
+    client::{Api, Kind, ListQuery, Meta as _, Object, Shape},
     group::{Groups, Member, PodPart, Told, uid},
     labels::{self, LabelKeys, Mark, declared},
     phase,
@@ -109,7 +111,7 @@ impl Reader {
         let lost = || {
             mark.problem
                 .as_ref()
-                .map(|_| format!("/{kind}/{}", object.metadata.name))
+                .map(|_| format!("/{kind}/{}", object.metadata.name()))
         };
         let node = mark.node.clone().or_else(lost)?;
         let warning = mark
@@ -131,7 +133,7 @@ impl Reader {
 
     fn node(&self, pod: &Pod, mark: &Mark) -> (Found, Option<Warning>) {
         let meta = &pod.metadata;
-        let id = mark.node.clone().unwrap_or_else(|| meta.name.clone());
+        let id = mark.node.clone().unwrap_or_else(|| meta.name().to_owned());
         let mut found = match &mark.identity {
             Some(identity) => Found {
                 node: identity.node(&id),
@@ -145,13 +147,13 @@ impl Reader {
         node.set_phase(phase.phase);
         node.ready = Some(phase.ready);
         node.message = phase.message;
-        node.provider_id = format!("kubernetes://{}/{}", meta.namespace, meta.name);
-        node.create_time = meta.creation_timestamp.as_deref().and_then(timestamp);
+        node.provider_id = format!("kubernetes://{}/{}", meta.namespace(), meta.name());
+        node.create_time = meta.creation_timestamp.as_ref().map(timestamp);
         match address::agent(pod, &self.agent) {
             Ok(address) => node.agent_address = address,
             Err(problem) => problems.push(problem),
         }
-        let ip_from = address::ip_from(&meta.annotations, &self.agent).unwrap_or_default();
+        let ip_from = address::ip_from(meta.annotations(), &self.agent).unwrap_or_default();
         node.addresses = addresses(pod, ip_from);
         node.endpoints = endpoints(pod, ip_from).collect();
         if mark.problem.is_some() && mark.identity.is_none() {
@@ -171,24 +173,24 @@ impl Reader {
     }
 
     /// A node that is foreign, or whose identity is unreadable.
-    fn foreign(&self, meta: &Meta, mark: &Mark, id: &str) -> Found {
+    fn foreign(&self, meta: &ObjectMeta, mark: &Mark, id: &str) -> Found {
         let mut found = Found::default();
         let node = &mut found.node;
         node.cluster_id.clone_from(&mark.cluster);
         node.node_id = id.to_owned();
-        node.name.clone_from(&meta.name);
-        node.labels = declared::shown(&meta.labels, &self.keys, MAX_LABELS);
-        if let Some(group) = meta.labels.get(labels::GROUP) {
+        meta.name().clone_into(&mut node.name);
+        node.labels = declared::shown(meta.labels(), &self.keys, MAX_LABELS);
+        if let Some(group) = meta.labels().get(labels::GROUP) {
             node.group.clone_from(group);
         }
         found
     }
 
     /// Describes an unreadable object as far as it is known.
-    fn warning(&self, meta: &Meta, mark: &Mark, id: &str, problem: &str) -> Warning {
-        let label = |key: &str| meta.labels.get(key).cloned().unwrap_or_default();
+    fn warning(&self, meta: &ObjectMeta, mark: &Mark, id: &str, problem: &str) -> Warning {
+        let label = |key: &str| meta.labels().get(key).cloned().unwrap_or_default();
         let owner = label(labels::OWNER);
-        let identity = meta.annotations.get(labels::IDENTITY).and_then(|json| {
+        let identity = meta.annotations().get(labels::IDENTITY).and_then(|json| {
             serde_json::from_str::<drover_platform::identity::Identity>(json).ok()
         });
         let slot = match &identity {
@@ -202,7 +204,8 @@ impl Reader {
         Warning {
             message: format!(
                 "{:?} in namespace {:?}: {problem}",
-                meta.name, meta.namespace
+                meta.name(),
+                meta.namespace()
             ),
             cluster_id: Some(
                 identity
@@ -211,8 +214,8 @@ impl Reader {
             ),
             slot,
             id: Some(id.to_owned()),
-            name: Some(identity.map_or_else(|| meta.name.clone(), |it| it.name)),
-            provider_id: Some(format!("kubernetes://{}/{}", meta.namespace, meta.name)),
+            name: Some(identity.map_or_else(|| meta.name().to_owned(), |it| it.name)),
+            provider_id: Some(format!("kubernetes://{}/{}", meta.namespace(), meta.name())),
         }
     }
 }
@@ -226,11 +229,11 @@ fn adopted(mark: &Mark, node_id: &str) -> Option<Found> {
 }
 
 /// The peer data that a pod of ours has, if it asks for them.
-fn told(meta: &Meta, mark: &Mark) -> Option<Box<Told>> {
+fn told(meta: &ObjectMeta, mark: &Mark) -> Option<Box<Told>> {
     mark.identity.as_ref()?;
-    let service = meta.annotations.get(labels::ACTIVE_SERVICE);
+    let service = meta.annotations().get(labels::ACTIVE_SERVICE);
     Some(Box::new(Told {
-        peers: uid(meta.annotations.get(labels::PEERS)?),
+        peers: uid(meta.annotations().get(labels::PEERS)?),
         service: service.map(|name| name.as_str().into()),
     }))
 }
@@ -241,16 +244,16 @@ fn request(mark: &Mark) -> u128 {
 
 fn member(
     kind: u16,
-    meta: &Meta,
+    meta: &ObjectMeta,
     mark: &Mark,
     warning: Option<Warning>,
     pod: Option<PodPart>,
 ) -> Member {
     Member {
-        uid: uid(&meta.uid),
+        uid: uid(meta.uid()),
         kind,
-        namespace: meta.namespace.as_str().into(),
-        name: meta.name.as_str().into(),
+        namespace: meta.namespace().into(),
+        name: meta.name().into(),
         deleting: meta.is_deleting(),
         kept_by: kept_by(meta),
         anchor: mark.anchor,
@@ -260,9 +263,9 @@ fn member(
 }
 
 /// The finalizers that delay a deletion.
-fn kept_by(meta: &Meta) -> Option<Box<str>> {
-    let kept = meta.is_deleting() && !meta.finalizers.is_empty();
-    kept.then(|| meta.finalizers.join(", ").into_boxed_str())
+fn kept_by(meta: &ObjectMeta) -> Option<Box<str>> {
+    let kept = meta.is_deleting() && !meta.finalizers().is_empty();
+    kept.then(|| meta.finalizers().join(", ").into_boxed_str())
 }
 
 /// All addresses, starting with the one that other nodes use.
@@ -299,12 +302,11 @@ fn endpoints(pod: &Pod, ip_from: IpFrom) -> impl Iterator<Item = (String, String
 }
 
 /// Parses a time as Kubernetes writes it.
-fn timestamp(text: &str) -> Option<Timestamp> {
-    let time: jiff::Timestamp = text.parse().ok()?;
-    Some(Timestamp {
+fn timestamp(Time(time): &Time) -> Timestamp {
+    Timestamp {
         seconds: time.as_second(),
         nanos: time.subsec_nanosecond(),
-    })
+    }
 }
 
 /// Restricts a read.
@@ -408,7 +410,7 @@ async fn one(
 async fn lost_pod(api: &Api, reader: &Reader, groups: &mut Groups, lost: &Lost) -> Result<()> {
     let pod: Option<Pod> = api.get(&lost.kind, &lost.namespace, &lost.name).await?;
     let still = pod.is_some_and(|pod| {
-        uid(&pod.metadata.uid) == lost.uid && labels::read(&pod.metadata, &reader.keys).is_none()
+        uid(pod.metadata.uid()) == lost.uid && labels::read(&pod.metadata, &reader.keys).is_none()
     });
     if still {
         groups.insert(lost.seen());

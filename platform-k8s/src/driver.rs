@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     access,
-    client::{Api, Kind, Object},
+    client::{Api, Kind, Meta as _, partial},
     create::{Creator, Nodes},
     delete::{Item, Remover},
     discover::{self, Filter},
@@ -109,15 +109,14 @@ impl KubernetesDriver {
     async fn hear(&self, speaker: &Item) {
         let Item { kind, meta } = speaker;
         if !discover::is_pod(kind) {
-            let object = Object {
-                metadata: meta.clone(),
-                ..Object::default()
-            };
-            return self.cache().changed_object(kind, &object);
+            return self.cache().changed_object(kind, &partial(meta.clone()));
         }
-        let pod = self.api.get::<Pod>(kind, &meta.namespace, &meta.name).await;
+        let pod = self
+            .api
+            .get::<Pod>(kind, meta.namespace(), meta.name())
+            .await;
         if let Ok(Some(pod)) = pod
-            && pod.metadata.uid == meta.uid
+            && pod.metadata.uid() == meta.uid()
         {
             self.cache().changed_pod(&pod);
         }
@@ -280,11 +279,7 @@ impl Nodes for Made {
     fn made(&self, identity: &Identity, items: &[Item], pod: Option<&Pod>) -> Node {
         for item in items {
             if !discover::is_pod(&item.kind) {
-                let object = Object {
-                    metadata: item.meta.clone(),
-                    ..Object::default()
-                };
-                self.0.made_object(&item.kind, &object);
+                self.0.made_object(&item.kind, &partial(item.meta.clone()));
             }
         }
         if let Some(pod) = pod {
@@ -389,7 +384,7 @@ async fn identify(api: &Api, settings: &Settings) -> Result<(String, BTreeMap<St
             )
             .with_resource("namespace", name)
         })?;
-        for part in [name, &meta.uid] {
+        for part in [name, meta.uid()] {
             hash.update((part.len() as u64).to_be_bytes());
             hash.update(part.as_bytes());
         }

@@ -6,11 +6,12 @@ use std::collections::BTreeMap;
 
 use drover_platform::identity::{Identity, hex};
 use drover_proto::platform::v1::NodeRole;
+use kube::core::ObjectMeta;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use self::declared::{Declared, Plain};
-use crate::client::Meta;
+use crate::client::Meta as _;
 
 /// Label: path of the group, encoded by [`value`].
 pub const GROUP: &str = "drover.dev/group";
@@ -182,18 +183,25 @@ impl FormerSlot {
 
 /// Reads the ownership of an object. `None` if it has no cluster label, and so belongs to nobody.
 #[must_use]
-pub fn read(meta: &Meta, keys: &LabelKeys) -> Option<Mark> {
-    let label = meta.labels.get(&keys.cluster)?;
-    let node = meta.labels.get(&keys.node).filter(|node| !node.is_empty());
+pub fn read(meta: &ObjectMeta, keys: &LabelKeys) -> Option<Mark> {
+    let label = meta.labels().get(&keys.cluster)?;
+    let node = meta
+        .labels()
+        .get(&keys.node)
+        .filter(|node| !node.is_empty());
     // The annotations of a Deployment are copied to its ReplicaSets.
-    let controlled = meta.owner_references.iter().any(|owner| owner.controller);
+    let controlled = meta.controller().is_some();
     let mut mark = Mark {
         cluster: label.clone(),
         node: node.cloned(),
-        anchor: meta.annotations.get(ANCHOR).is_some_and(|it| it == "true") && !controlled,
+        anchor: meta
+            .annotations()
+            .get(ANCHOR)
+            .is_some_and(|it| it == "true")
+            && !controlled,
         ..Mark::default()
     };
-    let Some(json) = meta.annotations.get(IDENTITY) else {
+    let Some(json) = meta.annotations().get(IDENTITY) else {
         return Some(mark);
     };
     match serde_json::from_str::<Identity>(json) {
@@ -209,7 +217,7 @@ pub fn read(meta: &Meta, keys: &LabelKeys) -> Option<Mark> {
             if *label == value(&identity.cluster_id) {
                 mark.cluster.clone_from(&identity.cluster_id);
                 mark.node = Some(node_id(meta, &identity).to_owned());
-                let former = meta.annotations.get(FORMER).filter(|_| !controlled);
+                let former = meta.annotations().get(FORMER).filter(|_| !controlled);
                 mark.former = former.map(|json| serde_json::from_str(json).unwrap_or_default());
                 mark.identity = Some(identity);
             }
@@ -218,13 +226,13 @@ pub fn read(meta: &Meta, keys: &LabelKeys) -> Option<Mark> {
     Some(mark)
 }
 
-fn node_id<'a>(meta: &'a Meta, identity: &'a Identity) -> &'a str {
-    meta.annotations.get(NODE_ID).unwrap_or(&identity.id)
+fn node_id<'a>(meta: &'a ObjectMeta, identity: &'a Identity) -> &'a str {
+    meta.annotations().get(NODE_ID).unwrap_or(&identity.id)
 }
 
 /// The label that contradicts the identity.
 fn disagreement<'a>(
-    meta: &'a Meta,
+    meta: &'a ObjectMeta,
     keys: &'a LabelKeys,
     identity: &'a Identity,
 ) -> Option<&'a str> {
@@ -236,7 +244,7 @@ fn disagreement<'a>(
     ];
     expected
         .into_iter()
-        .find(|(key, text)| meta.labels.get(*key) != Some(&value(text)))
+        .find(|(key, text)| meta.labels().get(*key) != Some(&value(text)))
         .map(|(key, _)| key)
 }
 

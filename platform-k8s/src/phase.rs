@@ -2,7 +2,10 @@
 
 use drover_proto::platform::v1::NodePhase;
 
-use crate::pod::{ContainerStatus, Pod, Terminated, Waiting};
+use crate::{
+    client::Meta as _,
+    pod::{ContainerStatus, Pod, Terminated, Waiting},
+};
 
 /// Maximum number of characters quoted from one container.
 const MAX_WORDS: usize = 1024;
@@ -41,10 +44,10 @@ pub fn of(pod: &Pod) -> Phase {
 fn message(pod: &Pod, phase: NodePhase, ready: bool) -> String {
     let mut parts = Vec::new();
     if phase == NodePhase::Deprovisioning {
-        parts.push(if pod.metadata.finalizers.is_empty() {
+        parts.push(if pod.metadata.finalizers().is_empty() {
             "is being deleted".to_owned()
         } else {
-            let finalizers = pod.metadata.finalizers.join(", ");
+            let finalizers = pod.metadata.finalizers().join(", ");
             format!("is being deleted and waits for its finalizers: {finalizers}")
         });
     }

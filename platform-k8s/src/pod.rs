@@ -2,16 +2,17 @@
 
 mod wire;
 
+use kube::core::ObjectMeta;
 use serde::Deserialize;
 
-use crate::client::{Meta, nullable};
+use crate::client::{Meta as _, nullable};
 
 /// A pod, reduced to the fields that are read.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Pod {
     /// Object metadata.
-    pub metadata: Meta,
+    pub metadata: ObjectMeta,
     /// Desired state.
     pub spec: Spec,
     /// Observed state.

@@ -14,13 +14,16 @@ use drover_platform::{
     storage::{in_use, is_meant},
 };
 use drover_proto::platform::v1::{DeprovisionState, KeptStorage, Storage};
-use kube::api::{DeleteParams, Preconditions};
+use kube::{
+    api::{DeleteParams, Preconditions},
+    core::ObjectMeta,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    client::{Api, Kind, ListQuery, Meta, Object, Shape},
+    client::{Api, Kind, ListQuery, Meta as _, Object, Shape},
     labels::{self, LabelKeys},
     objects::dns_name,
     settings::Settings,
@@ -90,8 +93,8 @@ impl Whose {
 
     /// Reads the owner from a claim. `None` if its storage cannot be kept.
     #[must_use]
-    pub fn read(meta: &Meta) -> Option<Self> {
-        serde_json::from_str(meta.annotations.get(STORAGE)?).ok()
+    pub fn read(meta: &ObjectMeta) -> Option<Self> {
+        serde_json::from_str(meta.annotations().get(STORAGE)?).ok()
     }
 
     /// The value of the annotation [`STORAGE`].
@@ -111,29 +114,29 @@ impl Whose {
 
 /// Whether an object is a claim whose storage can be kept.
 #[must_use]
-pub fn can_be_kept(kind: &Kind, meta: &Meta) -> bool {
+pub fn can_be_kept(kind: &Kind, meta: &ObjectMeta) -> bool {
     kind.resource.group.is_empty() && kind.resource.plural == CLAIMS && Whose::read(meta).is_some()
 }
 
 /// Whether an object is storage of nodes like this one, kept or not.
 #[must_use]
-pub fn is_storage_of(meta: &Meta, identity: &Identity) -> bool {
+pub fn is_storage_of(meta: &ObjectMeta, identity: &Identity) -> bool {
     Whose::read(meta).is_some_and(|whose| whose.is_of(identity))
 }
 
 /// Whether an object is storage kept for nodes like this one.
 #[must_use]
-pub fn waits_for(meta: &Meta, identity: &Identity) -> bool {
+pub fn waits_for(meta: &ObjectMeta, identity: &Identity) -> bool {
     is_kept(meta) && is_storage_of(meta, identity)
 }
 
-fn is_kept(meta: &Meta) -> bool {
-    meta.labels.get(KEPT).is_some_and(|it| it == "true")
+fn is_kept(meta: &ObjectMeta) -> bool {
+    meta.labels().get(KEPT).is_some_and(|it| it == "true")
 }
 
 /// Backend id of a claim.
-fn id(meta: &Meta) -> String {
-    format!("{}/{}", meta.namespace, meta.name)
+fn id(meta: &ObjectMeta) -> String {
+    format!("{}/{}", meta.namespace(), meta.name())
 }
 
 /// Replaces the name of a node in the names of its claims: the same for every node of one owner, cluster, group and
@@ -155,7 +158,7 @@ pub fn stable_base(owner: &str, cluster: &str, group: &str, ordinal: u32) -> Str
 ///
 /// # Errors
 /// [`Reason::Conflict`] if the claim changes meanwhile; otherwise as in [`crate::errors`].
-pub async fn keep(api: &Api, kind: &Kind, meta: &Meta, keys: &LabelKeys) -> Result<String> {
+pub async fn keep(api: &Api, kind: &Kind, meta: &ObjectMeta, keys: &LabelKeys) -> Result<String> {
     let since = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default();
@@ -165,8 +168,8 @@ pub async fn keep(api: &Api, kind: &Kind, meta: &Meta, keys: &LabelKeys) -> Resu
     }
     marks.insert(KEPT.to_owned(), "true".into());
     let patch = json!({"metadata": {
-        "uid": meta.uid,
-        "resourceVersion": meta.resource_version,
+        "uid": meta.uid(),
+        "resourceVersion": meta.version(),
         "labels": marks,
         "annotations": {
             labels::IDENTITY: null,
@@ -176,7 +179,7 @@ pub async fn keep(api: &Api, kind: &Kind, meta: &Meta, keys: &LabelKeys) -> Resu
         },
     }});
     let permit = api.acquire_permit().await;
-    api.patch(permit, kind, &meta.namespace, &meta.name, &patch)
+    api.patch(permit, kind, meta.namespace(), meta.name(), &patch)
         .await?;
     Ok(id(meta))
 }
@@ -223,7 +226,7 @@ pub async fn inherited(
 ///
 /// # Errors
 /// [`Reason::Conflict`] if the claim changes meanwhile; otherwise as in [`crate::errors`].
-pub async fn hand_on(api: &Api, kind: &Kind, meta: &Meta, body: &Value) -> Result<Object> {
+pub async fn hand_on(api: &Api, kind: &Kind, meta: &ObjectMeta, body: &Value) -> Result<Object> {
     let part = |key: &str| {
         let part = body.pointer(&format!("/metadata/{key}"));
         part.and_then(Value::as_object).cloned().unwrap_or_default()
@@ -236,13 +239,13 @@ pub async fn hand_on(api: &Api, kind: &Kind, meta: &Meta, body: &Value) -> Resul
     labels.insert(KEPT.to_owned(), Value::Null);
     annotations.insert(KEPT_SINCE.to_owned(), Value::Null);
     let patch = json!({"metadata": {
-        "uid": meta.uid,
-        "resourceVersion": meta.resource_version,
+        "uid": meta.uid(),
+        "resourceVersion": meta.version(),
         "labels": labels,
         "annotations": annotations,
     }});
     let permit = api.acquire_permit().await;
-    api.patch(permit, kind, &meta.namespace, &meta.name, &patch)
+    api.patch(permit, kind, meta.namespace(), meta.name(), &patch)
         .await
 }
 
@@ -307,9 +310,9 @@ pub async fn delete(
         return Err(in_use(&meant.id, &node.unwrap_or_default()));
     }
     let options = DeleteParams::default().preconditions(Preconditions {
-        uid: Some(meta.uid.clone()),
+        uid: Some(meta.uid().to_owned()),
         // A node that takes it over meanwhile keeps it.
-        resource_version: Some(meta.resource_version.clone()),
+        resource_version: Some(meta.version().to_owned()),
     });
     let permit = api.acquire_permit().await;
     api.delete(permit, &kind, namespace, name, &options).await?;
@@ -331,9 +334,9 @@ async fn claims(api: &Api) -> Result<Arc<Kind>> {
     api.kind_of("v1", "PersistentVolumeClaim").await
 }
 
-fn shown(meta: &Meta, whose: Whose) -> KeptStorage {
+fn shown(meta: &ObjectMeta, whose: Whose) -> KeptStorage {
     let since = meta
-        .annotations
+        .annotations()
         .get(KEPT_SINCE)
         .and_then(|seconds| seconds.parse().ok())
         .map(|seconds| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds));

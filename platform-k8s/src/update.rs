@@ -14,13 +14,13 @@ use drover_platform::{
     driver::{Change, Target},
     identity::Identity,
 };
-use kube::core::ApiResource;
+use kube::core::{ApiResource, ObjectMeta};
 use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
 use crate::{
     adopt::{Adopted, Adopter},
-    client::{Api, Meta},
+    client::{Api, Meta as _},
     delete::{Item, Place, Remover},
     discover::is_pod,
     labels::{
@@ -121,7 +121,7 @@ impl Updater {
     }
 
     /// Metadata of the pod template in an object, if they can be changed without restarting its pods.
-    pub(crate) async fn template(&self, item: &Item) -> Result<Option<Meta>> {
+    pub(crate) async fn template(&self, item: &Item) -> Result<Option<ObjectMeta>> {
         let ApiResource { group, kind, .. } = &item.kind.resource;
         let always = matches!(
             (group.as_str(), kind.as_str()),
@@ -130,21 +130,21 @@ impl Updater {
         if !always && (group.as_str(), kind.as_str()) != ("apps", "StatefulSet") {
             return Ok(None);
         }
-        let (namespace, name) = (&item.meta.namespace, &item.meta.name);
+        let (namespace, name) = (item.meta.namespace(), item.meta.name());
         let object: Option<Value> = self.api.get(&item.kind, namespace, name).await?;
         let Some(object) = object else {
             return Ok(None);
         };
         let strategy = object.pointer("/spec/updateStrategy/type");
         let metadata = object.pointer("/spec/template/metadata");
-        let metadata = metadata.and_then(|metadata| Meta::deserialize(metadata).ok());
+        let metadata = metadata.and_then(|metadata| ObjectMeta::deserialize(metadata).ok());
         let changes = always || strategy.and_then(Value::as_str) == Some("OnDelete");
         Ok(changes.then(|| metadata.unwrap_or_default()))
     }
 
     async fn write(&self, item: &Item, body: &Value) -> Result<()> {
         let permit = self.api.acquire_permit().await;
-        let (namespace, name) = (&item.meta.namespace, &item.meta.name);
+        let (namespace, name) = (item.meta.namespace(), item.meta.name());
         let patched = self.api.patch(permit, &item.kind, namespace, name, body);
         patched.await.map(drop)
     }
@@ -193,10 +193,10 @@ pub(crate) async fn follow(
 
 /// A patch that gives an object with this identity the role and labels of another. It conflicts if the object has
 /// changed since.
-fn following(meta: &Meta, now: &Identity, leader: &Identity, plain: &Plain) -> Result<Value> {
+fn following(meta: &ObjectMeta, now: &Identity, leader: &Identity, plain: &Plain) -> Result<Value> {
     let edit = Edit::default().towards(now, leader);
     let mut body = edit.patch(meta, now, None, plain)?;
-    body["metadata"]["resourceVersion"] = meta.resource_version.as_str().into();
+    body["metadata"]["resourceVersion"] = meta.version().into();
     Ok(body)
 }
 
@@ -229,13 +229,14 @@ impl Edit {
     }
 
     /// Labels and annotations of an object with this metadata, as a part of a merge patch.
-    fn metadata(&self, meta: &Meta, after: &Identity, json: &str, plain: &Plain) -> Value {
+    fn metadata(&self, meta: &ObjectMeta, after: &Identity, json: &str, plain: &Plain) -> Value {
         let set = self.set.iter();
         let set = set.filter(|(key, _)| !self.remove.contains(key));
         let set = set.map(|(key, text)| (key.as_str(), Some(text.as_str())));
         let taken = self.remove.iter().map(|key| (key.as_str(), None));
-        let before: BTreeSet<String> = declared::recorded(&meta.annotations);
-        let (changes, recorded) = Declared::changes(plain, taken.chain(set), &meta.labels, &before);
+        let before: BTreeSet<String> = declared::recorded(meta.annotations());
+        let (changes, recorded) =
+            Declared::changes(plain, taken.chain(set), meta.labels(), &before);
         let mut labels: Map<String, Value> = changes
             .into_iter()
             .map(|(key, text)| (key, text.into()))
@@ -254,16 +255,16 @@ impl Edit {
     /// has another uid.
     fn patch(
         &self,
-        meta: &Meta,
+        meta: &ObjectMeta,
         identity: &Identity,
-        template: Option<&Meta>,
+        template: Option<&ObjectMeta>,
         plain: &Plain,
     ) -> Result<Value> {
         let after = self.of(identity);
         let json = serde_json::to_string(&after)
             .map_err(|_| Error::internal("the identity cannot be written as JSON"))?;
         let mut own = self.metadata(meta, &after, &json, plain);
-        own["uid"] = meta.uid.as_str().into();
+        own["uid"] = meta.uid().into();
         let mut body = json!({"metadata": own});
         if let Some(template) = template {
             let metadata = self.metadata(template, &after, &json, plain);
@@ -299,10 +300,10 @@ mod tests {
         assert_eq!(after.role(), NodeRole::Active);
         let keys: Vec<&String> = after.labels.keys().collect();
         assert_eq!(keys, ["team", "tier"]);
-        let meta = Meta {
-            uid: "u-1".to_owned(),
-            labels: BTreeMap::from([("tier".to_owned(), "the template's".to_owned())]),
-            ..Meta::default()
+        let meta = ObjectMeta {
+            uid: Some("u-1".to_owned()),
+            labels: Some([("tier".to_owned(), "the template's".to_owned())].into()),
+            ..ObjectMeta::default()
         };
         let plain = Plain::default();
         let body = edit.patch(&meta, &identity, None, &plain).unwrap();
@@ -320,7 +321,7 @@ mod tests {
             .unwrap();
         assert_eq!(serde_json::from_str::<Identity>(stored).unwrap(), after);
         assert!(body.get("spec").is_none());
-        let template = Meta::default();
+        let template = ObjectMeta::default();
         let body = edit
             .patch(&meta, &identity, Some(&template), &plain)
             .unwrap();
@@ -335,10 +336,10 @@ mod tests {
             role: role.into(),
             ..Identity::default()
         };
-        let meta = Meta {
-            uid: "u-1".to_owned(),
-            resource_version: "7".to_owned(),
-            ..Meta::default()
+        let meta = ObjectMeta {
+            uid: Some("u-1".to_owned()),
+            resource_version: Some("7".to_owned()),
+            ..ObjectMeta::default()
         };
         let (now, leader) = (identity(NodeRole::Standby), identity(NodeRole::Active));
         let body = following(&meta, &now, &leader, &Plain::default()).unwrap();
@@ -362,13 +363,15 @@ mod tests {
             set: BTreeMap::from([("team".to_owned(), "b".to_owned())]),
             ..Edit::default()
         };
-        let meta = |annotations: &[(&str, &str)]| Meta {
-            labels: identity.labels.clone(),
-            annotations: annotations
-                .iter()
-                .map(|(key, text)| ((*key).to_owned(), (*text).to_owned()))
-                .collect(),
-            ..Meta::default()
+        let meta = |annotations: &[(&str, &str)]| ObjectMeta {
+            labels: Some(identity.labels.clone()),
+            annotations: Some(
+                annotations
+                    .iter()
+                    .map(|(key, text)| ((*key).to_owned(), (*text).to_owned()))
+                    .collect(),
+            ),
+            ..ObjectMeta::default()
         };
         let plain = Plain::of(identity.labels.keys(), &["team".to_owned()]);
         let ours = meta(&[(declared::PLAIN, "[\"team\"]")]);
@@ -397,7 +400,7 @@ mod tests {
         };
         let edit = Edit::default();
         assert_eq!(edit.of(&identity), identity);
-        let body = edit.patch(&Meta::default(), &identity, None, &Plain::default());
+        let body = edit.patch(&ObjectMeta::default(), &identity, None, &Plain::default());
         let labels = &body.unwrap()["metadata"]["labels"];
         assert_eq!(*labels, json!({"drover.dev/role": "standby"}));
     }

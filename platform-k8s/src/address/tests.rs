@@ -21,6 +21,7 @@ fn pod(annotations: &[(&str, &str)]) -> Pod {
     for (key, value) in annotations {
         pod.metadata
             .annotations
+            .get_or_insert_default()
             .insert((*key).into(), (*value).into());
     }
     pod
@@ -127,6 +128,7 @@ fn without_an_ip_address_there_is_none_yet() {
     waiting
         .metadata
         .annotations
+        .get_or_insert_default()
         .insert(ADDRESS.into(), "tcp://db:1".into());
     assert_eq!(
         agent(&waiting, &settings(IpFrom::Pod, None)),
@@ -150,7 +152,7 @@ fn addresses_of_version_6_are_in_brackets() {
         Ok(Some("http://[2001:db8::1]:80".into()))
     );
     // Also with the port of the settings.
-    six.metadata.annotations.clear();
+    six.metadata.annotations = None;
     assert_eq!(
         agent(&six, &settings(IpFrom::Pod, Some(1))),
         Ok(Some("https://[fd00::7]:1".into()))
@@ -158,6 +160,7 @@ fn addresses_of_version_6_are_in_brackets() {
     // Also in an explicit address.
     six.metadata
         .annotations
+        .get_or_insert_default()
         .insert(ADDRESS.into(), "grpc://[fd00::9]:9".into());
     assert_eq!(
         agent(&six, &pod_settings),

@@ -39,7 +39,6 @@ impl Kind {
     /// Builder of requests to the collection. An empty namespace means all.
     pub(crate) fn requests(&self, namespace: &str) -> Request {
         let namespace = Some(namespace).filter(|it| self.namespaced && !it.is_empty());
-        // kube writes names into paths as they are.
         let namespace = namespace.map(escape);
         Request::new(DynamicObject::url_path(
             &self.resource,
@@ -192,4 +191,24 @@ fn kinds_of(group: APIGroupDiscovery) -> impl Iterator<Item = Kind> {
             }
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::api::GetParams;
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_name_cannot_lead_elsewhere() {
+        let pods = Kind::core("Pod", "pods");
+        let one = pods
+            .requests("a/b")
+            .get(&escape("../x?y"), &GetParams::default());
+        assert_eq!(
+            one.unwrap().uri(),
+            "/api/v1/namespaces/a%2Fb/pods/..%2Fx%3Fy"
+        );
+        assert_eq!(pods.requests("").url_path, "/api/v1/pods");
+    }
 }

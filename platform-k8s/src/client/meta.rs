@@ -1,73 +1,87 @@
 //! Metadata that all objects have.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, marker::PhantomData};
 
-use serde::{Deserialize, Deserializer, Serialize};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::core::ObjectMeta;
+use serde::{Deserialize, Deserializer};
 
-/// Any object, reduced to the fields that all kinds share.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct Object {
-    /// `apiVersion` (`apps/v1`). Empty in lists.
-    pub api_version: String,
-    /// `kind` (Deployment). Empty in lists.
-    pub kind: String,
-    /// Object metadata.
-    pub metadata: Meta,
+/// Any object, reduced to its metadata.
+pub type Object = kube::core::PartialObjectMeta;
+
+/// An object of which only the metadata is known.
+#[must_use]
+pub fn partial(metadata: ObjectMeta) -> Object {
+    Object {
+        types: None,
+        metadata,
+        _phantom: PhantomData,
+    }
 }
 
-/// The metadata fields that are used.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct Meta {
+static NONE: BTreeMap<String, String> = BTreeMap::new();
+
+/// Metadata as it is read: k8s-openapi has every field optional, and to us a missing one is as good as an empty one.
+pub trait Meta {
     /// Name within namespace and kind.
-    pub name: String,
+    fn name(&self) -> &str;
     /// Namespace. Empty for a cluster-scoped object.
-    pub namespace: String,
-    /// Uid. Changes when the object is recreated.
-    pub uid: String,
+    fn namespace(&self) -> &str;
+    /// Uid. Changes when the object is recreated. As a precondition an empty one never holds, where none would always.
+    fn uid(&self) -> &str;
     /// resourceVersion of this state.
-    pub resource_version: String,
+    fn version(&self) -> &str;
     /// Labels.
-    #[serde(deserialize_with = "nullable")]
-    pub labels: BTreeMap<String, String>,
+    fn labels(&self) -> &BTreeMap<String, String>;
     /// Annotations.
-    #[serde(deserialize_with = "nullable")]
-    pub annotations: BTreeMap<String, String>,
-    /// Creation time (RFC 3339).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub creation_timestamp: Option<String>,
-    /// Time of its deletion, past or future (RFC 3339). `None` if it is not being deleted.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub deletion_timestamp: Option<String>,
+    fn annotations(&self) -> &BTreeMap<String, String>;
     /// Finalizers that have to be removed before it is gone.
-    #[serde(deserialize_with = "nullable")]
-    pub finalizers: Vec<String>,
+    fn finalizers(&self) -> &[String];
     /// Owners with which it is garbage collected.
-    #[serde(deserialize_with = "nullable")]
-    pub owner_references: Vec<OwnerReference>,
-}
-
-/// An owner reference.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct OwnerReference {
-    /// `apiVersion` of the owner.
-    pub api_version: String,
-    /// Kind of the owner.
-    pub kind: String,
-    /// Name of the owner.
-    pub name: String,
-    /// Uid of the owner.
-    pub uid: String,
-    /// Whether the owner is the controller of the object.
-    pub controller: bool,
-}
-
-impl Meta {
+    fn owners(&self) -> &[OwnerReference];
+    /// The owner that controls it.
+    fn controller(&self) -> Option<&OwnerReference> {
+        let mut owners = self.owners().iter();
+        owners.find(|owner| owner.controller == Some(true))
+    }
     /// Whether a deletion timestamp is set.
-    #[must_use]
-    pub fn is_deleting(&self) -> bool {
+    fn is_deleting(&self) -> bool;
+}
+
+impl Meta for ObjectMeta {
+    fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or_default()
+    }
+
+    fn namespace(&self) -> &str {
+        self.namespace.as_deref().unwrap_or_default()
+    }
+
+    fn uid(&self) -> &str {
+        self.uid.as_deref().unwrap_or_default()
+    }
+
+    fn version(&self) -> &str {
+        self.resource_version.as_deref().unwrap_or_default()
+    }
+
+    fn labels(&self) -> &BTreeMap<String, String> {
+        self.labels.as_ref().unwrap_or(&NONE)
+    }
+
+    fn annotations(&self) -> &BTreeMap<String, String> {
+        self.annotations.as_ref().unwrap_or(&NONE)
+    }
+
+    fn finalizers(&self) -> &[String] {
+        self.finalizers.as_deref().unwrap_or_default()
+    }
+
+    fn owners(&self) -> &[OwnerReference] {
+        self.owner_references.as_deref().unwrap_or_default()
+    }
+
+    fn is_deleting(&self) -> bool {
         self.deletion_timestamp.is_some()
     }
 }

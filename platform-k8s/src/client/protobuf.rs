@@ -7,8 +7,9 @@
 use std::collections::BTreeMap;
 
 use bytes::{Buf as _, Bytes};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use kube::core::{
-    ObjectList, Status, TypeMeta, WatchEvent,
+    ListMeta, ObjectList, ObjectMeta, Status, TypeMeta, WatchEvent,
     response::{StatusCause, StatusDetails},
     watch::{Bookmark, BookmarkMeta},
 };
@@ -16,7 +17,7 @@ use prost::{DecodeError, Message};
 use serde::de::DeserializeOwned;
 use tokio_util::codec::LengthDelimitedCodec;
 
-use super::{Meta, Object, OwnerReference};
+use super::Object;
 
 pub(super) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 /// Prefix of every encoded object.
@@ -53,10 +54,10 @@ pub(super) fn list<T: Readable>(body: Bytes) -> Result<ObjectList<T>, DecodeErro
     let meta = list.metadata.unwrap_or_default();
     Ok(ObjectList {
         types: TypeMeta::default(),
-        metadata: kube::core::ListMeta {
+        metadata: ListMeta {
             resource_version: Some(meta.resource_version),
             continue_: Some(meta.next),
-            ..kube::core::ListMeta::default()
+            ..ListMeta::default()
         },
         items: items.collect::<Result<_, _>>()?,
     })
@@ -118,13 +119,13 @@ struct RawExtension {
 #[derive(Clone, PartialEq, Message)]
 struct List {
     #[prost(message, optional, tag = "1")]
-    metadata: Option<ListMeta>,
+    metadata: Option<WireListMeta>,
     #[prost(bytes = "bytes", repeated, tag = "2")]
     items: Vec<Bytes>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct ListMeta {
+struct WireListMeta {
     #[prost(string, tag = "2")]
     resource_version: String,
     #[prost(string, tag = "3")]
@@ -135,21 +136,18 @@ struct ListMeta {
 #[derive(Clone, PartialEq, Message)]
 pub struct Partial {
     #[prost(message, optional, tag = "1")]
-    metadata: Option<ObjectMeta>,
+    metadata: Option<WireMeta>,
 }
 
 impl From<Partial> for Object {
     fn from(from: Partial) -> Self {
-        Self {
-            metadata: from.metadata.unwrap_or_default().into(),
-            ..Self::default()
-        }
+        super::partial(from.metadata.unwrap_or_default().into())
     }
 }
 
 /// `meta/v1` ObjectMeta.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct ObjectMeta {
+pub(crate) struct WireMeta {
     #[prost(string, tag = "1")]
     name: String,
     #[prost(string, tag = "3")]
@@ -159,9 +157,9 @@ pub(crate) struct ObjectMeta {
     #[prost(string, tag = "6")]
     resource_version: String,
     #[prost(message, optional, tag = "8")]
-    creation_timestamp: Option<Time>,
+    creation_timestamp: Option<WireTime>,
     #[prost(message, optional, tag = "9")]
-    deletion_timestamp: Option<Time>,
+    deletion_timestamp: Option<WireTime>,
     #[prost(btree_map = "string, string", tag = "11")]
     labels: BTreeMap<String, String>,
     #[prost(btree_map = "string, string", tag = "12")]
@@ -172,36 +170,40 @@ pub(crate) struct ObjectMeta {
     finalizers: Vec<String>,
 }
 
-impl From<ObjectMeta> for Meta {
-    fn from(from: ObjectMeta) -> Self {
+impl From<WireMeta> for ObjectMeta {
+    fn from(from: WireMeta) -> Self {
+        let text = |it: String| (!it.is_empty()).then_some(it);
+        let map = |it: BTreeMap<_, _>| (!it.is_empty()).then_some(it);
+        let owners = from.owner_references.into_iter().map(Into::into);
         Self {
-            name: from.name,
-            namespace: from.namespace,
-            uid: from.uid,
-            resource_version: from.resource_version,
-            labels: from.labels,
-            annotations: from.annotations,
-            creation_timestamp: from.creation_timestamp.and_then(Time::text),
-            deletion_timestamp: from.deletion_timestamp.and_then(Time::text),
-            finalizers: from.finalizers,
-            owner_references: from.owner_references.into_iter().map(Into::into).collect(),
+            name: text(from.name),
+            namespace: text(from.namespace),
+            uid: text(from.uid),
+            resource_version: text(from.resource_version),
+            labels: map(from.labels),
+            annotations: map(from.annotations),
+            creation_timestamp: from.creation_timestamp.and_then(WireTime::time),
+            deletion_timestamp: from.deletion_timestamp.and_then(WireTime::time),
+            finalizers: Some(from.finalizers).filter(|it| !it.is_empty()),
+            owner_references: Some(owners.collect()).filter(|it: &Vec<_>| !it.is_empty()),
+            ..Self::default()
         }
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-struct Time {
+struct WireTime {
     #[prost(int64, tag = "1")]
     seconds: i64,
     #[prost(int32, tag = "2")]
     nanos: i32,
 }
 
-impl Time {
-    /// RFC 3339. `None` for the zero time, which stands for an unset one.
-    fn text(self) -> Option<String> {
+impl WireTime {
+    /// `None` for the zero time, which stands for an unset one.
+    fn time(self) -> Option<Time> {
         let time = jiff::Timestamp::new(self.seconds, self.nanos).ok()?;
-        (self.seconds > 0).then(|| time.to_string())
+        (self.seconds > 0).then_some(Time(time))
     }
 }
 
@@ -226,7 +228,8 @@ impl From<Owner> for OwnerReference {
             kind: from.kind,
             name: from.name,
             uid: from.uid,
-            controller: from.controller,
+            controller: from.controller.then_some(true),
+            block_owner_deletion: None,
         }
     }
 }

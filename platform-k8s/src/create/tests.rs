@@ -40,16 +40,18 @@ fn an_object_is_of_a_slot_by_its_identity_alone() {
         id: "n".to_owned(),
         ..Identity::default()
     };
-    let meta = |identity: &Identity| Meta {
-        annotations: [(
-            labels::IDENTITY.to_owned(),
-            serde_json::to_string(identity).unwrap(),
-        )]
-        .into(),
-        ..Meta::default()
+    let meta = |identity: &Identity| ObjectMeta {
+        annotations: Some(
+            [(
+                labels::IDENTITY.to_owned(),
+                serde_json::to_string(identity).unwrap(),
+            )]
+            .into(),
+        ),
+        ..ObjectMeta::default()
     };
     assert!(is_of(&meta(&identity), &identity));
-    assert!(!is_of(&Meta::default(), &identity));
+    assert!(!is_of(&ObjectMeta::default(), &identity));
     let change: [fn(&mut Identity); 5] = [
         |it| it.owner.push('x'),
         |it| it.cluster_id.push('x'),

@@ -282,6 +282,7 @@ fn other_objects_belong_to_a_node_only_if_they_say_to_which() {
     let mut ours: Object = serde_json::from_value(ours()).unwrap();
     ours.metadata
         .annotations
+        .get_or_insert_default()
         .insert(labels::ANCHOR.into(), "true".into());
     let seen = reader().part(1, &ours).unwrap();
     assert!(seen.member.anchor);
@@ -292,10 +293,10 @@ fn other_objects_belong_to_a_node_only_if_they_say_to_which() {
 fn identities_come_back_as_they_were() {
     let meta = |identity: &Identity| {
         let stamp = labels::stamp(identity, &LabelKeys::default(), &Plain::default());
-        Meta {
-            labels: stamp.labels,
-            annotations: stamp.annotations,
-            ..Meta::default()
+        ObjectMeta {
+            labels: Some(stamp.labels),
+            annotations: Some(stamp.annotations),
+            ..ObjectMeta::default()
         }
     };
     let mut odd = identity();
@@ -308,11 +309,11 @@ fn identities_come_back_as_they_were() {
     for identity in [identity(), odd] {
         let meta = meta(&identity);
         assert!(
-            meta.labels
+            meta.labels()
                 .iter()
                 .all(|(key, value)| labels::is_key(key) && labels::is_value(value))
         );
-        assert_eq!(meta.labels[labels::OWNER], identity.owner);
+        assert_eq!(meta.labels()[labels::OWNER], identity.owner);
         let mark = labels::read(&meta, &LabelKeys::default()).unwrap();
         assert_eq!((mark.identity, mark.problem), (Some(identity), None));
     }

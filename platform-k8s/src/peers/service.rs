@@ -14,7 +14,7 @@ use k8s_openapi::{
 use serde_json::Value;
 
 use crate::{
-    client::{Api, Meta},
+    client::{Api, Meta as _},
     group::{Member, uid},
     labels::{self, LabelKeys},
 };
@@ -115,8 +115,8 @@ impl DesiredService {
             ));
         }
         // The service may be replaced or changed meanwhile.
-        service.metadata.uid = Some(there.uid);
-        service.metadata.resource_version = Some(there.resource_version);
+        service.metadata.uid = Some(there.uid().to_owned());
+        service.metadata.resource_version = Some(there.version().to_owned());
         let body = written(&service)?;
         let permit = api.acquire_permit().await;
         api.patch(permit, &kind, namespace, name, &body)
@@ -133,15 +133,15 @@ impl DesiredService {
         labels.map(|(key, text)| (key.to_owned(), text)).into()
     }
 
-    fn is_it(&self, meta: &Meta, keys: &LabelKeys) -> bool {
+    fn is_it(&self, meta: &ObjectMeta, keys: &LabelKeys) -> bool {
         let mut wanted = self.labels(keys).into_iter();
-        let says_so = wanted.all(|(key, text)| meta.labels.get(&key) == Some(&text));
+        let says_so = wanted.all(|(key, text)| meta.labels().get(&key) == Some(&text));
         // The service may have been created for a former owner of its pods, which were adopted since.
-        let manager = meta.labels.get(labels::MANAGED_BY);
+        let manager = meta.labels().get(labels::MANAGED_BY);
         let made_here = manager.is_some_and(|manager| manager == labels::MANAGER);
-        let mut owners = meta.owner_references.iter();
+        let mut owners = meta.owners().iter();
         let goes_with_ours = owners.any(|of| self.pods.values().any(|own| *own == of.uid));
-        (says_so || made_here && goes_with_ours) && !meta.labels.contains_key(&keys.node)
+        (says_so || made_here && goes_with_ours) && !meta.labels().contains_key(&keys.node)
     }
 
     pub(super) fn service(&self, keys: &LabelKeys) -> Service {

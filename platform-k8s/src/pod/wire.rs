@@ -7,7 +7,7 @@ use super::{
     Condition, Container, ContainerState, ContainerStatus, Ip, Pod, Port, Running, Spec, Status,
     Terminated, Waiting,
 };
-use crate::client::{ObjectMeta, Readable};
+use crate::client::{Readable, WireMeta};
 
 impl Readable for Pod {
     type Wire = WirePod;
@@ -16,7 +16,7 @@ impl Readable for Pod {
 #[derive(Clone, PartialEq, Message)]
 pub struct WirePod {
     #[prost(message, optional, tag = "1")]
-    metadata: Option<ObjectMeta>,
+    metadata: Option<WireMeta>,
     #[prost(message, optional, tag = "2")]
     spec: Option<WireSpec>,
     #[prost(message, optional, tag = "3")]

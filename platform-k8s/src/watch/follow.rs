@@ -6,12 +6,13 @@ use std::{sync::Arc, time::Duration};
 
 use drover_core::{Error, Reason};
 use drover_proto::platform::v1::RemovalEvidence;
+use kube::core::ObjectMeta;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::node_cache::NodeCache;
 use crate::{
-    client::{Api, Kind, Meta, Object, Readable, Shape, WatchEvent},
+    client::{Api, Kind, Meta as _, Object, Readable, Shape, WatchEvent},
     discover::{self, Reader},
     group::uid,
     pod::Pod,
@@ -27,17 +28,17 @@ const LASTED: Duration = Duration::from_secs(1);
 const REFUSED_WAIT: Duration = Duration::from_secs(60);
 
 pub(super) trait Watched: Readable {
-    fn meta(&self) -> &Meta;
+    fn meta(&self) -> &ObjectMeta;
 }
 
 impl Watched for Pod {
-    fn meta(&self) -> &Meta {
+    fn meta(&self) -> &ObjectMeta {
         &self.metadata
     }
 }
 
 impl Watched for Object {
-    fn meta(&self) -> &Meta {
+    fn meta(&self) -> &ObjectMeta {
         &self.metadata
     }
 }
@@ -146,12 +147,12 @@ impl Follow {
                 let seen = match &event {
                     WatchEvent::Added(item)
                     | WatchEvent::Modified(item)
-                    | WatchEvent::Deleted(item) => &item.meta().resource_version,
+                    | WatchEvent::Deleted(item) => item.meta().version(),
                     WatchEvent::Bookmark(mark) => &mark.metadata.resource_version,
                     WatchEvent::Error(_) => continue,
                 };
                 if !seen.is_empty() {
-                    version.clone_from(seen);
+                    seen.clone_into(version);
                 }
                 match event {
                     WatchEvent::Added(item) | WatchEvent::Modified(item) => sink.put(item),
@@ -243,12 +244,12 @@ impl Sink for Pods {
             Some(seen) => self.cache.put(self.watch, seen),
             None => self
                 .cache
-                .gone(uid(&pod.metadata.uid), RemovalEvidence::NotListed),
+                .gone(uid(pod.metadata.uid()), RemovalEvidence::NotListed),
         }
     }
 
     fn delete(&mut self, pod: Pod) {
-        let uid = uid(&pod.metadata.uid);
+        let uid = uid(pod.metadata.uid());
         // The API server sets the deletion timestamp of a pod before it deletes it. A pod without it has only left the
         // selection.
         if pod.metadata.is_deleting() {
@@ -267,13 +268,13 @@ impl Sink for Pods {
 }
 
 /// Follows one pod by its name until it is gone or has its label back.
-async fn lost(api: Api, cache: Arc<NodeCache>, kind: u16, meta: Meta, reader: Reader) {
+async fn lost(api: Api, cache: Arc<NodeCache>, kind: u16, meta: ObjectMeta, reader: Reader) {
     let Some(kind) = cache.kinds().get(usize::from(kind)).cloned() else {
         return;
     };
-    let id = uid(&meta.uid);
-    let fields = format!("metadata.name={}", meta.name);
-    let query = discover::query(&kind, &meta.namespace, "", &fields, Shape::Full);
+    let id = uid(meta.uid());
+    let fields = format!("metadata.name={}", meta.name());
+    let query = discover::query(&kind, meta.namespace(), "", &fields, Shape::Full);
     let mut wait = Wait::default();
     while cache.is_lost(id) {
         let gone = follow_one(&api, &query, id, &reader).await;
@@ -299,8 +300,8 @@ async fn follow_one(
     id: u128,
     reader: &Reader,
 ) -> Result<bool, Error> {
-    let ours = |pod: &Pod| uid(&pod.metadata.uid) == id;
-    let labelled = |pod: &Pod| pod.metadata.labels.contains_key(&reader.keys.cluster);
+    let ours = |pod: &Pod| uid(pod.metadata.uid()) == id;
+    let labelled = |pod: &Pod| pod.metadata.labels().contains_key(&reader.keys.cluster);
     let mut found = None;
     let version = api
         .list(query, |page: Vec<Pod>| {
@@ -354,20 +355,20 @@ impl Sink for Parts {
             Some(seen) => self.cache.put(self.watch, seen),
             None => self
                 .cache
-                .gone(uid(&object.metadata.uid), RemovalEvidence::NotListed),
+                .gone(uid(object.metadata.uid()), RemovalEvidence::NotListed),
         }
     }
 
     fn delete(&mut self, object: Object) {
         let meta = &object.metadata;
         let keys = &self.reader.keys;
-        if let Some(cluster) = meta.labels.get(&keys.cluster)
-            && !meta.labels.contains_key(&keys.node)
+        if let Some(cluster) = meta.labels().get(&keys.cluster)
+            && !meta.labels().contains_key(&keys.node)
         {
             self.cache
-                .gone_of_group(cluster, &meta.namespace, &meta.name);
+                .gone_of_group(cluster, meta.namespace(), meta.name());
         }
-        self.cache.gone(uid(&meta.uid), RemovalEvidence::Confirmed);
+        self.cache.gone(uid(meta.uid()), RemovalEvidence::Confirmed);
     }
 }
 
@@ -403,14 +404,14 @@ impl Sink for Zones {
     }
 
     fn put(&mut self, node: Object) {
-        let name = &node.metadata.name;
-        self.unseen.retain(|host| **host != **name);
-        let zone = node.metadata.labels.get(&self.label).map(String::as_str);
+        let name = node.metadata.name();
+        self.unseen.retain(|host| **host != *name);
+        let zone = node.metadata.labels().get(&self.label).map(String::as_str);
         self.cache.zone(name, zone.filter(|zone| !zone.is_empty()));
     }
 
     fn delete(&mut self, node: Object) {
-        self.cache.zone(&node.metadata.name, None);
+        self.cache.zone(node.metadata.name(), None);
     }
 
     fn end(&mut self) {

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 use direct::{DEPLOYMENT, Direct, POD, SET, STATEFUL, target};
 use drover_core::Reason;
 use drover_platform::driver::Deletion;
-use drover_platform_k8s::delete::Place;
+use drover_platform_k8s::{client::Meta as _, delete::Place};
 use drover_proto::platform::v1::DeprovisionState;
 use drover_testing::kubernetes::{Fault, On, refusal, until};
 use serde_json::json;
@@ -58,8 +58,8 @@ async fn what_is_known_is_looked_at_and_the_end_is_read() {
         .iter()
         .map(|item| Place {
             kind: Arc::clone(&item.kind),
-            namespace: item.meta.namespace.clone(),
-            name: item.meta.name.clone(),
+            namespace: item.meta.namespace().to_owned(),
+            name: item.meta.name().to_owned(),
         })
         .collect();
     let (target, options) = (target(&node), Deletion::default());
@@ -251,7 +251,7 @@ async fn a_node_with_a_finalizer_that_never_finishes_is_never_gone() {
     assert!(
         items[0]
             .meta
-            .finalizers
+            .finalizers()
             .contains(&"example.com/never".to_owned())
     );
     let free = json!({"metadata": {"finalizers": []}});

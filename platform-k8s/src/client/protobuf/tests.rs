@@ -2,7 +2,7 @@ use bytes::BytesMut;
 use tokio_util::codec::Decoder as _;
 
 use super::*;
-use crate::pod::Pod;
+use crate::{client::Meta as _, pod::Pod};
 
 const MOST: usize = 1024;
 
@@ -35,10 +35,10 @@ fn objects_are_read_with_what_is_unknown_left_out() {
     let read: Pod = object::<<Pod as Readable>::Wire>(body.clone())
         .unwrap()
         .into();
-    assert_eq!(read.metadata.name, "db-1");
-    assert_eq!(read.metadata.labels["k"], "v");
+    assert_eq!(read.metadata.name(), "db-1");
+    assert_eq!(read.metadata.labels()["k"], "v");
     let read: Object = object::<Partial>(body).unwrap().into();
-    assert_eq!(read.metadata.name, "db-1");
+    assert_eq!(read.metadata.name(), "db-1");
     assert!(!is_protobuf(b"{\"kind\":\"Pod\"}"));
 }
 
@@ -49,7 +49,7 @@ fn a_list_has_its_items_its_version_and_where_it_goes_on() {
     put(&mut pods, 2, &pod("db-1"));
     put(&mut pods, 2, &pod("db-2"));
     let list = list::<Object>(wrapped(&pods)).unwrap();
-    let names: Vec<_> = list.iter().map(|item| &*item.metadata.name).collect();
+    let names: Vec<_> = list.iter().map(|item| item.metadata.name()).collect();
     assert_eq!(names, ["db-1", "db-2"]);
     assert_eq!(list.metadata.resource_version.as_deref(), Some("7"));
     assert_eq!(list.metadata.continue_.as_deref(), Some("more"));

@@ -1,10 +1,12 @@
 use drover_core::Reason;
 use drover_platform::{feed::Listener, identity::Identity};
 use drover_proto::platform::v1::NodePhase;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::core::ObjectMeta;
 use serde_json::json;
 
 use super::*;
-use crate::{client::Meta, labels, settings::Settings};
+use crate::{client::partial, labels, settings::Settings};
 
 #[derive(Default)]
 struct Told(Mutex<Vec<String>>);
@@ -70,9 +72,10 @@ impl Setup {
         )
         .unwrap();
         pod.metadata = meta;
-        pod.metadata.uid = format!("pod-{name}");
+        pod.metadata.uid = Some(format!("pod-{name}"));
         pod.metadata
             .annotations
+            .get_or_insert_default()
             .insert(labels::ANCHOR.into(), "true".into());
         pod
     }
@@ -83,11 +86,8 @@ impl Setup {
 
     fn service(&self, name: &str) -> Object {
         let mut metadata = meta(name);
-        metadata.uid = format!("service-{name}");
-        Object {
-            metadata,
-            ..Object::default()
-        }
+        metadata.uid = Some(format!("service-{name}"));
+        partial(metadata)
     }
 
     fn put_service(&self, object: &Object) {
@@ -100,7 +100,7 @@ impl Setup {
     }
 }
 
-fn meta(name: &str) -> Meta {
+fn meta(name: &str) -> ObjectMeta {
     let identity = Identity {
         owner: "o".into(),
         cluster_id: "c".into(),
@@ -110,12 +110,12 @@ fn meta(name: &str) -> Meta {
     };
     let plain = labels::declared::Plain::default();
     let stamp = labels::stamp(&identity, &crate::labels::LabelKeys::default(), &plain);
-    Meta {
-        name: name.into(),
-        namespace: "ns".into(),
-        labels: stamp.labels,
-        annotations: stamp.annotations,
-        ..Meta::default()
+    ObjectMeta {
+        name: Some(name.into()),
+        namespace: Some("ns".into()),
+        labels: Some(stamp.labels),
+        annotations: Some(stamp.annotations),
+        ..ObjectMeta::default()
     }
 }
 
@@ -216,8 +216,8 @@ async fn a_pod_made_anew_under_its_name_is_the_same_node() {
     setup.told();
     // The new pod may be reported before the end of the old one, or after it.
     let mut second = setup.pod("a", "Pending");
-    second.metadata.uid = "second".into();
-    second.metadata.creation_timestamp = Some("2026-01-01T00:00:00Z".into());
+    second.metadata.uid = Some("second".into());
+    second.metadata.creation_timestamp = Some(Time("2026-01-01T00:00:00Z".parse().unwrap()));
     setup.put(&second);
     setup
         .cache
@@ -304,6 +304,7 @@ async fn a_pod_whose_cluster_label_was_changed_is_in_the_other_cluster() {
     changed
         .metadata
         .labels
+        .get_or_insert_default()
         .insert("drover.dev/cluster".into(), "z".into());
     setup.put(&changed);
     assert_eq!(setup.told(), ["removed c/a NotListed", "changed z/a"]);
@@ -318,7 +319,11 @@ async fn a_pod_whose_other_labels_were_changed_is_the_same_node() {
         setup.put(&setup.pod("a", "Running"));
         setup.told();
         let mut changed = setup.pod("a", "Running");
-        changed.metadata.labels.insert(key.into(), "z".into());
+        changed
+            .metadata
+            .labels
+            .get_or_insert_default()
+            .insert(key.into(), "z".into());
         setup.put(&changed);
         assert_eq!(setup.told(), ["changed c/a"], "{key}");
         assert!(setup.cache.read("c", "a").unwrap().node.slot.is_some());

@@ -12,7 +12,7 @@ use drover_platform::{
 };
 use drover_platform_k8s::{
     Settings,
-    client::Api,
+    client::{Api, Meta as _},
     create::{Creator, Nodes},
     delete::{Item, Remover},
     pod::Pod,
@@ -40,7 +40,7 @@ impl Nodes for Nobody {
 
     fn made(&self, identity: &Identity, items: &[Item], pod: Option<&Pod>) -> Node {
         let last = items.last().map(|item| &item.meta);
-        assert!(last.is_some_and(|meta| !meta.uid.is_empty()));
+        assert!(last.is_some_and(|meta| !meta.uid().is_empty()));
         if let Some(pod) = pod {
             assert_eq!(Some(&pod.metadata), last);
             assert!(!pod.spec.containers.is_empty());
