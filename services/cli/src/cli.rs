@@ -641,7 +641,7 @@ fn nodes() -> clap::builder::RangedI64ValueParser<u32> {
 
 /// Parses a duration in the notation of manifests.
 fn duration(text: &str) -> Result<std::time::Duration, String> {
-    crate::manifest::scalar::parse_duration(text)
+    drover_manifest::scalar::parse_duration(text)
         .and_then(|duration| duration.try_into().ok())
         .ok_or_else(|| "expected a duration like 30s, 5m or 1h30m".to_owned())
 }

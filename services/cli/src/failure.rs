@@ -76,6 +76,12 @@ impl From<anyhow::Error> for Failure {
     }
 }
 
+impl From<drover_manifest::Error> for Failure {
+    fn from(error: drover_manifest::Error) -> Self {
+        Self::failed(error.to_string())
+    }
+}
+
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         // The reader has closed the pipe (`| head`).

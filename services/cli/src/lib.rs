@@ -8,10 +8,9 @@ mod cli;
 mod client;
 mod commands;
 mod context;
-mod convert;
 mod dev;
 mod failure;
-mod manifest;
+mod input;
 mod trace;
 
 use std::process::ExitCode;
@@ -62,28 +61,6 @@ pub fn main() -> ExitCode {
             failure.exit.into()
         }
     }
-}
-
-/// Diagnostics of a manifest, as `drover validate` prints them. Empty if there are none. Paths in it are relative to
-/// `base`.
-#[must_use]
-pub fn objections(text: &str, base: &std::path::Path) -> String {
-    let mut manifests = manifest::Manifests::default();
-    manifests.add_text("manifest.yaml", base.to_owned(), text.to_owned());
-    let objects = manifests.decode(None);
-    if objects.diagnostics.is_empty() {
-        return String::new();
-    }
-    objects.diagnostics.render("")
-}
-
-/// The clusters in a manifest, even if other parts of it are invalid.
-#[must_use]
-pub fn clusters(text: &str) -> Vec<drover_proto::orchestrator::v1::Cluster> {
-    let mut manifests = manifest::Manifests::default();
-    manifests.add_text("manifest.yaml", ".".into(), text.to_owned());
-    let clusters = manifests.decode(None).clusters.into_iter();
-    clusters.map(|document| document.object).collect()
 }
 
 /// Help of a command whose subcommand is missing, as with `--help`. clap shows it by itself only if no setting comes

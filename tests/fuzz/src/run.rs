@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -12,6 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use drover_manifest::Manifests;
 use drover_proto::platform::v1::bootstrap::UserData;
 use drover_testing::needles::Needles;
 use http::{Method as Verb, Request, StatusCode};
@@ -372,7 +372,7 @@ impl Worker {
         let at = rng.usize(0..self.manifests.len());
         let mut text = self.manifests[at].clone();
         texts::change(&mut rng, &mut text, &self.manifests);
-        let said = drover_cli::objections(&text, Path::new("/nowhere"));
+        let said = objections(&text);
         if keeps_secrets(&text, &self.world.needles)
             && let Some(told) = self.world.needles.find(said.as_bytes())
         {
@@ -476,6 +476,17 @@ impl Worker {
         }
         Ok(status.as_u16().to_string())
     }
+}
+
+/// Diagnostics of a manifest, as `drover validate` prints them. Empty if there are none.
+fn objections(text: &str) -> String {
+    let mut manifests = Manifests::default();
+    manifests.add_text("manifest.yaml", "/nowhere".into(), text.to_owned());
+    let diagnostics = manifests.decode(None).diagnostics;
+    if diagnostics.is_empty() {
+        return String::new();
+    }
+    diagnostics.render("")
 }
 
 /// Whether the parser can recognize the secrets of a text: their keys are present, with nothing inserted between a key

@@ -7,6 +7,7 @@ use std::{
 
 use drover_agent::{Agent, AgentSettings};
 use drover_client::{Channel, OrchestratorClient, connect, in_process};
+use drover_manifest::Manifests;
 use drover_orchestrator::{LimitSettings, Orchestrator, SecretsSettings, Settings};
 use drover_platform_cloud::{PlatformServer, drivers::simulated::SimulatedSettings};
 use drover_proto::{
@@ -279,7 +280,10 @@ impl World {
     async fn learn_orchestrator(&mut self, pool: &DescriptorPool) {
         let mut clusters = vec![cluster()];
         for text in examples() {
-            for mut cluster in drover_cli::clusters(&text) {
+            let mut manifests = Manifests::default();
+            manifests.add_text("manifest.yaml", ".".into(), text);
+            for document in manifests.decode(None).clusters {
+                let mut cluster = document.object;
                 let spec = cluster.spec.get_or_insert_default();
                 for platform in &mut spec.platforms {
                     platform.name = "sim".to_owned();

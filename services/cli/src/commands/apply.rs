@@ -7,6 +7,7 @@ use std::{
 };
 
 use drover_core::{Error, Reason};
+use drover_manifest::{Diagnostics, Document, Objects};
 use drover_proto::orchestrator::v1::{
     ApplyClusterRequest, ApplyClusterResponse, ApplyOutcome, Cluster, Platform,
     RegisterPlatformRequest, RegisterPlatformResponse,
@@ -17,8 +18,7 @@ use crate::{
     cli::ApplyArgs,
     client::{CALL_TIMEOUT, Client},
     failure::{Exit, Failure, Outcome},
-    manifest::{Document, Manifests, Objects},
-    output,
+    input, output,
 };
 
 #[derive(Clone, Debug, Default)]
@@ -89,7 +89,7 @@ pub(crate) async fn run(client: &Client, args: ApplyArgs) -> Outcome {
 
 /// Reads and decodes files, and prints all diagnostics. Platform names are checked if the orchestrator answers.
 pub(crate) async fn read(client: &Client, filenames: &[String]) -> Outcome<Objects> {
-    let manifests = Manifests::read(filenames)?;
+    let manifests = input::manifests(filenames)?;
     let registered = client.list_platforms().await;
     let names: Option<Vec<String>> = registered.as_ref().ok().map(|answer| {
         answer
@@ -168,7 +168,7 @@ pub(crate) async fn check(
 
 /// Problems that the orchestrator reports.
 #[derive(Debug, Default)]
-struct Problems(crate::manifest::diagnostic::Diagnostics);
+struct Problems(Diagnostics);
 
 impl Problems {
     /// Collects a problem. An error that does not concern the document ends the command.

@@ -18,7 +18,7 @@ use crate::{
     cli::{DeleteArgs, ScaleArgs},
     client::{CALL_TIMEOUT, Client},
     failure::{Exit, Failure, Outcome},
-    manifest::Manifests,
+    input,
     output::{self, Format, json},
 };
 
@@ -250,7 +250,7 @@ pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
 /// The objects to delete, in order: clusters, platforms, secrets.
 async fn chosen(client: &Client, args: &DeleteArgs) -> Outcome<Vec<(Kind, String)>> {
     if !args.filenames.is_empty() {
-        let objects = Manifests::read(&args.filenames)?.decode(None);
+        let objects = input::manifests(&args.filenames)?.decode(None);
         if !objects.diagnostics.is_empty() {
             return Err(Failure::new(
                 Exit::Failed,

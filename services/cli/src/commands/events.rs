@@ -7,6 +7,7 @@ use std::{
 
 use drover_client::watch::EventUpdate;
 use drover_core::{Error, Result};
+use drover_manifest::yaml;
 use drover_proto::orchestrator::v1::{Event, EventSeverity, ListEventsRequest, ListEventsResponse};
 use tokio_stream::StreamExt;
 
@@ -15,7 +16,6 @@ use crate::{
     cli::EventsArgs,
     client::{CALL_TIMEOUT, Client},
     failure::{Exit, Failure, Outcome},
-    manifest::yaml,
     output::{self, Format, age, json, rows},
 };
 

@@ -7,6 +7,10 @@ use std::{
 };
 
 use drover_core::Error;
+use drover_manifest::{
+    encode,
+    yaml::{self, Yaml},
+};
 use drover_proto::{
     common::v1::LabelSelector,
     orchestrator::v1::{
@@ -25,10 +29,6 @@ use crate::{
     cli::{EventsArgs, GetArgs},
     client::{CALL_TIMEOUT, Change, Client},
     failure::{Exit, Failure, Outcome},
-    manifest::{
-        encode,
-        yaml::{self, Yaml},
-    },
     output::{self, Format, Table, json, rows},
 };
 
@@ -146,7 +146,7 @@ async fn clusters(
         let documents: Vec<Yaml> = found
             .iter()
             .map(encode::cluster)
-            .collect::<anyhow::Result<_>>()?;
+            .collect::<Result<_, drover_manifest::Error>>()?;
         let texts: Vec<String> = documents.iter().map(yaml::write).collect();
         return Ok(output::print(&texts.join("---\n"))?);
     }

@@ -2,11 +2,12 @@
 
 use clap::CommandFactory;
 use clap_complete::Shell;
+use drover_manifest::{Error, Objects, encode, explain, yaml};
 
 use crate::{
     cli::{Cli, Starter},
     failure::{Exit, Failure, Outcome},
-    manifest::{Manifests, Objects, encode, explain, yaml},
+    input,
     output::{self, count},
 };
 
@@ -27,7 +28,7 @@ pub(crate) fn init(kind: Starter) -> Outcome {
 }
 
 fn decode(filenames: &[String], outcome: &str) -> Outcome<Objects> {
-    let objects = Manifests::read(filenames)?.decode(None);
+    let objects = input::manifests(filenames)?.decode(None);
     for warning in &objects.warnings {
         complain!("warning: {warning}");
     }
@@ -68,7 +69,7 @@ pub(crate) fn convert(filenames: &[String]) -> Outcome {
     let documents: Vec<String> = platforms
         .chain(clusters)
         .map(|document| document.map(|document| yaml::write(&document)))
-        .collect::<anyhow::Result<_>>()?;
+        .collect::<Result<_, Error>>()?;
     output::print(&documents.join("---\n"))?;
     Ok(Exit::Done)
 }
@@ -79,7 +80,7 @@ pub(crate) fn explain(field: &str) -> Outcome {
             output::print(&text)?;
             Ok(Exit::Done)
         }
-        Err(message) => Err(Failure::new(Exit::NotFound, format!("error: {message}"))),
+        Err(error) => Err(Failure::new(Exit::NotFound, format!("error: {error}"))),
     }
 }
 

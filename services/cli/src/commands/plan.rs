@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use drover_core::Reason;
+use drover_manifest::yaml;
 use drover_proto::orchestrator::v1::{
     ApplyOutcome, Cluster, GetClusterRequest, Plan, PlanClusterRequest,
     plan_cluster_request::Subject,
@@ -16,7 +17,6 @@ use crate::{
     cli::PlanArgs,
     client::{CALL_TIMEOUT, Client},
     failure::{Exit, Outcome},
-    manifest::yaml,
     output::{self, Format, json},
 };
 

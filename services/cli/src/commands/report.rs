@@ -1,14 +1,16 @@
 //! Plans as text: numbers of created and removed nodes, and the actions on each.
 
+use drover_manifest::{
+    encode,
+    path::{index, join},
+    yaml::{self, Yaml},
+};
 use drover_proto::orchestrator::v1::{
     Action, ActionKind, Cluster, GroupRenewal, GroupSpec, NodeRenewal, Plan, PlanActivity,
     StorageRetention,
 };
 
-use crate::{
-    manifest::{encode, yaml::Yaml},
-    output::{age, count, one_line, rows},
-};
+use crate::output::{age, count, one_line, rows};
 
 /// Reasons for the removal of a node that is then replaced.
 const REPLACING: [&str; 8] = [
@@ -144,7 +146,7 @@ fn flatten(path: &str, value: &Yaml, out: &mut Vec<(String, String)>) {
     match value {
         Yaml::Map(entries) if !entries.is_empty() => {
             for (key, value) in entries {
-                flatten(&crate::manifest::path::join(path, key), value, out);
+                flatten(&join(path, key), value, out);
             }
         }
         Yaml::List(items)
@@ -153,13 +155,10 @@ fn flatten(path: &str, value: &Yaml, out: &mut Vec<(String, String)>) {
                 .any(|item| matches!(item, Yaml::Map(_) | Yaml::List(_))) =>
         {
             for (position, item) in items.iter().enumerate() {
-                flatten(&crate::manifest::path::index(path, position), item, out);
+                flatten(&index(path, position), item, out);
             }
         }
-        other => out.push((
-            path.to_owned(),
-            crate::manifest::yaml::write(other).trim_end().to_owned(),
-        )),
+        other => out.push((path.to_owned(), yaml::write(other).trim_end().to_owned())),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{ops::ControlFlow, time::SystemTime};
 
+use drover_manifest::yaml;
 use drover_proto::orchestrator::v1::{
     Cluster, ClusterRevision, GetClusterRequest, GroupStatus, ListRevisionsRequest,
     PlanClusterRequest, RestartGroupRequest, UndoClusterRequest, plan_cluster_request::Subject,
@@ -12,7 +13,6 @@ use crate::{
     cli::{RolloutCommand, RolloutStatusArgs, UndoArgs},
     client::{CALL_TIMEOUT, Change, Client},
     failure::{Exit, Failure, Outcome},
-    manifest::yaml,
     output::{self, Format, Table, age, json, rows::or_dash},
 };
 

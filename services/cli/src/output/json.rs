@@ -1,10 +1,9 @@
 //! Canonical protobuf JSON, including default values and empty lists.
 
+use drover_manifest::{schema, yaml::Yaml};
 use prost::{Message, Name};
 use prost_reflect::{DynamicMessage, SerializeOptions};
 use serde_json::Value;
-
-use crate::manifest::{schema, yaml::Yaml};
 
 /// A message as JSON.
 pub(crate) fn value<M: Message + Name>(message: &M) -> anyhow::Result<Value> {

@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, time::SystemTime};
 
 use drover_core::storage::quantity;
+use drover_manifest::schema::pascal;
 use drover_proto::{
     orchestrator::v1::{
         Cluster, ClusterPhase, ClusterSpec, DiscoveredCluster, Event, EventSeverity, GroupSpec,
@@ -13,7 +14,6 @@ use drover_proto::{
 };
 
 use super::{Table, age};
-use crate::manifest::schema::pascal;
 
 /// The last words of the name of an enum value: `Ready` for `NODE_STATE_READY`.
 pub(crate) fn word(name: &str, prefix: &str) -> String {
