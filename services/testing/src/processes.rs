@@ -54,16 +54,17 @@ pub fn processes_of(state: &Path) -> BTreeMap<u32, String> {
     found
 }
 
-/// Whether a process exists and is not a zombie.
+/// Whether a process exists and is not a zombie. It lives as long as any of its threads: they hold its ports.
 #[must_use]
 pub fn lives(pid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return false;
     };
-    !stat
-        .rsplit(')')
-        .next()
-        .unwrap_or_default()
-        .trim_start()
-        .starts_with('Z')
+    let Some((_, behind)) = stat.rsplit_once(')') else {
+        return false;
+    };
+    // proc(5): field 3 is the state, 20 the number of threads.
+    let fields: Vec<&str> = behind.split_ascii_whitespace().collect();
+    let threads = fields.get(17).and_then(|threads| threads.parse().ok());
+    fields.first() != Some(&"Z") || threads.unwrap_or(0_u32) > 1
 }

@@ -25,6 +25,7 @@ pub(super) struct ProcessId {
 struct Stat {
     state: u8,
     session: u32,
+    threads: u32,
     start: u64,
 }
 
@@ -161,7 +162,8 @@ impl Process {
 
 impl Stat {
     fn is_dead(&self) -> bool {
-        matches!(self.state, b'Z' | b'X' | b'x')
+        // The first thread of a killed process is a zombie while others still hold its ports and files.
+        matches!(self.state, b'Z' | b'X' | b'x') && self.threads <= 1
     }
 }
 
@@ -204,10 +206,11 @@ fn parse_stat(text: &[u8]) -> Option<Stat> {
     let behind = text.iter().rposition(|&byte| byte == b')')? + 1;
     let rest = std::str::from_utf8(text.get(behind..)?).ok()?;
     let fields = rest.split_ascii_whitespace().collect::<Vec<_>>();
-    // proc(5): field 3 is the state, 6 the session, 22 the start time.
+    // proc(5): field 3 is the state, 6 the session, 20 the number of threads, 22 the start time.
     Some(Stat {
         state: *fields.first()?.as_bytes().first()?,
         session: fields.get(3)?.parse().ok()?,
+        threads: fields.get(17)?.parse().ok()?,
         start: fields.get(19)?.parse().ok()?,
     })
 }
@@ -223,6 +226,16 @@ mod tests {
         let text = b"7 (a) b (c) S 1 5 9 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 123456 1 2";
         let stat = parse_stat(text).unwrap();
         assert_eq!((stat.state, stat.session, stat.start), (b'S', 9, 123_456));
+        assert_eq!(stat.threads, 1);
+    }
+
+    #[test]
+    fn a_zombie_is_dead_once_its_last_thread_is_gone() {
+        for (threads, dead) in [(3, false), (1, true), (0, true)] {
+            let text = format!("7 (redis) Z 1 5 9 0 -1 4 1 2 3 4 5 6 7 8 20 0 {threads} 0 123 1 2");
+            let stat = parse_stat(text.as_bytes()).unwrap();
+            assert_eq!((stat.start, stat.is_dead()), (123, dead), "{threads}");
+        }
     }
 
     #[tokio::test]
