@@ -80,8 +80,8 @@ impl PassTrace {
         let Some(mut span) = self.span.filter(Span::is_recorded) else {
             return planned;
         };
-        span.set("drover.cluster.name()", self.cluster.name().to_string());
-        span.set("drover.cluster.uid()", self.cluster.uid().to_string());
+        span.set("drover.cluster.name", self.cluster.name().to_string());
+        span.set("drover.cluster.uid", self.cluster.uid().to_string());
         span.set("drover.queue.lane", self.lane);
         span.set("drover.pass.changes", self.changes);
         span.set("drover.pass.calls", self.calls);

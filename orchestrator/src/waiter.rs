@@ -1,6 +1,6 @@
 //! The result of a reconcile pass, for the caller that requested it.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, ops::Deref, sync::Arc};
 
 use drover_cluster::{CallEnd, Subject};
 use drover_core::{Error, node::Role};
@@ -149,16 +149,38 @@ impl ReconcileWaiter {
 #[derive(Debug, Default)]
 pub(crate) struct Waiters(Mutex<HashMap<Uuid, Arc<ReconcileWaiter>>>);
 
+/// A caller that waits. Dropped, it waits no longer.
+#[derive(Debug)]
+pub(crate) struct Waiting<'a> {
+    waiters: &'a Waiters,
+    cluster: Uuid,
+    waiter: Arc<ReconcileWaiter>,
+}
+
+impl Deref for Waiting<'_> {
+    type Target = ReconcileWaiter;
+
+    fn deref(&self) -> &ReconcileWaiter {
+        &self.waiter
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.waiters.0.lock().remove(&self.cluster);
+    }
+}
+
 impl Waiters {
-    /// Begins to wait for the next pass of a cluster.
-    pub(crate) fn add(&self, cluster: Uuid) -> Arc<ReconcileWaiter> {
+    /// Begins to wait for the next pass of a cluster. One caller waits at a time.
+    pub(crate) fn add(&self, cluster: Uuid) -> Waiting<'_> {
         let waiter = Arc::new(ReconcileWaiter::default());
         self.0.lock().insert(cluster, waiter.clone());
-        waiter
-    }
-
-    pub(crate) fn remove(&self, cluster: Uuid) {
-        self.0.lock().remove(&cluster);
+        Waiting {
+            waiters: self,
+            cluster,
+            waiter,
+        }
     }
 
     pub(crate) fn of(&self, cluster: Uuid) -> Option<Arc<ReconcileWaiter>> {
@@ -209,5 +231,7 @@ mod tests {
         waiter.ended().await;
         let seen = waiter.take();
         assert!(matches!(&seen.results[..], [Outcome::Failed(error)] if error.message() == "no"));
+        drop(waiter);
+        assert!(waiters.of(cluster).is_none(), "nobody waits any more");
     }
 }

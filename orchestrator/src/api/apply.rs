@@ -51,7 +51,7 @@ impl Api {
         }
         if let Err(why) = name::check_cluster_name(&document.name) {
             let mut wrong = vec![Violation {
-                field: "cluster.name()".to_owned(),
+                field: "cluster.name".to_owned(),
                 description: why,
             }];
             if let Err(more) = self.read(document, None, &request) {

@@ -263,7 +263,6 @@ impl Api {
         };
         self.shared.queue.push(cluster.uid(), Urgency::Urgent);
         let ended = tokio::time::timeout(RECONCILE_WAIT, waiter.ended()).await;
-        self.shared.waiters.remove(cluster.uid());
         let seen = waiter.take();
         if let Some(error) = seen.broken {
             return Err(error);
