@@ -31,17 +31,18 @@ fn take_in(shared: &Shared, cluster: &Cluster, ended: Ended) {
     let Ended {
         end,
         shown,
+        at,
         urgency,
     } = ended;
-    let now = shared.now();
-    shared.waiters.call_ended(cluster.uid(), &end);
     let is_role_change = matches!(end, CallEnd::RoleChange { .. });
     let mut state = cluster.lock();
-    if !state.call_ended(end, now) {
+    // Whoever is told of the end finds it in the cluster: the lock is held until it was taken in.
+    shared.waiters.call_ended(cluster.uid(), &end);
+    if !state.call_ended(end, at) {
         return;
     }
     if let Some(shown) = &shown {
-        observe(shared, cluster, &mut state, shown, now);
+        observe(shared, cluster, &mut state, shown, at);
     }
     if is_role_change {
         shared.changed(cluster, &mut state);

@@ -230,15 +230,10 @@ impl Orchestrator {
             shared.queue.push(cluster.uid(), Urgency::Bulk);
         }
         shared.spawn(reconcile::run(shared.clone()));
-        let crossed = shared.queue.clone();
-        shared.spawn(
-            shared
-                .probes
-                .clone()
-                .run(shared.stop.clone(), move |cluster| {
-                    crossed.push(cluster, Urgency::Urgent);
-                }),
-        );
+        let queue = shared.queue.clone();
+        let crossed = move |cluster| queue.push(cluster, Urgency::Urgent);
+        let (probes, stop, tasks) = (&shared.probes, &shared.stop, &shared.tasks);
+        shared.spawn(probes.clone().run(stop.clone(), tasks.clone(), crossed));
         shared.spawn(tombstones::run(shared.clone()));
         shared.spawn(tombstones::remove_late(shared.clone()));
         shared.spawn(infrastructure::sweep::run(shared.clone()));

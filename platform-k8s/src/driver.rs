@@ -293,6 +293,11 @@ impl Nodes for Made {
 
 async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
     let version: Info = api.read_path("/version", "application/json").await?;
+    if version.git_version.is_empty() {
+        return Err(Error::unavailable(
+            "the API server does not say its version",
+        ));
+    }
     let (uid, scope) = identify(api, settings).await?;
     let (logs, exec, patch) = futures::join!(
         may(api, settings, "get", "log"),

@@ -14,6 +14,8 @@ use kube::core::{
     response::{StatusDetails, reason},
 };
 
+use serde_json::Value;
+
 use crate::client::{self, Call};
 
 /// Maximum size of an error response.
@@ -27,7 +29,7 @@ pub fn status(call: &Call, code: StatusCode, headers: &HeaderMap, body: &Bytes) 
             .unwrap_or_default()
             .into()
     } else {
-        serde_json::from_slice::<Status>(body).unwrap_or_default()
+        read(&serde_json::from_slice(body).unwrap_or_default())
     };
     if status.message.is_empty() {
         // A proxy may have answered in plain text, of which at most one line is useful.
@@ -47,6 +49,26 @@ pub fn status(call: &Call, code: StatusCode, headers: &HeaderMap, body: &Bytes) 
         .and_then(|value| value.to_str().ok()?.trim().parse().ok())
         .map(Duration::from_secs);
     of_status(call, &status, retry_after)
+}
+
+/// A failure in JSON. Admission webhooks and gateways write what they like beside what is read here, so that no field may
+/// hide the others.
+#[must_use]
+pub fn read(status: &Value) -> Status {
+    let text = |field: &str| status[field].as_str().unwrap_or_default().to_owned();
+    let mut details = status["details"].clone();
+    if let Some(fields) = details.as_object_mut() {
+        fields.retain(|_, value| !value.is_null());
+    }
+    Status {
+        code: status["code"]
+            .as_u64()
+            .map_or(0, |code| u16::try_from(code).unwrap_or(0)),
+        message: text("message"),
+        reason: text("reason"),
+        details: serde_json::from_value(details).ok(),
+        ..Status::default()
+    }
 }
 
 /// The error for a status.
@@ -224,4 +246,43 @@ pub fn chain(error: &dyn std::error::Error) -> String {
         next = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn refused(code: u16, body: &Value) -> Error {
+        let call = Call::path("create", "/api/v1/namespaces/n/pods");
+        let body = Bytes::from(body.to_string());
+        let code = StatusCode::from_u16(code).unwrap();
+        status(&call, code, &HeaderMap::new(), &body)
+    }
+
+    #[test]
+    fn what_a_webhook_writes_beside_its_message_hides_nothing() {
+        let message = "admission webhook \"images.example\" denied the request: no :latest images";
+        for beside in [
+            json!({"status": "Denied"}),
+            json!({"metadata": "none"}),
+            json!({"details": {"causes": null, "kind": "pods"}}),
+            json!({"details": "see the handbook"}),
+        ] {
+            let mut body = json!({"kind": "Status", "code": 403, "message": message});
+            body.as_object_mut()
+                .unwrap()
+                .extend(beside.as_object().unwrap().clone());
+            let error = refused(403, &body);
+            assert_eq!(error.reason(), Reason::Precondition, "{beside}: {error}");
+            assert!(error.message().contains("no :latest images"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_gateway_is_quoted() {
+        let error = refused(503, &json!({"status": 503, "message": "no upstream"}));
+        assert!(error.message().contains("no upstream"), "{error}");
+    }
 }

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use drover_core::{Reason, Result};
+use drover_core::{Reason, Result, back_off_for};
 use drover_proto::platform::v1::{Node, NodeRole};
 use futures::{StreamExt as _, stream};
 use parking_lot::Mutex;
@@ -214,7 +214,7 @@ pub(crate) async fn keep(api: Api, cache: Arc<NodeCache>, settings: Arc<Settings
         cache: Arc::clone(&cache),
     };
     let mut again = BTreeSet::new();
-    let (mut wait, mut next) = (WAITS.0, Instant::now());
+    let (mut failures, mut next) = (0_u32, Instant::now());
     // A node that learns of too few peers would take itself for the first.
     while cache.ready().await.is_err() {
         sleep(WAITS.0).await;
@@ -238,10 +238,10 @@ pub(crate) async fn keep(api: Api, cache: Arc<NodeCache>, settings: Arc<Settings
             }
         }
         if again.len() > before {
-            next = Instant::now() + wait;
-            wait = (wait * 2).min(WAITS.1);
+            next = Instant::now() + back_off_for(WAITS.0, WAITS.1, failures);
+            failures = failures.saturating_add(1);
         } else if again.is_empty() {
-            wait = WAITS.0;
+            failures = 0;
         }
         sleep(ROUND).await;
     }

@@ -410,7 +410,7 @@ impl ClusterState {
         self.state.foreign.len() < before
     }
 
-    /// Tries again now what waits after failures: everything, or what waits for capacity and for long.
+    /// Makes calls in slow backoff due immediately; with `all`, ends every backoff and forgets its cause.
     pub fn retry_now(&mut self, all: bool, now: Millis) {
         if all {
             self.state.backoffs.clear();

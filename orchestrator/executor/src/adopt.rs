@@ -61,7 +61,7 @@ pub(super) async fn adopt(
     };
     let end = CallEnd::Adopt { slot, answer };
     let shown = Shown::by_answer(platform, &uid, began, nodes);
-    Some(Ended::new(end, urgency).showing(shown))
+    Some(Ended::new(end, executor.clock.now(), urgency).showing(shown))
 }
 
 fn message(cluster: &Cluster, inner: &ClusterState, slot: u64) -> Option<wire::UpdateNodeRequest> {

@@ -24,7 +24,11 @@ pub(super) async fn confirm(
         Ok(shown) => (Some(shown), Ok(())),
         Err(error) => (None, Err(error)),
     };
-    let ended = Ended::new(CallEnd::Confirm { platform, answer }, Urgency::Urgent);
+    let ended = Ended::new(
+        CallEnd::Confirm { platform, answer },
+        executor.clock.now(),
+        Urgency::Urgent,
+    );
     Some(match shown {
         Some(shown) => ended.showing(shown),
         None => ended,

@@ -77,5 +77,5 @@ pub(super) async fn deprovision(
         grace,
         answer: answer.map(drop),
     };
-    Some(Ended::new(end, urgency))
+    Some(Ended::new(end, executor.clock.now(), urgency))
 }

@@ -11,6 +11,8 @@ use drover_proto::platform::v1 as wire;
 pub struct Ended {
     /// The end, for the cluster.
     pub end: CallEnd,
+    /// When the answer came.
+    pub at: Millis,
     /// The nodes that the answer showed.
     pub shown: Option<Shown>,
     /// How soon the cluster is to be planned.
@@ -57,9 +59,10 @@ impl Shown {
 }
 
 impl Ended {
-    pub(crate) fn new(end: CallEnd, urgency: Urgency) -> Self {
+    pub(crate) fn new(end: CallEnd, at: Millis, urgency: Urgency) -> Self {
         Self {
             end,
+            at,
             shown: None,
             urgency,
         }

@@ -60,7 +60,7 @@ pub(super) async fn call(
         began,
         answer,
     };
-    Some(Ended::new(end, urgency))
+    Some(Ended::new(end, executor.clock.now(), urgency))
 }
 
 async fn send(

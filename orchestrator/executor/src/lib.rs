@@ -77,6 +77,10 @@ impl Executor {
                 hook::run(self, cluster, slot, pre_stop, self.clock.until(until)).await
             }
         };
-        Ended::new(CallEnd::PreStop { slot, ran }, Urgency::Urgent)
+        Ended::new(
+            CallEnd::PreStop { slot, ran },
+            self.clock.now(),
+            Urgency::Urgent,
+        )
     }
 }

@@ -99,7 +99,7 @@ pub(super) async fn provision(
         rendered,
     };
     let shown = Shown::by_answer(platform, &uid, began, nodes);
-    Some(Ended::new(end, urgency).showing(shown))
+    Some(Ended::new(end, now, urgency).showing(shown))
 }
 
 /// Which template to record for the nodes of a request, given what their platform reports. `None` if the recorded one

@@ -28,7 +28,7 @@ pub(super) async fn change(executor: &Executor, cluster: &Cluster, slot: u64) ->
         tracing::debug!(cluster = %cluster.name(), slot, %error, "a role could not be changed");
     }
     let end = CallEnd::RoleChange { slot, role, answer };
-    Some(Ended::new(end, Urgency::Urgent))
+    Some(Ended::new(end, executor.clock.now(), Urgency::Urgent))
 }
 
 fn request(cluster: &Cluster, node: &drover_core::Node) -> Option<wire::UpdateNodeRequest> {

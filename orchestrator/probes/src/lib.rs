@@ -26,7 +26,7 @@ use tokio::{
     sync::{Notify, Semaphore},
     task::JoinSet,
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
 pub use network::agent_says;
@@ -218,10 +218,12 @@ impl Probes {
 
     /// Runs probes as scheduled, until the orchestrator stops.
     ///
+    /// Probes in progress are aborted at the end; `tasks` has them until they are gone.
     /// `crossed` is called with each cluster that is to be planned because of a result.
     pub async fn run(
         self: Arc<Self>,
         stop: CancellationToken,
+        tasks: TaskTracker,
         crossed: impl Fn(Uuid) + Clone + Send + 'static,
     ) {
         let mut running = JoinSet::new();
@@ -235,12 +237,12 @@ impl Probes {
                     };
                     while running.try_join_next().is_some() {}
                     let (probes, crossed) = (self.clone(), crossed.clone());
-                    running.spawn(async move {
+                    running.spawn(tasks.track_future(async move {
                         if probes.probe(cluster, slot, tries).await {
                             crossed(cluster);
                         }
                         drop(permit);
-                    });
+                    }));
                     if self.schedule.lock().due.len() > CONCURRENCY {
                         tokio::time::sleep(gap).await;
                     }

@@ -304,7 +304,6 @@ impl Api {
         })
     }
 
-    /// Makes calls in slow backoff due immediately; with `all`, ends every backoff and forgets its cause.
     /// Makes a changed desired state durable, then applies it in memory.
     pub(super) async fn store(
         &self,

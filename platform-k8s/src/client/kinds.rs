@@ -3,11 +3,9 @@
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use drover_core::{Error, Reason, Result};
-use kube::core::{
-    ApiResource, DynamicObject, GroupVersionKind, Request, Resource as _,
-    discovery::v2::{APIGroupDiscovery, APIGroupDiscoveryList},
-};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind, Request, Resource as _};
 use parking_lot::Mutex;
+use serde::Deserialize;
 use tokio::time::Instant;
 
 use super::{Api, escape};
@@ -157,8 +155,8 @@ impl Cache {
         }
         // The same two calls as kube's `Discovery`, but with our permits, timeouts and errors.
         let (core, groups) = futures::try_join!(
-            api.read_path::<APIGroupDiscoveryList>("/api", AGGREGATED),
-            api.read_path::<APIGroupDiscoveryList>("/apis", AGGREGATED)
+            api.read_path::<Groups>("/api", AGGREGATED),
+            api.read_path::<Groups>("/apis", AGGREGATED)
         )?;
         if core.items.is_empty() {
             return Err(Error::new(
@@ -173,20 +171,61 @@ impl Cache {
     }
 }
 
-fn kinds_of(group: APIGroupDiscovery) -> impl Iterator<Item = Kind> {
-    let name = group.metadata.and_then(|it| it.name).unwrap_or_default();
+/// Ours, because kube's types refuse the whole answer if one extension server lists something without verbs (`null`).
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Groups {
+    items: Vec<Group>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Group {
+    metadata: GroupMeta,
+    versions: Vec<Version>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct GroupMeta {
+    name: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Version {
+    version: String,
+    #[serde(deserialize_with = "super::nullable")]
+    resources: Vec<Resource>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Resource {
+    resource: String,
+    #[serde(deserialize_with = "super::nullable")]
+    response_kind: ResponseKind,
+    scope: String,
+    #[serde(deserialize_with = "super::nullable")]
+    verbs: Vec<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ResponseKind {
+    kind: String,
+}
+
+fn kinds_of(group: Group) -> impl Iterator<Item = Kind> {
+    let name = group.metadata.name;
     group.versions.into_iter().flat_map(move |version| {
         let group = name.clone();
-        let number = version.version.unwrap_or_default();
+        let number = version.version;
         version.resources.into_iter().map(move |resource| {
-            let kind = resource.response_kind.and_then(|it| it.kind);
-            let gvk = GroupVersionKind::gvk(&group, &number, &kind.unwrap_or_default());
+            let gvk = GroupVersionKind::gvk(&group, &number, &resource.response_kind.kind);
             Kind {
-                resource: ApiResource::from_gvk_with_plural(
-                    &gvk,
-                    &resource.resource.unwrap_or_default(),
-                ),
-                namespaced: resource.scope.as_deref() == Some("Namespaced"),
+                resource: ApiResource::from_gvk_with_plural(&gvk, &resource.resource),
+                namespaced: resource.scope == "Namespaced",
                 verbs: resource.verbs,
             }
         })
@@ -198,6 +237,25 @@ mod tests {
     use kube::api::GetParams;
 
     use super::*;
+
+    #[test]
+    fn an_extension_that_lists_something_without_verbs_hides_nothing_else() {
+        let answer = serde_json::json!({"items": [{
+            "metadata": {"name": "extensions.example"},
+            "versions": [{"version": "v1", "resources": [
+                {"resource": "expand", "responseKind": null, "scope": "Namespaced", "verbs": null},
+                {
+                    "resource": "foos", "responseKind": {"kind": "Foo"}, "scope": "Namespaced",
+                    "verbs": ["list"], "subresources": [{"subresource": "bar", "verbs": null}],
+                },
+            ]}, {"version": "v1beta1", "resources": null}],
+        }]});
+        let groups: Groups = serde_json::from_value(answer).unwrap();
+        let kinds = Kinds::new(groups.items.into_iter().flat_map(kinds_of).collect());
+        let foo = kinds.of("extensions.example/v1", "Foo").unwrap();
+        assert!(foo.can("list") && foo.namespaced);
+        assert!(!kinds.named("expand.extensions.example").unwrap().can("get"));
+    }
 
     #[test]
     fn what_is_no_name_cannot_lead_elsewhere() {

@@ -27,7 +27,8 @@ pub trait Meta {
     fn name(&self) -> &str;
     /// Namespace. Empty for a cluster-scoped object.
     fn namespace(&self) -> &str;
-    /// Uid. Changes when the object is recreated. As a precondition an empty one never holds, where none would always.
+    /// Uid. Changes when the object is recreated. As a precondition of a deletion an empty one never holds, where none
+    /// would always; as one of a patch an empty one always holds.
     fn uid(&self) -> &str;
     /// resourceVersion of this state.
     fn version(&self) -> &str;

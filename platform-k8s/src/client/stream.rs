@@ -13,6 +13,7 @@ use kube::{
     core::{ObjectList, WatchEvent},
 };
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio_util::codec::{Decoder as _, LengthDelimitedCodec, LinesCodec};
 
 use super::{
@@ -259,11 +260,24 @@ impl<T: Readable> Events<T> {
                 match codec.decode(&mut self.buffer).map_err(|it| framing(&it))? {
                     None => return Ok(None),
                     Some(line) if line.trim().is_empty() => {}
-                    Some(line) => return decode(call, line.as_bytes()).map(Some),
+                    Some(line) => return json_event(call, &line).map(Some),
                 }
             },
         }
     }
+}
+
+/// An event in JSON. That the watch has failed is read whatever else the server has written there.
+fn json_event<T: Readable>(call: &Call, line: &str) -> Result<WatchEvent<T>> {
+    decode(call, line.as_bytes()).or_else(|error| {
+        let event: Value = serde_json::from_str(line).unwrap_or_default();
+        if event["type"] == "ERROR" {
+            return Ok(WatchEvent::Error(Box::new(crate::errors::read(
+                &event["object"],
+            ))));
+        }
+        Err(error)
+    })
 }
 
 /// The body of a response as it arrives (logs).

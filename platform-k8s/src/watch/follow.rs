@@ -4,7 +4,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use drover_core::{Error, Reason};
+use drover_core::{Error, Reason, back_off_for};
 use drover_proto::platform::v1::RemovalEvidence;
 use kube::core::ObjectMeta;
 use tokio::time::Instant;
@@ -193,7 +193,7 @@ struct Wait(u32);
 
 impl Wait {
     fn next(&mut self, max: Duration) -> Duration {
-        let longest = MIN_WAIT.saturating_mul(1 << self.0.min(16)).min(max);
+        let longest = back_off_for(MIN_WAIT, max, self.0);
         self.0 = self.0.saturating_add(1);
         longest.mul_f64(0.5 + fastrand::f64() / 2.0)
     }

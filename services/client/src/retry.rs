@@ -2,7 +2,7 @@
 
 use std::{future::Future, time::Duration};
 
-use drover_core::{Class, Error, Reason, Result};
+use drover_core::{Class, Error, Reason, Result, back_off_for};
 use tokio::time::Instant;
 
 use crate::is_unreachable;
@@ -37,10 +37,7 @@ impl Policy {
     /// precedence and is jittered too.
     #[must_use]
     pub fn wait(&self, attempts: u32, error: &Error) -> Duration {
-        let bound = self
-            .first
-            .saturating_mul(2_u32.saturating_pow(attempts))
-            .min(self.longest);
+        let bound = back_off_for(self.first, self.longest, attempts);
         error.retry_after().unwrap_or_default() + bound.mul_f64(fastrand::f64())
     }
 

@@ -11,6 +11,12 @@ pub fn back_off(first: Millis, most: Millis, failures: impl Into<u32>) -> Millis
     first.saturating_mul(1 << failures.into().min(63)).min(most)
 }
 
+/// Like [`back_off`], for spans that are not recorded.
+#[must_use]
+pub fn back_off_for(first: Duration, most: Duration, failures: impl Into<u32>) -> Duration {
+    first.saturating_mul(1 << failures.into().min(31)).min(most)
+}
+
 /// A span in milliseconds. Spans that are too long for that are the longest that can still be added to a time.
 #[must_use]
 pub fn millis(span: Duration) -> Millis {
@@ -35,5 +41,10 @@ mod tests {
             assert_eq!(back_off(1_000, 60_000, failures), 60_000);
         }
         assert_eq!(back_off(0, 60_000, u32::MAX), 0);
+        let (first, most) = (Duration::from_millis(1), Duration::from_secs(60));
+        assert_eq!(back_off_for(first, most, 3_u32), Duration::from_millis(8));
+        for failures in [31_u32, 32, 63, 64, u32::MAX] {
+            assert_eq!(back_off_for(first, most, failures), most);
+        }
     }
 }

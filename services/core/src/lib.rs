@@ -13,7 +13,7 @@ pub mod spec;
 pub mod storage;
 mod urgency;
 
-pub use back_off::{back_off, millis};
+pub use back_off::{back_off, back_off_for, millis};
 pub use error::{Class, Error, Reason, Result};
 pub use name::Sym;
 pub use node::{Millis, Node, NodeState, Phase};

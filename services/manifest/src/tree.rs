@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
+    fmt,
     ops::RangeInclusive,
     sync::Arc,
 };
@@ -21,11 +22,19 @@ const MAX_NODES: usize = 200_000;
 const MAX_DOCUMENTS: usize = 1_000;
 
 /// A file, or standard input.
-#[derive(Debug)]
 pub(crate) struct Source {
     /// Name in messages.
     pub(crate) name: String,
     pub(crate) text: String,
+}
+
+impl fmt::Debug for Source {
+    /// Without its text, which may hold secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Source")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Source {

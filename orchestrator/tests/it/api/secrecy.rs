@@ -537,10 +537,22 @@ async fn what_a_platform_says_of_nodes_and_of_commands_in_them_is_heard_without_
     .await;
     silent(&shown, &[], "of a command");
     let logged = String::from_utf8_lossy(&log.0.lock()).into_owned();
-    let ours = logged
-        .lines()
-        .filter(|line| line.contains("drover_orchestrator"));
-    silent(&ours.collect::<Vec<_>>().join("\n"), &[], "in the log");
+    let targets = [
+        "orchestrator",
+        "executor",
+        "platforms",
+        "probes",
+        "secrets",
+        "cluster",
+    ];
+    let is_ours = |line: &&str| {
+        let mut targets = targets.iter();
+        targets.any(|target| line.contains(&format!("drover_{target}")))
+    };
+    let ours: Vec<&str> = logged.lines().filter(is_ours).collect();
+    let executor = ours.iter().any(|line| line.contains("drover_executor"));
+    assert!(executor, "what was to be said of the removal: {logged}");
+    silent(&ours.join("\n"), &[], "in the log");
     world.stop().await;
 }
 
