@@ -22,6 +22,7 @@ use kube::{
     core::{self, ObjectMeta, Resource as _},
 };
 use parking_lot::Mutex;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::{
@@ -552,18 +553,15 @@ fn name_of(object: &Value) -> &str {
     name.and_then(Value::as_str).unwrap_or_default()
 }
 
+/// What is written as it is in a segment of a path (RFC 3986, unreserved).
+const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b'~');
+
 /// Percent-encodes text for a path, into which kube writes it as it is.
 #[must_use]
 pub fn escape(text: &str) -> String {
-    use std::fmt::Write as _;
-    text.bytes()
-        .fold(String::with_capacity(text.len()), |mut out, byte| {
-            if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~') {
-                out.push(char::from(byte));
-            } else {
-                // Writing to a string cannot fail.
-                let _ = write!(out, "%{byte:02X}");
-            }
-            out
-        })
+    utf8_percent_encode(text, SEGMENT).to_string()
 }

@@ -39,6 +39,11 @@ pub fn cluster_state() -> ClusterState {
     cluster(Uuid::from_u128(1), "").lock().clone()
 }
 
+/// Adds a recorded node to a cluster.
+pub fn record(cluster: &Cluster, node: Node) {
+    cluster.lock().state.nodes.push(node);
+}
+
 /// An open request with this id.
 pub fn request(id: Uuid) -> Request {
     Request {

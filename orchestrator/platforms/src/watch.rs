@@ -339,3 +339,6 @@ async fn poll(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -186,3 +186,6 @@ fn group(node: &wire::Node) -> Option<(Uuid, String)> {
     let owner = Uuid::parse_str(&node.slot.as_ref()?.owner).ok()?;
     Some((owner, node.group.clone()))
 }
+
+#[cfg(test)]
+mod tests;

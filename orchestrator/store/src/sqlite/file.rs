@@ -7,6 +7,7 @@ use std::{
 };
 
 use drover_core::{Error, Reason, Result};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 
 /// File name of the database in its directory.
@@ -303,21 +304,21 @@ fn inspect(path: &Path, format: &Format, thorough: bool) -> Result<Option<usize>
     Ok(Some(version))
 }
 
+/// What is written as it is in the path of a URI.
+const PATH: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'/')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'-');
+
 /// Opens a database without changing it or creating files beside it, except for the index that a log requires.
 fn open_to_look(path: &Path, has_log: bool) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     if has_log {
         return Connection::open_with_flags(path, flags);
     }
-    let mut uri = String::from("file:");
-    for byte in path.as_os_str().as_encoded_bytes() {
-        if byte.is_ascii_alphanumeric() || b"/._-".contains(byte) {
-            uri.push(char::from(*byte));
-        } else {
-            uri.push_str(&format!("%{byte:02x}"));
-        }
-    }
-    uri.push_str("?immutable=1");
+    let path = percent_encode(path.as_os_str().as_encoded_bytes(), PATH);
+    let uri = format!("file:{path}?immutable=1");
     Connection::open_with_flags(uri, flags | OpenFlags::SQLITE_OPEN_URI)
 }
 
