@@ -295,8 +295,8 @@ async fn what_a_watch_shows_is_told_in_its_order_and_the_first_snapshot_ends_onc
     let platform = world.follow("sim", "backend").await;
     let told = world.notes.until("removed a").await;
     let visible = told.iter().position(|note| note == "changed sim");
-    let complete = told.iter().position(|note| note == "complete a");
-    assert!(visible > complete, "visible once all is known: {told:?}");
+    let known = told.iter().position(|note| note == "complete a");
+    assert!(visible > known, "visible once all is known: {told:?}");
     assert_eq!(
         world.notes.of_nodes(),
         ["begun sim", "shown a", "complete a", "shown b", "removed a"]

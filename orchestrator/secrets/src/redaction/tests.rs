@@ -8,8 +8,9 @@ use drover_cluster::{Clusters, fixture};
 use drover_core::{Error, NodeState};
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{
-    Backend, CommitError, Desired, DigestKey, Info, Keyring, Lane, Lease, LeaseId, Range, Revision,
-    RevisionRow, Scan, Store, Txn, Versioned, Watch,
+    Backend, Desired, DigestKey, Keyring, Lane, Revision, RevisionRow, Store, Versioned,
+    backend::{CommitError, Info, Lease, LeaseId, Range, Scan, Txn},
+    history::Watch,
 };
 use drover_testing::store::MemoryBackend;
 use prost::Message;
