@@ -22,8 +22,8 @@ use crate::{Content, ContentKey};
 /// Store encryption key of these tests.
 const KEY: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
 const GROUP: &str = "db";
-const OLD: &str = "the-old-content";
-const NEW: &str = "the-new-content";
+const OLD: &str = "correct-horse";
+const NEW: &str = "battery-staple";
 
 /// A store of which one scan takes as long as a test wants.
 #[derive(Debug)]
@@ -132,8 +132,15 @@ impl World {
     /// What becomes of a text that repeats both.
     async fn hears(&self, cluster: &Cluster) -> String {
         let hidden = self.vault.hidden(cluster, GROUP).await;
-        hidden.text(&format!("{OLD} {NEW}")).into_owned()
+        repeated(&hidden)
     }
+}
+
+/// What is left of a text that repeats both. What is not secret stays.
+fn repeated(hidden: &Unsaid) -> String {
+    let heard = hidden.text(&format!("{OLD} and {NEW}")).into_owned();
+    assert!(heard.contains(" and "), "{heard}");
+    heard
 }
 
 fn spec(secret: &str) -> Vec<u8> {
@@ -212,7 +219,7 @@ async fn a_change_of_the_spec_while_its_former_ones_are_read_uncovers_nothing() 
     (cluster.lock()).desire(desired(2, spec("new")), Some(next));
     world.slow.goes_on.notify_one();
     let hidden = hidden.await.unwrap();
-    let heard = hidden.text(&format!("{OLD} {NEW}")).into_owned();
+    let heard = repeated(&hidden);
     assert!(!heard.contains(OLD) && !heard.contains(NEW), "{heard}");
 }
 
