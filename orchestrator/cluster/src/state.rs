@@ -96,7 +96,17 @@ impl ClusterState {
         let digests = digests.of_cluster(uid);
         let spec =
             Arc::new(Resolved::from_stored(&desired.value.spec, &digests)?.interned(interner));
-        let mut inner = ClusterState {
+        Ok(Self::of(desired, spec, head, state, bodies))
+    }
+
+    fn of(
+        desired: Versioned<Desired>,
+        spec: Arc<Resolved>,
+        head: Versioned<Head>,
+        state: State,
+        bodies: HashMap<Uuid, Bytes>,
+    ) -> Self {
+        let mut inner = Self {
             first_slots: first_slots(&state),
             desired,
             spec,
@@ -111,7 +121,7 @@ impl ClusterState {
             finished: false,
         };
         inner.follow_desired();
-        Ok(inner)
+        inner
     }
 
     pub(crate) fn create(uid: Uuid, desired: Versioned<Desired>, spec: Arc<Resolved>) -> Self {
@@ -125,22 +135,7 @@ impl ClusterState {
             next_sequence: 1,
             ..State::default()
         };
-        let mut inner = ClusterState {
-            desired,
-            spec,
-            head,
-            state,
-            bodies: HashMap::new(),
-            first_slots: HashMap::new(),
-            defaults: None,
-            leaving: Arc::default(),
-            unstored: None,
-            calmed: Vec::new(),
-            version: 1,
-            finished: false,
-        };
-        inner.follow_desired();
-        inner
+        Self::of(desired, spec, head, state, HashMap::new())
     }
 }
 
@@ -384,11 +379,10 @@ impl ClusterState {
         NodeCounts::of(&self.state.nodes).until(NodeCounts::default())
     }
 
-    /// Plans could be stored again. Returns whether they could not before.
-    pub fn stored(&mut self) -> bool {
+    /// Plans can be stored, again if they could not before.
+    pub fn stored(&mut self) {
         let failed = self.unstored.take().is_some();
         self.version += u64::from(failed);
-        failed
     }
 
     /// A plan could not be stored. This itself is kept in memory only.
