@@ -140,6 +140,9 @@ async fn a_pod_that_cannot_be_read_is_a_warning_beside_the_list() {
     }
     pod(&bench, "fine", json!({})).await;
     found(&bench, "fine").await;
+    for (name, ..) in &wrong {
+        found(&bench, name).await;
+    }
     let (nodes, warnings) = bench.list(&bench.cluster).await.unwrap();
     assert_eq!(nodes.len(), wrong.len() + 1);
     assert_eq!(warnings.len(), wrong.len());
