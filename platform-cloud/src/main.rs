@@ -10,7 +10,7 @@ use std::{
 
 use clap::{Args, FromArgMatches, ValueEnum};
 use drover_agent::AgentSettings;
-use drover_platform::{PolicySettings, ReplicanteSettings};
+use drover_platform::PolicySettings;
 use drover_platform_cloud::{
     DriverSettings, PlatformServer, Settings,
     drivers::{
@@ -18,6 +18,7 @@ use drover_platform_cloud::{
         simulated::SimulatedSettings,
     },
 };
+use drover_replicante::ReplicanteSettings;
 use drover_server::{Binary, ServerSettings, Shutdown};
 use serde::{Deserialize, Serialize};
 

@@ -3,9 +3,9 @@
 use std::{ops::Deref, path::PathBuf, sync::Arc};
 
 use drover_core::Result;
-use drover_platform::{
-    ReplicanteSettings, clock::Clock, driver::Driver, policy::Policy, templates::Templates,
-};
+use drover_platform::{clock::Clock, driver::Driver, policy::Policy, templates::Templates};
+use drover_replicante::{ReplicanteApi, ReplicanteSettings};
+use drover_server::Service;
 use drover_templates::Catalogue;
 
 use crate::drivers::{
@@ -67,6 +67,7 @@ impl From<local::Settings> for Settings {
 /// A platform: its driver with the common layer above it. Nodes outlive it if the driver supports that.
 pub struct PlatformServer {
     served: drover_platform::PlatformServer,
+    replicante: Arc<ReplicanteApi>,
     simulated: Option<SimulatedHandle>,
 }
 
@@ -137,8 +138,11 @@ impl PlatformServer {
         clock: Clock,
         simulated: Option<SimulatedHandle>,
     ) -> Result<Self> {
+        let served = drover_platform::PlatformServer::new(NAME, driver, templates, clock)?;
+        let platform = Arc::clone(served.platform());
         Ok(Self {
-            served: drover_platform::PlatformServer::new(NAME, driver, templates, clock)?,
+            replicante: ReplicanteApi::new(platform, ReplicanteSettings::default()),
+            served,
             simulated,
         })
     }
@@ -146,7 +150,7 @@ impl PlatformServer {
     /// Replaces the default settings of the Replicante Platform API.
     #[must_use]
     pub fn with_replicante(mut self, settings: ReplicanteSettings) -> Self {
-        self.served = self.served.with_replicante(settings);
+        self.replicante = ReplicanteApi::new(Arc::clone(self.served.platform()), settings);
         self
     }
 
@@ -155,6 +159,12 @@ impl PlatformServer {
     pub fn with_policy(mut self, policy: Policy) -> Self {
         self.served = self.served.with_policy(policy);
         self
+    }
+
+    /// The services for the network, the Replicante Platform API among them.
+    #[must_use]
+    pub fn service(&self) -> Service {
+        self.replicante.add_to(self.served.service())
     }
 
     /// Controls of the simulated backend, if it is one.

@@ -4,6 +4,8 @@ use std::{ops::Deref, sync::Arc};
 
 use drover_core::Result;
 use drover_platform::{clock::Clock, driver::Driver, templates::Templates};
+use drover_replicante::ReplicanteApi;
+use drover_server::Service;
 use drover_templates::Catalogue;
 
 use crate::{driver::KubernetesDriver, objects::CATALOGUE, settings::Settings};
@@ -13,6 +15,7 @@ const NAME: &str = "drover-platform-k8s";
 /// A platform: its driver, and the layers above it. Nodes outlive it.
 pub struct PlatformServer {
     served: drover_platform::PlatformServer,
+    replicante: Arc<ReplicanteApi>,
 }
 
 impl PlatformServer {
@@ -32,8 +35,15 @@ impl PlatformServer {
         let driver: Arc<dyn Driver> = Arc::new(KubernetesDriver::open(settings).await?);
         let served = drover_platform::PlatformServer::new(NAME, driver, templates, clock)?;
         Ok(Self {
-            served: served.with_replicante(replicante).with_policy(policy),
+            replicante: ReplicanteApi::new(Arc::clone(served.platform()), replicante),
+            served: served.with_policy(policy),
         })
+    }
+
+    /// The services for the network, the Replicante Platform API among them.
+    #[must_use]
+    pub fn service(&self) -> Service {
+        self.replicante.add_to(self.served.service())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use drover_core::{Error, Result};
-use drover_platform::ReplicanteSettings;
+use drover_replicante::ReplicanteSettings;
 use serde::{Deserialize, Serialize};
 
 use crate::{

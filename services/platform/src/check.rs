@@ -35,17 +35,26 @@ const MAX_WORD: usize = 1024;
 
 /// Collects the violations of a request.
 #[derive(Debug, Default)]
-pub(crate) struct Checker(pub(crate) Vec<Violation>);
+pub struct Checker(pub(crate) Vec<Violation>);
 
 impl Checker {
-    pub(crate) fn wrong(&mut self, field: impl Into<String>, description: impl Into<String>) {
+    /// Reports a field.
+    pub fn wrong(&mut self, field: impl Into<String>, description: impl Into<String>) {
         self.0.push(Violation {
             field: field.into(),
             description: description.into(),
         });
     }
 
-    pub(crate) fn finish(self) -> Result<()> {
+    /// Fields that were reported so far.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// # Errors
+    /// `Invalid` with everything that was reported.
+    pub fn finish(self) -> Result<()> {
         if self.0.is_empty() {
             Ok(())
         } else {
@@ -68,7 +77,8 @@ impl Checker {
         }
     }
 
-    pub(crate) fn cluster(&mut self, field: &str, value: &str) {
+    /// Checks the id of a cluster.
+    pub fn cluster(&mut self, field: &str, value: &str) {
         self.said(field, check_cluster_name(value));
     }
 
@@ -101,7 +111,8 @@ impl Checker {
         }
     }
 
-    pub(crate) fn word(&mut self, field: &str, value: &str) {
+    /// Checks an identifier of the backend; it may be empty.
+    pub fn word(&mut self, field: &str, value: &str) {
         if value.len() > MAX_WORD || value.chars().any(char::is_control) {
             self.wrong(
                 field,

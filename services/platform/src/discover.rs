@@ -129,7 +129,7 @@ impl Platform {
     /// # Errors
     ///
     /// Those of the driver if it cannot read completely.
-    pub(crate) async fn reading(&self, cluster_id: &str) -> Result<Arc<Reading>> {
+    pub async fn reading(&self, cluster_id: &str) -> Result<Arc<Reading>> {
         if cluster_id.is_empty() {
             self.observer.read().await
         } else {

@@ -15,11 +15,15 @@ pub(crate) const MAX_WATCH_NODES: usize = 256;
 /// Maximum chunk size of logs and command output, in bytes.
 pub(crate) const MAX_CHUNK: usize = 64 * 1024;
 
-pub(crate) fn max_batch(limits: &Limits) -> usize {
+/// Nodes that one Provision may ask for.
+#[must_use]
+pub fn max_batch(limits: &Limits) -> usize {
     limits.max_batch.unwrap_or(1) as usize
 }
 
-pub(crate) fn visibility_delay(limits: &Limits) -> Duration {
+/// How long a new node may be missing from lists.
+#[must_use]
+pub fn visibility_delay(limits: &Limits) -> Duration {
     span(limits.visibility_delay.as_ref(), Duration::from_secs(60))
 }
 
@@ -27,11 +31,15 @@ pub(crate) fn min_poll_interval(limits: &Limits) -> Duration {
     span(limits.min_poll_interval.as_ref(), Duration::from_secs(10))
 }
 
-pub(crate) fn max_creation_time(limits: &Limits) -> Duration {
+/// How long a create may take.
+#[must_use]
+pub fn max_creation_time(limits: &Limits) -> Duration {
     span(limits.max_creation_time.as_ref(), Duration::from_secs(120))
 }
 
-pub(crate) fn request_memory(limits: &Limits) -> Duration {
+/// How long a request id is remembered.
+#[must_use]
+pub fn request_memory(limits: &Limits) -> Duration {
     span(limits.request_memory.as_ref(), Duration::from_secs(600))
 }
 

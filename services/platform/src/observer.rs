@@ -25,10 +25,11 @@ use crate::{
 
 /// A complete read of the backend, or of one cluster.
 #[derive(Debug)]
-pub(crate) struct Reading {
+pub struct Reading {
     /// Start of the read.
-    pub(crate) observe_time: SystemTime,
-    pub(crate) listing: Listing,
+    pub observe_time: SystemTime,
+    /// What was there.
+    pub listing: Listing,
 }
 
 type SharedReading = Shared<BoxFuture<'static, Result<Arc<Reading>>>>;

@@ -161,8 +161,15 @@ impl Platform {
         self.driver.shutdown().await;
     }
 
+    /// The backend.
+    #[must_use]
+    pub fn driver(&self) -> &dyn Driver {
+        &*self.driver
+    }
+
     /// The driver's description, extended by the capabilities of this layer.
-    pub(crate) fn description(&self) -> Description {
+    #[must_use]
+    pub fn description(&self) -> Description {
         let mut description = self.driver.description();
         for capability in [Capability::Watch, Capability::Fence] {
             if !description.capabilities.contains(&capability) {

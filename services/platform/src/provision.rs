@@ -47,7 +47,10 @@ struct Done {
 
 impl Platform {
     /// Handles a Provision call of `caller`.
-    pub(crate) async fn provision(
+    ///
+    /// # Errors
+    /// Those of the call, as the proto documents them.
+    pub async fn provision(
         self: &Arc<Self>,
         request: ProvisionRequest,
         deadline: Option<Instant>,
@@ -354,7 +357,9 @@ pub(crate) fn removed(node_id: &str) -> Error {
     .with_metadata(REMOVED, node_id)
 }
 
-pub(crate) fn reused(request_id: &str) -> Error {
+/// The error for a request id that stands for another request.
+#[must_use]
+pub fn reused(request_id: &str) -> Error {
     Error::new(
         Reason::RequestIdReused,
         format!("request id {request_id} was used for something else"),

@@ -18,7 +18,10 @@ use crate::{
 
 impl Platform {
     /// Handles a Deprovision call.
-    pub(crate) async fn deprovision(
+    ///
+    /// # Errors
+    /// Those of the call, as the proto documents them.
+    pub async fn deprovision(
         self: &Arc<Self>,
         request: DeprovisionRequest,
     ) -> Result<DeprovisionResponse> {
@@ -102,7 +105,10 @@ impl Platform {
     }
 
     /// Handles an UpdateNode call.
-    pub(crate) async fn update(self: &Arc<Self>, request: UpdateNodeRequest) -> Result<Node> {
+    ///
+    /// # Errors
+    /// Those of the call, as the proto documents them.
+    pub async fn update(self: &Arc<Self>, request: UpdateNodeRequest) -> Result<Node> {
         self.meant(
             &request.expected_platform_uid,
             true,

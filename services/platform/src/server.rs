@@ -12,12 +12,7 @@ use drover_server::{ServerSettings, Service as Server, Shutdown};
 use tonic::service::Routes;
 
 use crate::{
-    clock::Clock,
-    driver::Driver,
-    platform::Platform,
-    policy::Policy,
-    replicante::{Door, ReplicanteSettings},
-    service::Service,
+    clock::Clock, driver::Driver, platform::Platform, policy::Policy, service::Service,
     templates::Templates,
 };
 
@@ -26,7 +21,6 @@ pub struct PlatformServer {
     name: &'static str,
     platform: Arc<Platform>,
     routes: Routes,
-    replicante: Arc<Door>,
 }
 
 impl PlatformServer {
@@ -47,17 +41,9 @@ impl PlatformServer {
         let routes = service(name, &platform).into_routes(&ServerSettings::default(), shutdown)?;
         Ok(Self {
             name,
-            replicante: Door::new(Arc::clone(&platform), ReplicanteSettings::default()),
             platform,
             routes,
         })
-    }
-
-    /// Overrides the settings of the Replicante Platform API.
-    #[must_use]
-    pub fn with_replicante(mut self, settings: ReplicanteSettings) -> Self {
-        self.replicante = Door::new(Arc::clone(&self.platform), settings);
-        self
     }
 
     /// Sets the policy that restricts callers. Only the first call has an effect.
@@ -67,16 +53,22 @@ impl PlatformServer {
         self
     }
 
+    /// What the services share, for other interfaces over the same platform.
+    #[must_use]
+    pub fn platform(&self) -> &Arc<Platform> {
+        &self.platform
+    }
+
     /// The services for use within the process, with deadlines and limits, for `drover_client::in_process`.
     #[must_use]
     pub fn routes(&self) -> Routes {
         self.routes.clone()
     }
 
-    /// The services for the network, for `drover_server::serve`, including the Replicante Platform API.
+    /// The services for the network, for `drover_server::serve`.
     #[must_use]
     pub fn service(&self) -> Server {
-        self.replicante.serve(service(self.name, &self.platform))
+        service(self.name, &self.platform)
     }
 
     /// Ends watches, waits for mutating calls (at most 10 s), and shuts down the driver. Nodes keep running.

@@ -15,7 +15,7 @@ pub(crate) fn broken() -> Vec<String> {
         .to_vec();
     for folder in [
         "docs",
-        "tests/emulators",
+        "platform-cloud/emulators",
         "tests/kubernetes",
         "tests/prism",
         "deploy",

@@ -2,9 +2,10 @@
 
 use std::collections::HashSet;
 
-use drover_platform::{ReplicanteSettings, identity::Identity, replicante::OWNER};
+use drover_platform::identity::Identity;
 use drover_platform_cloud::drivers::simulated::{Death, SimulatedSettings};
 use drover_proto::platform::v1::Node;
+use drover_replicante::{OWNER, ReplicanteSettings};
 use futures::future::join_all;
 use serde_json::json;
 use uuid::Uuid;

@@ -4,11 +4,11 @@ pub(crate) use drover_testing::wait::holds as until;
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
-use drover_platform::ReplicanteSettings;
 use drover_platform_cloud::{
     PlatformServer, Settings,
     drivers::simulated::{SimulatedHandle, SimulatedSettings},
 };
+use drover_replicante::ReplicanteSettings;
 use drover_server::{Running, ServerSettings, Shutdown, listen, spawn};
 use serde_json::{Value, json};
 use tokio::{

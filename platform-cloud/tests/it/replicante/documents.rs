@@ -1,7 +1,7 @@
 //! Invalid documents and requests: the error is in the body that clients decode.
 
-use drover_platform::ReplicanteSettings;
 use drover_platform_cloud::{DriverSettings, Settings, drivers::simulated::SimulatedSettings};
+use drover_replicante::ReplicanteSettings;
 use serde_json::{Value, json};
 
 use crate::replicante::client::{SDK, SPECIFICATION, Site};

@@ -5,7 +5,6 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use drover_core::{Error, Reason, Result};
 use drover_platform::{
-    ReplicanteSettings,
     clock::Clock,
     driver::{Batch, Deleted, Deletion, Description, Driver, Listing, Outcome, Target},
     templates::Templates,
@@ -15,6 +14,7 @@ use drover_platform_cloud::{
     drivers::simulated::{Fault, Operation, Simulated, SimulatedSettings},
 };
 use drover_proto::platform::v1::{Node, Warning};
+use drover_replicante::ReplicanteSettings;
 use drover_server::ServerSettings;
 use futures::future::join_all;
 use uuid::Uuid;

@@ -1,6 +1,6 @@
 //! Real processes behind the API.
 
-use drover_platform::ReplicanteSettings;
+use drover_replicante::ReplicanteSettings;
 
 use crate::replicante::{
     client::{Site, until},

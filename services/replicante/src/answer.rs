@@ -8,11 +8,11 @@ use drover_core::{Class, Error, Reason, error::Violation};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::document;
+use crate::document;
 
 /// An error response.
 #[derive(Debug)]
-pub(super) struct Refusal {
+pub(crate) struct Refusal {
     status: StatusCode,
     what: &'static str,
     cause: String,
@@ -24,7 +24,7 @@ pub(super) struct Refusal {
 
 impl Refusal {
     /// Creates a response from the failed operation and its error.
-    pub(super) fn of(what: &'static str, error: Error) -> Self {
+    pub(crate) fn of(what: &'static str, error: Error) -> Self {
         let header = error.retry_after().and_then(|after| {
             let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
             let value = HeaderValue::from_str(&seconds.to_string()).ok()?;
@@ -41,7 +41,7 @@ impl Refusal {
     }
 
     /// Creates a response for a violation of HTTP itself.
-    pub(super) fn plain(status: StatusCode, what: &'static str, cause: impl Into<String>) -> Self {
+    pub(crate) fn plain(status: StatusCode, what: &'static str, cause: impl Into<String>) -> Self {
         Self {
             status,
             what,
@@ -53,7 +53,7 @@ impl Refusal {
     }
 
     /// Adds the SDK's fields about an unknown node group, if that is the problem.
-    pub(super) fn or_groups(mut self, document: &Value) -> Self {
+    pub(crate) fn or_groups(mut self, document: &Value) -> Self {
         if self.status == StatusCode::UNPROCESSABLE_ENTITY
             && let Some((unknown, defined)) = document::unknown_group(document)
         {
@@ -90,7 +90,7 @@ impl IntoResponse for Refusal {
 }
 
 /// Creates a JSON response.
-pub(super) fn json(status: StatusCode, body: &impl Serialize) -> Response {
+pub(crate) fn json(status: StatusCode, body: &impl Serialize) -> Response {
     match serde_json::to_vec(body) {
         Ok(body) => (status, [(header::CONTENT_TYPE, "application/json")], body).into_response(),
         // Cannot fail, because the bodies consist of strings and numbers.
@@ -99,7 +99,7 @@ pub(super) fn json(status: StatusCode, body: &impl Serialize) -> Response {
 }
 
 /// The response to a method that a path does not support.
-pub(super) fn wrong_method(allow: &'static str) -> Response {
+pub(crate) fn wrong_method(allow: &'static str) -> Response {
     let cause = format!("the methods of this path are {allow}");
     let mut refusal = Refusal::plain(StatusCode::METHOD_NOT_ALLOWED, "wrong method", cause);
     refusal.header = Some((header::ALLOW, HeaderValue::from_static(allow)));

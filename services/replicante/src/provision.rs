@@ -12,17 +12,17 @@ use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{
-    Door, OWNER,
+use crate::{
+    OWNER, ReplicanteApi,
     document::Provision,
     fence,
     plans::{End, Seen, Wish},
 };
-use crate::{driver::Found, identity::hex, limits, provision::reused};
+use drover_platform::{driver::Found, identity::hex, limits, provision::reused};
 
 /// A `NodeProvisionResponse`: the actual number of nodes, and their final ids.
 #[derive(Debug, Serialize)]
-pub(super) struct Provisioned {
+pub(crate) struct Provisioned {
     count: usize,
     node_ids: Vec<String>,
 }
@@ -37,9 +37,9 @@ impl Provisioned {
     }
 }
 
-impl Door {
+impl ReplicanteApi {
     /// Creates nodes of one group. Fails if there is none in the end.
-    pub(super) async fn provision(
+    pub(crate) async fn provision(
         &self,
         document: &Value,
         key: Option<String>,
@@ -120,7 +120,7 @@ impl Door {
         spec_hash: &str,
     ) -> Result<Option<Provisioned>> {
         let request_id = request_id.to_string();
-        let found = self.platform.driver.of_request(&request_id).await?;
+        let found = self.platform.driver().of_request(&request_id).await?;
         let same = |found: &Found| {
             let node = &found.node;
             let owner = node.slot.as_ref().map(|slot| slot.owner.as_str());
@@ -193,7 +193,7 @@ fn request_id(key: &str) -> Uuid {
 }
 
 /// Whether a listed node still exists as far as is known.
-pub(super) fn exists(node: &Node) -> bool {
+pub(crate) fn exists(node: &Node) -> bool {
     node.phase() != NodePhase::Terminated
 }
 

@@ -1,4 +1,4 @@
-//! The Replicante Platform API (HTTP and JSON) over a [`Platform`]: `GET /discover`, `POST /provision`,
+//! The Replicante Platform API (HTTP and JSON) over a platform: `GET /discover`, `POST /provision`,
 //! `POST /deprovision`, on the same port as gRPC.
 //!
 //! It is just another client of the platform: its operations go through the same validation, templates, fences and
@@ -32,9 +32,8 @@
 //!
 //! No response is 404, because clients would take that for a wrong address and drop the body.
 //!
-//! Platform binaries have it by default: [`crate::PlatformServer::service`] includes the routes. To make it
-//! configurable, a binary adds a field `replicante: ReplicanteSettings` (with serde's default) to its settings file,
-//! and calls [`crate::PlatformServer::with_replicante`] before it requests the service.
+//! A platform server that is to have it adds a field `replicante: ReplicanteSettings` (with serde's default) to its
+//! settings file, and serves [`ReplicanteApi::add_to`] the service of its platform.
 
 mod answer;
 mod deprovision;
@@ -61,7 +60,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use self::{answer::Refusal, plans::Plans};
-use crate::platform::Platform;
+use drover_platform::Platform;
 
 /// Owner of all nodes created through this API, on every platform; no cluster record of an orchestrator ever has it. It
 /// is also the store id in the fences of its calls.
@@ -92,14 +91,16 @@ impl Default for ReplicanteSettings {
 }
 
 /// The API of one platform.
-pub(crate) struct Door {
+pub struct ReplicanteApi {
     platform: Arc<Platform>,
     settings: ReplicanteSettings,
     plans: Plans,
 }
 
-impl Door {
-    pub(crate) fn new(platform: Arc<Platform>, settings: ReplicanteSettings) -> Arc<Self> {
+impl ReplicanteApi {
+    /// The API of a platform.
+    #[must_use]
+    pub fn new(platform: Arc<Platform>, settings: ReplicanteSettings) -> Arc<Self> {
         Arc::new(Self {
             platform,
             settings,
@@ -107,8 +108,8 @@ impl Door {
         })
     }
 
-    /// Adds the routes to a server.
-    pub(crate) fn serve(self: &Arc<Self>, server: Server) -> Server {
+    /// The server with the routes of this API, unless it is switched off.
+    pub fn add_to(self: &Arc<Self>, server: Server) -> Server {
         if !self.settings.enabled {
             return server;
         }
@@ -126,7 +127,7 @@ impl Door {
 
     /// The platform uid that calls carry.
     fn uid(&self) -> String {
-        self.platform.driver.description().uid
+        self.platform.driver().description().uid
     }
 }
 
@@ -139,15 +140,15 @@ fn fence() -> Option<Fence> {
     })
 }
 
-async fn discover(State(door): State<Arc<Door>>, request: Request) -> Response {
-    let work = door.discover();
+async fn discover(State(api): State<Arc<ReplicanteApi>>, request: Request) -> Response {
+    let work = api.discover();
     match within(deadline(&request), work).await {
         Ok(found) => answer::json(StatusCode::OK, &found),
         Err(error) => Refusal::of("the discovery failed", error).into_response(),
     }
 }
 
-async fn provision(State(door): State<Arc<Door>>, request: Request) -> Response {
+async fn provision(State(api): State<Arc<ReplicanteApi>>, request: Request) -> Response {
     const WHAT: &str = "no node was provisioned";
     let until = deadline(&request);
     let key = idempotency_key(request.headers());
@@ -155,7 +156,7 @@ async fn provision(State(door): State<Arc<Door>>, request: Request) -> Response 
         Ok(document) => document,
         Err(refusal) => return refusal.into_response(),
     };
-    let work = async { door.provision(&document, key?, until).await };
+    let work = async { api.provision(&document, key?, until).await };
     match within(until, work).await {
         Ok(answer) => answer::json(StatusCode::OK, &answer),
         Err(error) => Refusal::of(WHAT, error)
@@ -164,14 +165,14 @@ async fn provision(State(door): State<Arc<Door>>, request: Request) -> Response 
     }
 }
 
-async fn deprovision(State(door): State<Arc<Door>>, request: Request) -> Response {
+async fn deprovision(State(api): State<Arc<ReplicanteApi>>, request: Request) -> Response {
     const WHAT: &str = "the node was not deprovisioned";
     let until = deadline(&request);
     let document = match read(WHAT, request).await {
         Ok(document) => document,
         Err(refusal) => return refusal.into_response(),
     };
-    match within(until, door.deprovision(&document)).await {
+    match within(until, api.deprovision(&document)).await {
         Ok(()) => StatusCode::NO_CONTENT.into_response(),
         Err(error) => Refusal::of(WHAT, error).into_response(),
     }

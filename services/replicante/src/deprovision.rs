@@ -8,16 +8,16 @@ use drover_proto::platform::v1::{
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{Door, OWNER, document::Deprovision, fence, provision::exists};
+use crate::{OWNER, ReplicanteApi, document::Deprovision, fence, provision::exists};
 
 /// Group of a node that has none and is adopted only to be removed.
 const NO_GROUP: &str = "adopted";
 
-impl Door {
+impl ReplicanteApi {
     /// Requests the removal of a node. A node that does not exist counts as removed.
-    pub(super) async fn deprovision(&self, document: &Value) -> Result<()> {
+    pub(crate) async fn deprovision(&self, document: &Value) -> Result<()> {
         let asked = Deprovision::read(document)?;
-        let found = self.platform.driver.by_node_id(&asked.node_id).await?;
+        let found = self.platform.driver().by_node_id(&asked.node_id).await?;
         let mut nodes = found.into_iter().map(|found| found.node).filter(exists);
         let Some(first) = nodes.next() else {
             return Ok(());

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use drover_core::{Error, Reason, Result};
 use serde_json::{Map, Value};
 
-use crate::check::Checker;
+use drover_platform::check::Checker;
 
 /// Field names of the version of a cluster or group, in the SDK and in the specification.
 const VERSION: [&str; 2] = ["store_version", "version"];
@@ -15,41 +15,41 @@ const GROUP: [&str; 2] = ["node_group_id", "node_group"];
 
 /// A `NodeProvisionRequest`, reduced to its group and merged with the cluster.
 #[derive(Debug)]
-pub(super) struct Provision {
-    pub(super) cluster_id: String,
-    pub(super) store: String,
+pub(crate) struct Provision {
+    pub(crate) cluster_id: String,
+    pub(crate) store: String,
     /// Version of the cluster.
-    pub(super) version: String,
-    pub(super) attributes: Map<String, Value>,
+    pub(crate) version: String,
+    pub(crate) attributes: Map<String, Value>,
     /// The group that gets the nodes.
-    pub(super) group_id: String,
-    pub(super) group: Group,
+    pub(crate) group_id: String,
+    pub(crate) group: Group,
     /// Maximum number of nodes.
-    pub(super) count: u16,
+    pub(crate) count: u16,
 }
 
 #[derive(Debug)]
-pub(super) struct Group {
+pub(crate) struct Group {
     /// Attributes of the cluster, merged with those of the group.
-    pub(super) attributes: Map<String, Value>,
-    pub(super) desired_count: u32,
-    pub(super) node_class: String,
+    pub(crate) attributes: Map<String, Value>,
+    pub(crate) desired_count: u32,
+    pub(crate) node_class: String,
     /// Version of the group, or else of the cluster.
-    pub(super) version: String,
+    pub(crate) version: String,
 }
 
 /// A `NodeDeprovisionRequest`.
 #[derive(Debug)]
-pub(super) struct Deprovision {
-    pub(super) cluster_id: String,
-    pub(super) node_id: String,
+pub(crate) struct Deprovision {
+    pub(crate) cluster_id: String,
+    pub(crate) node_id: String,
 }
 
 impl Provision {
     /// # Errors
     ///
     /// `Invalid` with the paths of all missing or invalid fields; `Precondition` for an undefined group.
-    pub(super) fn read(document: &Value) -> Result<Self> {
+    pub(crate) fn read(document: &Value) -> Result<Self> {
         let mut check = Checker::default();
         let root = root(&mut check, document);
         let cluster = root.object(&mut check, "cluster");
@@ -93,7 +93,7 @@ impl Deprovision {
     /// # Errors
     ///
     /// `Invalid` with the paths of all missing or invalid fields.
-    pub(super) fn read(document: &Value) -> Result<Self> {
+    pub(crate) fn read(document: &Value) -> Result<Self> {
         let mut check = Checker::default();
         let root = root(&mut check, document);
         let cluster_id = root.name(&mut check, &["cluster_id"]);
@@ -108,7 +108,7 @@ impl Deprovision {
 }
 
 /// Returns the requested group if the document does not define it, and the groups that it defines.
-pub(super) fn unknown_group(document: &Value) -> Option<(String, Vec<String>)> {
+pub(crate) fn unknown_group(document: &Value) -> Option<(String, Vec<String>)> {
     let provision = document.get("provision")?;
     let asked = GROUP
         .iter()
@@ -215,10 +215,10 @@ impl<'a> Part<'a> {
 
     /// Returns a non-empty string.
     fn name(&self, check: &mut Checker, names: &[&str]) -> String {
-        let before = check.0.len();
+        let before = check.count();
         let text = self.text(check, names).unwrap_or_default();
         if text.is_empty()
-            && check.0.len() == before
+            && check.count() == before
             && self.fields.is_some()
             && let Some(name) = names.first()
         {

@@ -12,8 +12,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::OWNER;
-use crate::provision::reused;
+use crate::OWNER;
+use drover_platform::provision::reused;
 
 /// Maximum number of requests whose slots are remembered, at about 300 B per node. Beyond that, those that ended first
 /// are forgotten.
@@ -21,29 +21,29 @@ const MAX_PLANS: usize = 16_384;
 
 /// The parts of a request on which its slots depend.
 #[derive(Clone, Copy)]
-pub(super) struct Wish<'a> {
-    pub(super) request_id: Uuid,
-    pub(super) cluster_id: &'a str,
-    pub(super) group_id: &'a str,
-    pub(super) count: usize,
+pub(crate) struct Wish<'a> {
+    pub(crate) request_id: Uuid,
+    pub(crate) cluster_id: &'a str,
+    pub(crate) group_id: &'a str,
+    pub(crate) count: usize,
 }
 
 /// The existing nodes of a group according to a read of the backend.
-pub(super) struct Seen {
-    pub(super) ordinals: HashSet<u32>,
+pub(crate) struct Seen {
+    pub(crate) ordinals: HashSet<u32>,
     /// Start of that read.
-    pub(super) began: Instant,
+    pub(crate) began: Instant,
     /// How long an existing node may be missing in reads.
-    pub(super) visibility_delay: Duration,
+    pub(crate) visibility_delay: Duration,
     /// How long after a call with an unknown outcome a node may still come into existence.
-    pub(super) creation_time: Duration,
+    pub(crate) creation_time: Duration,
     /// How long a request may be repeated.
-    pub(super) request_memory: Duration,
+    pub(crate) request_memory: Duration,
 }
 
 /// The slots of requests that are in progress or may be repeated.
 #[derive(Default)]
-pub(super) struct Plans(Mutex<HashMap<Uuid, Plan>>);
+pub(crate) struct Plans(Mutex<HashMap<Uuid, Plan>>);
 
 struct Plan {
     cluster_id: String,
@@ -55,8 +55,8 @@ struct Plan {
 }
 
 /// The slots of a request, for one call. Dropping it ends the call.
-pub(super) struct Planned<'a> {
-    pub(super) slots: Vec<Slot>,
+pub(crate) struct Planned<'a> {
+    pub(crate) slots: Vec<Slot>,
     end: End,
     plans: &'a Plans,
     request_id: Uuid,
@@ -66,7 +66,7 @@ pub(super) struct Planned<'a> {
 
 /// Outcome of a call, as far as its ordinals depend on it.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum End {
+pub(crate) enum End {
     /// Unknown; nodes may still be created.
     Unknown,
     /// All created nodes exist.
@@ -77,7 +77,7 @@ pub(super) enum End {
 
 impl Plans {
     /// Whether the slots of a request are remembered.
-    pub(super) fn knows(&self, request_id: Uuid) -> bool {
+    pub(crate) fn knows(&self, request_id: Uuid) -> bool {
         self.0.lock().contains_key(&request_id)
     }
 
@@ -86,7 +86,7 @@ impl Plans {
     /// # Errors
     ///
     /// `RequestIdReused` if the request differed before; `Overloaded`.
-    pub(super) fn plan(&self, wish: Wish<'_>, seen: &Seen) -> Result<Planned<'_>> {
+    pub(crate) fn plan(&self, wish: Wish<'_>, seen: &Seen) -> Result<Planned<'_>> {
         let mut plans = self.0.lock();
         let slots = match plans.get_mut(&wish.request_id) {
             Some(plan) if !plan.is_for(wish) => return Err(reused(&wish.request_id.to_string())),
@@ -187,7 +187,7 @@ fn forget(plans: &mut HashMap<Uuid, Plan>, seen: &Seen) -> Result<()> {
 
 impl Planned<'_> {
     /// Ends the call with this outcome; without this the outcome is unknown.
-    pub(super) fn ended(mut self, end: End) {
+    pub(crate) fn ended(mut self, end: End) {
         self.end = end;
     }
 }

@@ -6,7 +6,7 @@ use drover_core::{Error, Reason, Result};
 use drover_proto::platform::v1::{Node, Warning};
 use serde::Serialize;
 
-use super::{Door, provision::exists};
+use crate::{ReplicanteApi, provision::exists};
 
 /// Address of nodes whose own address is not known (yet): a URL with a name that never resolves (RFC 6761).
 ///
@@ -17,7 +17,7 @@ const UNKNOWN_ADDRESS: &str = "http://address-unknown.invalid";
 
 /// A `ClusterDiscoveryResponse`.
 #[derive(Debug, Serialize)]
-pub(super) struct Discovered {
+pub(crate) struct Discovered {
     clusters: Vec<Cluster>,
 }
 
@@ -36,9 +36,9 @@ struct Listed {
     node_id: String,
 }
 
-impl Door {
+impl ReplicanteApi {
     /// Lists all nodes with a cluster id, sorted by cluster and id.
-    pub(super) async fn discover(&self) -> Result<Discovered> {
+    pub(crate) async fn discover(&self) -> Result<Discovered> {
         let reading = self.platform.reading("").await?;
         let mut clusters: BTreeMap<&str, BTreeMap<&str, Listed>> = BTreeMap::new();
         for found in &reading.listing.nodes {
