@@ -276,3 +276,6 @@ fn snapshot(shared: &Shared, registered: &Arc<Registered>, began: Millis, foreig
         tracing::error!(%platform, "too many nodes vanished at once; nothing there is touched until that is confirmed");
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -27,17 +27,19 @@ mod waiter;
 
 use std::{
     path::PathBuf,
+    pin::pin,
     sync::{Arc, Weak},
     time::Duration,
 };
 
-use drover_cluster::{Clusters, Interner};
-use drover_core::{Result, Urgency};
+use drover_cluster::{Cluster, Clusters, Interner};
+use drover_core::{Error, Result, Urgency};
 use drover_executor::Executor;
 use drover_platforms::Platforms;
 use drover_probes::{Probes, Reach};
 use drover_secrets::Vault;
-use drover_store::{Clock, Keyring, Store};
+use drover_store::{Clock, ClusterRow, Keyring, Store};
+use futures::{TryStreamExt, stream};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -55,6 +57,11 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Time granted to work in progress when the orchestrator stops.
 const STOP_GRACE: Duration = Duration::from_secs(10);
+
+/// Clusters that are decoded in one piece when the store is loaded.
+const LOADED_TOGETHER: usize = 256;
+/// Pieces that are decoded at the same time.
+const MAX_DECODING: usize = 4;
 
 /// Settings of the orchestrator, beside those of every server.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -289,12 +296,18 @@ impl Orchestrator {
 }
 
 async fn load(shared: &Arc<Shared>) -> Result<()> {
-    let mut loader = shared.store.load().await?;
+    let rows = stream::try_unfold(shared.store.load().await?, async |mut loader| {
+        let rows = loader.next_some(LOADED_TOGETHER).await?;
+        Ok((!rows.is_empty()).then_some((rows, loader)))
+    });
+    let pieces = rows.map_ok(|rows| decode(Arc::clone(shared), rows));
+    let mut pieces = pin!(pieces.try_buffered(MAX_DECODING));
     let mut latest = 0;
-    while let Some(row) = loader.next().await? {
-        let cluster = shared.read(row)?;
-        latest = latest.max(cluster.lock().latest_time());
-        shared.add(cluster);
+    while let Some(clusters) = pieces.try_next().await? {
+        for cluster in clusters {
+            latest = latest.max(cluster.lock().latest_time());
+            shared.add(cluster);
+        }
     }
     let behind = shared.clock.not_before(latest);
     if behind > 0 {
@@ -309,4 +322,15 @@ async fn load(shared: &Arc<Shared>) -> Result<()> {
     let revision = shared.store.revision();
     shared.wrote(revision);
     Ok(())
+}
+
+/// Decodes clusters beside the task that reads them, which takes less time than this.
+async fn decode(shared: Arc<Shared>, rows: Vec<ClusterRow>) -> Result<Vec<Cluster>> {
+    let decoding = tokio::task::spawn_blocking(move || {
+        let clusters = rows.into_iter().map(|row| shared.read(row));
+        clusters.collect()
+    });
+    decoding
+        .await
+        .map_err(|_| Error::internal("loading was interrupted"))?
 }

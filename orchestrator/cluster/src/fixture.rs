@@ -41,7 +41,10 @@ pub fn cluster_state() -> ClusterState {
 
 /// Adds a recorded node to a cluster.
 pub fn record(cluster: &Cluster, node: Node) {
-    cluster.lock().state.nodes.push(node);
+    let mut state = cluster.lock();
+    let first = node.slot - u64::from(node.index);
+    state.first_slots.insert(node.request, first);
+    state.state.nodes.push(node);
 }
 
 /// An open request with this id.

@@ -5,6 +5,10 @@
 //!        └─ drop ── bounded queue ── export: OTLP over gRPC, in batches, never blocking
 //! ```
 //!
+//! These are not the spans of `tracing`, and OpenTelemetry's SDK does not record them: those hold whatever any library
+//! writes into its fields, messages of other servers among it, and what is exported must never repeat a secret; the SDK
+//! neither leaves the sampling of a trace to a later process nor reports how many spans it or the collector dropped.
+//!
 //! Without an exporter no spans are recorded. Contexts are propagated anyway, so that all servers audit and log the
 //! same trace id for the same request.
 

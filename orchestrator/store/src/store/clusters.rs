@@ -89,6 +89,17 @@ impl Loader {
         self.scan.revision()
     }
 
+    /// Returns the next clusters, at most so many. Empty after the last.
+    pub async fn next_some(&mut self, most: usize) -> Result<Vec<ClusterRow>> {
+        let mut rows = Vec::with_capacity(most);
+        while rows.len() < most
+            && let Some(row) = self.next().await?
+        {
+            rows.push(row);
+        }
+        Ok(rows)
+    }
+
     /// Returns the next cluster, or `None` after the last.
     pub async fn next(&mut self) -> Result<Option<ClusterRow>> {
         loop {

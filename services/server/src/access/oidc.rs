@@ -1,4 +1,6 @@
-//! OpenID Connect tokens: JWTs that are signed with one of the provider's published keys.
+//! OpenID Connect tokens: JWTs that are signed with one of the provider's published keys. Signatures are ring's. A library
+//! for the rest would bring a second implementation of RSA: `jsonwebtoken` needs that of aws-lc or of `rsa`, which leaks
+//! keys by its timing (RUSTSEC-2023-0071).
 
 use std::{
     collections::BTreeMap,
