@@ -152,9 +152,7 @@ impl Grant {
         match self.role {
             Role::Viewer | Role::Operator => true,
             Role::ResourceViewer | Role::ResourceOperator => {
-                self.clusters.is_empty()
-                    && self.labels.is_empty()
-                    && self.limits.is_of_namespaces()
+                self.clusters.is_empty() && self.labels.is_empty() && self.limits.is_of_namespaces()
             }
             Role::Admin | Role::Platform | Role::Agent => self.is_whole(),
         }
