@@ -87,7 +87,9 @@ impl Subject {
 
     /// A name that nothing else has.
     fn name(&self, what: &str) -> String {
-        format!("{what}-{}", self.names.fetch_add(1, Ordering::Relaxed))
+        let number = self.names.fetch_add(1, Ordering::Relaxed);
+        // Of one length, so that names are in the order of their making.
+        format!("{what}-{number:05}")
     }
 
     /// The kinds of ingresses that the backend has.

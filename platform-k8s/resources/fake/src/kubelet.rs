@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::{
     State,
-    shell::{Main, main_process},
+    shell::{Main, is_ready, main_process},
     store::{Key, Store, now, uid},
 };
 
@@ -150,7 +150,8 @@ impl Subject {
                 self.look(|store, pod| main_process(store, pod, container))?;
             let name = &container.name;
             self.change(|store, pod| {
-                start(store, pod, name, init);
+                let ready = !init && is_ready(store, pod, container);
+                start(store, pod, name, ready);
                 for text in output {
                     store.write_log((&self.key.0, &self.key.1, name), &text);
                 }
@@ -261,7 +262,7 @@ fn wait(status: &mut ContainerStatus, reason: &str, message: &str) {
     message.clone_into(&mut status.message);
 }
 
-fn start(store: &mut Store, pod: &mut api::Pod, name: &str, init: bool) {
+fn start(store: &mut Store, pod: &mut api::Pod, name: &str, ready: bool) {
     let logs = store.logs.entry((uid(pod), name.to_owned())).or_default();
     if logs.runs > 0 {
         logs.previous = Some(std::mem::take(&mut logs.current));
@@ -269,7 +270,7 @@ fn start(store: &mut Store, pod: &mut api::Pod, name: &str, init: bool) {
     logs.runs += 1;
     if let Some(status) = container_status(pod, name) {
         status.state = ContainerState::Running as i32;
-        status.ready = !init;
+        status.ready = ready;
         status.reason.clear();
         status.message.clear();
         status.start_time = Some(now());

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use drover_core::Reason;
-use drover_proto::kubernetes::v1::{self as api, env_source, env_var};
+use drover_proto::kubernetes::v1::{self as api, env_source, env_var, probe};
 
 use crate::{
     State,
@@ -132,6 +132,24 @@ pub(crate) fn main_process(store: &Store, pod: &api::Pod, container: &api::Conta
     }
     let end = (after.as_secs() < FOR_EVER).then_some((after, code));
     Main { output, end }
+}
+
+/// Whether the command of a readiness probe succeeds. A probe of another kind does: nothing listens in the fake.
+pub(crate) fn is_ready(store: &Store, pod: &api::Pod, container: &api::Container) -> bool {
+    let probe = container.readiness_probe.as_ref();
+    let Some(probe::Action::Exec(exec)) = probe.and_then(|probe| probe.action.as_ref()) else {
+        return true;
+    };
+    let mut shell = Shell::new(environment(store, pod, container));
+    let mut disk = Starting {
+        store,
+        pod,
+        container: &container.name,
+    };
+    match script(&exec.command) {
+        Some((text, _)) => shell.script(text, &mut disk, &mut Vec::new()) == 0,
+        None => shell.command(&exec.command, &mut disk, &mut Vec::new()) == 0,
+    }
 }
 
 /// Whether the shell can follow a script.

@@ -107,7 +107,16 @@ pub(super) async fn nothing_matches_is_an_error_only_if_asked_for(subject: &Subj
 }
 
 async fn impossible(subject: &Subject, script: &str, wanted: Want) {
-    let pod = subject.create_pod(subject.pod_once(script)).await.unwrap();
+    let mut pod = subject.pod_once(script);
+    // A container without a probe is ready while it runs, however shortly.
+    let never = api::ExecAction {
+        command: vec!["false".into()],
+    };
+    spec(&mut pod).containers[0].readiness_probe = Some(api::Probe {
+        action: Some(api::probe::Action::Exec(never)),
+        ..Default::default()
+    });
+    let pod = subject.create_pod(pod).await.unwrap();
     let (_, error) = subject.wait(subject.wait_for(&name(&pod), &[wanted])).await;
     let error = assert_reason(script, error.map_or(Ok(()), Err), Reason::WaitImpossible);
     assert!(error.message().contains(&name(&pod)), "{error}");
