@@ -1,6 +1,12 @@
 //! The fake, and the services over it.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests"
+)]
 
+mod cluster;
 mod conformance;
 mod remote;
 mod service;

@@ -16,7 +16,7 @@ use drover_server::{ServerSettings, Service, Shutdown};
 use drover_testing::wait::holds;
 use tonic::{Code, Response, Status};
 
-fn served(cluster: Cluster, served: Served) -> Channel {
+pub(crate) fn served(cluster: Cluster, served: Served) -> Channel {
     let service = Resources::new(cluster, served).add_to(Service::new("fake", "0"));
     let routes = service
         .into_routes(&ServerSettings::default(), Shutdown::new())
@@ -37,7 +37,7 @@ fn configuration(namespace: &str, name: &str) -> api::CreateConfigurationRequest
     }
 }
 
-fn failed<T>(outcome: Result<Response<T>, Status>) -> Error {
+pub(crate) fn failed<T>(outcome: Result<Response<T>, Status>) -> Error {
     match outcome {
         Ok(_) => panic!("the call was answered"),
         Err(status) => from_status(&status),
