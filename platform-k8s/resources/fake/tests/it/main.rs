@@ -6,6 +6,7 @@
     reason = "tests"
 )]
 
+mod access;
 mod cluster;
 mod conformance;
 mod remote;
