@@ -35,7 +35,7 @@ pub(crate) use self::{
     node::node,
     pod::{pod, to_pod},
     service::{service, to_service},
-    status::{Why, why},
+    status::{Why, phase, why},
 };
 
 /// Longest text that is repeated of what Kubernetes says, in bytes.
