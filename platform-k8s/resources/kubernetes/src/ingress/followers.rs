@@ -26,7 +26,7 @@ pub(super) async fn complete(objects: &Objects, leading: &DynamicObject) -> Resu
         if truth.routes <= 1 {
             return Ok(());
         }
-        let found = behind(objects, &leading).await?;
+        let found = parts(objects, &leading).await?;
         let mut settled = true;
         for number in 1..truth.routes {
             settled &= one(objects, &leading, &truth, number, &found).await?;
@@ -46,8 +46,8 @@ pub(super) async fn complete(objects: &Objects, leading: &DynamicObject) -> Resu
     }
 }
 
-/// What stands behind a leading HTTPRoute, by name.
-async fn behind(
+/// What the ingress has, by name.
+async fn parts(
     objects: &Objects,
     leading: &DynamicObject,
 ) -> Result<BTreeMap<String, DynamicObject>> {
@@ -56,14 +56,13 @@ async fn behind(
     let all = objects
         .with_followers(Kind::HttpRoute, &namespace, &ingress)
         .await?;
-    let hosts = route::hosts(leading);
-    let ours = all
+    Ok(all
         .into_iter()
-        .filter(|object| route::is_behind(object) && route::hosts(object) == hosts);
-    Ok(ours.map(|object| (object.name_any(), object)).collect())
+        .map(|object| (object.name_any(), object))
+        .collect())
 }
 
-/// Whether it was as expected, so that nobody else was writing it.
+/// Whether nobody else was writing it.
 async fn one(
     objects: &Objects,
     leading: &DynamicObject,
@@ -71,51 +70,65 @@ async fn one(
     number: usize,
     found: &BTreeMap<String, DynamicObject>,
 ) -> Result<bool> {
-    let resource = Kind::HttpRoute.resource();
     let wanted = route::behind(leading, truth, number);
-    let found = found.get(&wanted.name_any());
     let empty = truth.shown(number).is_empty();
-    let outcome = match (found, empty) {
+    let outcome = match (found.get(&wanted.name_any()), empty) {
         (None, true) => return Ok(true),
-        (None, false) => objects
-            .create_part(Kind::HttpRoute, &wanted)
-            .await
-            .map(drop),
-        (Some(found), empty) => match route::shows(found, &wanted, truth) {
-            Shows::Later => return Ok(true),
-            Shows::This | Shows::Otherwise if empty => {
-                objects.delete(&resource, found, true).await.map(drop)
-            }
-            Shows::This => return Ok(true),
-            Shows::Otherwise => {
-                let mut spec = wanted.data["spec"].clone();
-                if spec["hostnames"].is_null() {
-                    spec["hostnames"] = json!(null);
+        (None, false) => match objects.create_part(Kind::HttpRoute, &wanted).await {
+            Err(error) if error.reason() == Reason::AlreadyExists => {
+                // Somebody has just made it, or has taken our label off it.
+                let kind = Kind::HttpRoute.resource();
+                let namespace = wanted.namespace().unwrap_or_default();
+                match objects.get(&kind, &namespace, &wanted.name_any()).await? {
+                    Some(found) => correct(objects, &found, &wanted, truth, empty).await,
+                    None => return Ok(false),
                 }
-                let patch = json!({
-                    "metadata": {
-                        "resourceVersion": found.resource_version(),
-                        "labels": wanted.metadata.labels,
-                        "annotations": wanted.metadata.annotations,
-                        "ownerReferences": wanted.metadata.owner_references,
-                    },
-                    "spec": spec,
-                });
-                objects.patch(&resource, found, &patch).await.map(drop)
             }
+            other => other.map(drop),
         },
+        (Some(found), empty) => correct(objects, found, &wanted, truth, empty).await,
     };
     match outcome {
         Ok(()) => Ok(true),
-        Err(error)
-            if matches!(
-                error.reason(),
-                Reason::Conflict | Reason::AlreadyExists | Reason::NotFound
-            ) =>
-        {
-            Ok(false)
+        Err(error) => match error.reason() {
+            Reason::Conflict | Reason::AlreadyExists | Reason::NotFound => Ok(false),
+            _ => Err(error),
+        },
+    }
+}
+
+/// Makes what is there what it should be, unless it follows from a later truth.
+async fn correct(
+    objects: &Objects,
+    found: &DynamicObject,
+    wanted: &DynamicObject,
+    truth: &Truth,
+    empty: bool,
+) -> Result<()> {
+    let kind = Kind::HttpRoute.resource();
+    match route::shows(found, wanted, truth) {
+        Shows::Later => Ok(()),
+        Shows::This | Shows::Otherwise if empty => {
+            objects.delete(&kind, found, true).await.map(drop)
         }
-        Err(error) => Err(error),
+        Shows::This => Ok(()),
+        Shows::Otherwise => {
+            let mut spec = wanted.data["spec"].clone();
+            if spec["hostnames"].is_null() {
+                // Removed by the patch.
+                spec["hostnames"] = json!(null);
+            }
+            let patch = json!({
+                "metadata": {
+                    "resourceVersion": found.resource_version(),
+                    "labels": wanted.metadata.labels,
+                    "annotations": wanted.metadata.annotations,
+                    "ownerReferences": wanted.metadata.owner_references,
+                },
+                "spec": spec,
+            });
+            objects.patch(&kind, found, &patch).await.map(drop)
+        }
     }
 }
 

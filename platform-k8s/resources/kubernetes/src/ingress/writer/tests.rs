@@ -4,7 +4,7 @@ use futures::future::join_all;
 use tokio::sync::Semaphore;
 
 use super::{
-    super::rule::{Holder, Key, Matching, Path, Paths, Port, Selected, ServicePort, Target},
+    super::rule::{Key, Matching, Path, Paths, Port, Selected, ServicePort, Target},
     *,
 };
 
