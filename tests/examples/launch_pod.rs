@@ -44,7 +44,6 @@ async fn main() -> Result<()> {
     let client = KubernetesClient::new(connect(&address.parse::<Target>()?));
     let message = api::CreatePodRequest { pod: Some(pod()) };
     client.create_pod(message, CALL).await?;
-
     let message = api::WaitPodsRequest {
         names: vec![NAME.to_owned()],
         ..Default::default()
@@ -73,7 +72,8 @@ async fn main() -> Result<()> {
         path: "/tmp/greeting".to_owned(),
         ..Default::default()
     };
-    let mut out = tokio::io::stdout();
-    client.read_file_into(message, &mut out, CALL).await?;
+    let mut file = Vec::new();
+    client.read_file_into(message, &mut file, CALL).await?;
+    print!("{}", String::from_utf8_lossy(&file));
     Ok(())
 }
