@@ -9,6 +9,12 @@ use protox::prost_reflect::{DescriptorPool, FieldDescriptor};
 const ROOTS: &[&str] = &[
     "drover/agent/v1/agent_service.proto",
     "drover/common/v1/error_reason.proto",
+    "drover/kubernetes/v1/configuration_service.proto",
+    "drover/kubernetes/v1/ingress_service.proto",
+    "drover/kubernetes/v1/network_policy_service.proto",
+    "drover/kubernetes/v1/node_service.proto",
+    "drover/kubernetes/v1/pod_service.proto",
+    "drover/kubernetes/v1/service_service.proto",
     "drover/orchestrator/v1/cluster_service.proto",
     "drover/orchestrator/v1/platform_registry_service.proto",
     "drover/orchestrator/v1/secret_service.proto",

@@ -1,8 +1,6 @@
 //! The only access to the API server. Every call waits for a permit (limited concurrency, and none while the server has
 //! asked for a pause), has a timeout, and is sent once: calls that change something are never retried here.
 
-mod call;
-mod connection;
 mod kinds;
 mod meta;
 mod protobuf;
@@ -12,6 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use drover_core::{Error, Reason, Result};
+use drover_telemetry::Span;
 use http::{HeaderValue, Request, header};
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
@@ -36,14 +35,14 @@ pub(crate) use meta::nullable;
 pub(crate) use protobuf::{WireMeta, WireStatus, is_protobuf, object as read_protobuf};
 pub(crate) use stream::bytes;
 
-pub use call::Call;
+pub use drover_resources_kubernetes::client::Call;
 pub use kinds::{Kind, Kinds};
 pub use kube::core::WatchEvent;
 pub use meta::{Meta, Object, partial};
 pub use protobuf::Readable;
 pub use stream::{Events, ListQuery, Shape};
 
-use connection::Connection;
+use drover_resources_kubernetes::client::Connection;
 
 const JSON: &str = "application/json";
 /// Longest pause that a server can request.
@@ -84,9 +83,10 @@ pub enum Deletion {
 impl Api {
     /// Reads the credentials. Does not contact the API server.
     pub async fn open(settings: &Settings) -> Result<Self> {
+        let (kubeconfig, context) = (settings.kubeconfig.clone(), settings.context.clone());
         Ok(Self {
             inner: Arc::new(Inner {
-                connection: Connection::open(settings).await?,
+                connection: Connection::open(kubeconfig, context, None).await?,
                 permits: Arc::new(Semaphore::new(settings.max_concurrent_calls.max(1))),
                 pause: Mutex::new(None),
                 timeout: settings.call_timeout(),
@@ -449,7 +449,7 @@ impl Api {
 
     async fn send(&self, call: &Call, request: Request<Vec<u8>>) -> Result<Bytes> {
         use http_body_util::BodyExt as _;
-        let mut span = call.span(request.method().as_str());
+        let mut span = span(call, request.method().as_str());
         let sent = async {
             let response = self.respond(call, request).await?;
             match response.into_body().collect().await {
@@ -510,6 +510,16 @@ impl Api {
         let mut pause = self.inner.pause.lock();
         *pause = Some(pause.map_or(until, |now| now.max(until)));
     }
+}
+
+/// Client span of a call. `None` outside of a trace.
+fn span(call: &Call, method: &str) -> Option<Span> {
+    let mut span = Span::client(format!("{} {}", call.verb, call.kind))?;
+    span.set("http.request.method", method.to_owned());
+    if !call.namespace.is_empty() {
+        span.set("k8s.namespace.name", call.namespace.clone());
+    }
+    Some(span)
 }
 
 type BuiltRequest = std::result::Result<Request<Vec<u8>>, core::request::Error>;

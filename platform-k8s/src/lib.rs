@@ -9,6 +9,7 @@
 //!         ├─ adopt                                                     new owner of existing nodes
 //!         ├─ peers                                                     data of pods about each other
 //!         └─ labels, selected                                          ownership of objects, selection by labels
+//! resources ── the services of drover.kubernetes.v1, beside the platform
 //! client ─── the only access to the API server: permits, timeouts, pauses, credentials, errors
 //! ```
 
@@ -27,6 +28,7 @@ pub mod objects;
 mod peers;
 pub mod phase;
 pub mod pod;
+pub mod resources;
 mod selected;
 mod server;
 pub mod settings;

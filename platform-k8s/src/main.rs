@@ -3,9 +3,9 @@
 use std::{error::Error as StdError, path::PathBuf, process::ExitCode};
 
 use clap::Args;
-use drover_platform_k8s::{PlatformServer, Settings};
-use drover_server::{Binary, ServerSettings, Shutdown};
-use serde::Serialize;
+use drover_platform_k8s::{PlatformServer, Settings, resources};
+use drover_server::{Binary, ServerSettings, Service, Shutdown};
+use serde::{Serialize, Serializer, ser::SerializeMap};
 
 const BINARY: Binary = Binary {
     name: "drover-platform-k8s",
@@ -45,6 +45,25 @@ struct Flags {
     #[arg(long, value_name = "DIR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     templates: Option<PathBuf>,
+    /// Also serve the resources of this Kubernetes, one by one (drover.kubernetes.v1)
+    #[arg(long)]
+    #[serde(skip_serializing_if = "is_not_given", serialize_with = "enabled")]
+    resources: bool,
+    /// Serve a Kubernetes in memory and no platform, for tests of callers; needs no cluster
+    #[arg(long)]
+    #[serde(skip_serializing_if = "is_not_given")]
+    fake: bool,
+}
+
+fn is_not_given(flag: &bool) -> bool {
+    !flag
+}
+
+/// The flag as the setting `resources.enabled`.
+fn enabled<S: Serializer>(flag: &bool, serializer: S) -> Result<S::Ok, S::Error> {
+    let mut map = serializer.serialize_map(Some(1))?;
+    map.serialize_entry("enabled", flag)?;
+    map.end()
 }
 
 fn main() -> ExitCode {
@@ -60,14 +79,32 @@ async fn start(
     stop: Shutdown,
 ) -> Result<(), Box<dyn StdError + Send + Sync>> {
     let listener = drover_server::listen(&server).await?;
+    if settings.fake {
+        let resources = resources::fake(&settings)?;
+        let service = resources.add_to(Service::new(BINARY.name, BINARY.version));
+        let running = drover_server::spawn(service, listener, &server, stop)?;
+        tracing::info!(address = %running.address(), "serving a Kubernetes in memory");
+        running.finished().await;
+        return Ok(());
+    }
     let opened = stop
-        .run_until_cancelled(PlatformServer::open(settings))
+        .run_until_cancelled(async {
+            let resources = match settings.resources.enabled {
+                true => Some(resources::open(&settings).await?),
+                false => None,
+            };
+            Ok::<_, drover_core::Error>((PlatformServer::open(settings).await?, resources))
+        })
         .await;
-    let Some(platform) = opened else {
+    let Some(opened) = opened else {
         return Ok(());
     };
-    let platform = platform?;
-    let running = drover_server::spawn(platform.service(), listener, &server, stop)?;
+    let (platform, resources) = opened?;
+    let mut service = platform.service();
+    if let Some(resources) = resources {
+        service = resources.add_to(service);
+    }
+    let running = drover_server::spawn(service, listener, &server, stop)?;
     tracing::info!(address = %running.address(), "serving");
     running.finished().await;
     platform.shutdown().await;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     labels::{self, LabelKeys},
     objects::PodPolicySettings,
+    resources::ResourcesSettings,
 };
 
 /// The settings of this platform.
@@ -61,6 +62,10 @@ pub struct Settings {
     pub max_concurrent_calls: usize,
     /// Objects in one page of a list.
     pub page_size: usize,
+    /// The resources of this Kubernetes, one by one (`drover.kubernetes.v1`).
+    pub resources: ResourcesSettings,
+    /// Serves a Kubernetes in memory and no platform, for tests of callers.
+    pub fake: bool,
 }
 
 /// Default of [`Settings::kinds`], in the order of their removal.
@@ -108,6 +113,8 @@ impl Default for Settings {
             unschedulable_timeout_seconds: 300.0,
             max_concurrent_calls: 32,
             page_size: 500,
+            resources: ResourcesSettings::default(),
+            fake: false,
         }
     }
 }

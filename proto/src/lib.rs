@@ -8,7 +8,7 @@ mod redact;
 include!(concat!(env!("OUT_DIR"), "/protos.rs"));
 
 /// Messages and services of Drover, by package.
-pub use drover::{agent, common, orchestrator, platform};
+pub use drover::{agent, common, kubernetes, orchestrator, platform};
 
 /// The serialized `google.protobuf.FileDescriptorSet` of all protos, comments included, for reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

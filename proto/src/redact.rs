@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::{
     common::v1::{Chunk, chunk},
+    kubernetes::v1 as kubernetes,
     orchestrator::v1::{
         BootstrapSource, ExecNodeStart, SecretValue, bootstrap_source, secret_value,
     },
@@ -113,5 +114,59 @@ impl fmt::Debug for ExecNodeStart {
             .field("id", &self.id)
             .field("command", &Redacted("command", self.command.len()))
             .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for kubernetes::EnvVar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EnvVar")
+            .field("name", &self.name)
+            .field("source", &self.source)
+            .finish()
+    }
+}
+
+impl fmt::Debug for kubernetes::env_var::Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Value(value) => Redacted("value", value.len()).fmt(f),
+            Self::Field(field) => write!(f, "field({field})"),
+            Self::Resource(resource) => resource.fmt(f),
+            Self::Configuration(key) | Self::Secret(key) => key.fmt(f),
+        }
+    }
+}
+
+impl fmt::Debug for kubernetes::ExecStart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExecStart")
+            .field("namespace", &self.namespace)
+            .field("pod", &self.pod)
+            .field("container", &self.container)
+            .field("command", &Redacted("command", self.command.len()))
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for kubernetes::RunScriptRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RunScriptRequest")
+            .field("namespace", &self.namespace)
+            .field("pod", &self.pod)
+            .field("container", &self.container)
+            .field("script", &Redacted("script", self.script.len()))
+            .field("args", &Redacted("args", self.args.len()))
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for kubernetes::Configuration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Configuration")
+            .field("metadata", &self.metadata)
+            .field("data", &Redacted("data", self.data.len()))
+            .field("binary_data", &Redacted("data", self.binary_data.len()))
+            .field("immutable", &self.immutable)
+            .finish()
     }
 }

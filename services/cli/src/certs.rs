@@ -34,7 +34,13 @@ const ADMIN: (&str, &str) = ("admin", "admin");
 /// File names that are in use for other purposes.
 const RESERVED: [&str; 4] = ["ca", "crl", "admin", "orchestrator"];
 /// Roles of users.
-const PEOPLE: [&str; 3] = ["viewer", "operator", "admin"];
+const PEOPLE: [&str; 5] = [
+    "viewer",
+    "operator",
+    "admin",
+    "resource-viewer",
+    "resource-operator",
+];
 /// Names that every service has, for evaluation on one machine.
 const HERE: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 /// Validity of the authority in days.

@@ -619,7 +619,7 @@ pub(crate) struct CertsInitArgs {
     /// Further platform servers, each with a certificate for the name of its machine or container
     #[arg(long = "platform", value_name = "NAME")]
     pub(crate) platforms: Vec<String>,
-    /// Further people: viewer, operator or admin, and a name
+    /// Further people: viewer, operator, admin, resource-viewer or resource-operator, and a name
     #[arg(long = "user", value_name = "ROLE/NAME")]
     pub(crate) users: Vec<String>,
     /// Days that the certificates are valid; the authority is valid for ten years

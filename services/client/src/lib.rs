@@ -4,6 +4,7 @@
 //! - [`platform::PlatformClient`]: a platform, with one attempt per call; the caller decides about retries.
 //! - [`orchestrator::OrchestratorClient`]: the orchestrator as used by people, with built-in retries and resumed
 //!   watches.
+//! - [`kubernetes::KubernetesClient`]: the resources of one Kubernetes, with reads that are retried and waits that resume.
 
 mod alive;
 mod bearer;
@@ -12,6 +13,7 @@ mod channel;
 mod dial;
 pub mod health;
 mod infrastructure;
+pub mod kubernetes;
 mod observe;
 pub mod orchestrator;
 mod pages;
@@ -27,6 +29,7 @@ pub use drover_tls::{
     Authorities, ClientSettings, Identity, check_authorities,
     client::server_name as check_server_name,
 };
+pub use kubernetes::KubernetesClient;
 pub use orchestrator::OrchestratorClient;
 pub use platform::PlatformClient;
 

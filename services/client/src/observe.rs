@@ -18,7 +18,16 @@ use tonic::{Code, Status, body::Body};
 use crate::TransportError;
 
 /// Streaming calls, whose duration depends on the reader and is therefore not recorded.
-const STREAMS: [&str; 3] = ["WatchNodes", "StreamLogs", "Exec"];
+const STREAMS: [&str; 8] = [
+    "WatchNodes",
+    "StreamLogs",
+    "Exec",
+    "RunScript",
+    "ReadFile",
+    "WaitPods",
+    "WaitNodes",
+    "DrainNode",
+];
 
 /// The server that calls are sent to.
 #[derive(Clone, Debug, Default)]

@@ -300,6 +300,7 @@ reasons! {
     DigestNotStored => FailedPrecondition, DigestNotStored;
     SecretNotFound => NotFound, SecretNotFound;
     SecretInUse => FailedPrecondition, SecretInUse;
+    IngressUpstreamMissing => FailedPrecondition, IngressUpstreamMissing;
 }
 
 fn domain(reason: ErrorReason) -> Option<Reason> {
@@ -354,6 +355,7 @@ fn domain(reason: ErrorReason) -> Option<Reason> {
         ErrorReason::DigestNotStored => Reason::DigestNotStored,
         ErrorReason::SecretNotFound => Reason::SecretNotFound,
         ErrorReason::SecretInUse => Reason::SecretInUse,
+        ErrorReason::IngressUpstreamMissing => Reason::IngressUpstreamMissing,
     })
 }
 

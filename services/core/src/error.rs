@@ -92,6 +92,7 @@ pub enum Reason {
     DigestNotStored,
     SecretNotFound,
     SecretInUse,
+    IngressUpstreamMissing,
 }
 
 /// The conclusion that a caller may draw from a failed platform call, which determines its next step.
@@ -359,7 +360,8 @@ impl Reason {
             | Self::NodeNotRunning
             | Self::DigestNotStored
             | Self::SecretNotFound
-            | Self::SecretInUse => Class::Cannot,
+            | Self::SecretInUse
+            | Self::IngressUpstreamMissing => Class::Cannot,
             Self::AlreadyExists
             | Self::Conflict
             | Self::OutOfRange

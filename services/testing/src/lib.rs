@@ -7,6 +7,7 @@ pub mod kubernetes;
 pub mod needles;
 pub mod platform;
 pub mod processes;
+pub mod resources;
 pub mod seed;
 pub mod store;
 pub mod wait;

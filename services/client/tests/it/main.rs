@@ -8,5 +8,6 @@
 
 mod bounds;
 mod fake;
+mod kubernetes;
 mod orchestrator;
 mod platform;

@@ -185,6 +185,16 @@ impl Caller {
         })
     }
 
+    /// Whether it may do this to what is in a namespace of a Kubernetes; `None` for what is in no namespace.
+    #[must_use]
+    pub fn reaches(&self, permission: Permission, namespace: Option<&str>) -> bool {
+        self.grants.as_ref().is_none_or(|grants| {
+            grants
+                .iter()
+                .any(|grant| grant.role.has(permission) && grant.limits.reach(namespace))
+        })
+    }
+
     /// Sets the object of the call in the audit log (`cluster/orders`). Only the first call has an effect. Names are
     /// truncated to 512 bytes; no existing object has a longer name.
     pub fn about(&self, kind: &str, name: &str) {
@@ -440,6 +450,9 @@ mod tests {
             P::PlatformRead,
             P::PlatformChange,
             P::Agent,
+            P::ResourceRead,
+            P::ResourceChange,
+            P::PodAccess,
         ];
         let has = |role: Role| -> Vec<P> { all.into_iter().filter(|p| role.has(*p)).collect() };
         assert_eq!(has(Role::Viewer), [P::Open, P::Known, P::Read]);
@@ -450,6 +463,20 @@ mod tests {
             [P::Open, P::Known, P::PlatformRead, P::PlatformChange]
         );
         assert_eq!(has(Role::Agent), [P::Open, P::Known, P::Agent]);
+        assert_eq!(
+            has(Role::ResourceViewer),
+            [P::Open, P::Known, P::ResourceRead]
+        );
+        assert_eq!(
+            has(Role::ResourceOperator),
+            [
+                P::Open,
+                P::Known,
+                P::ResourceRead,
+                P::ResourceChange,
+                P::PodAccess
+            ]
+        );
     }
 
     #[test]

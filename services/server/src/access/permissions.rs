@@ -5,7 +5,8 @@ use std::{collections::HashMap, fmt, sync::OnceLock};
 use serde::{Deserialize, Serialize};
 
 use self::Permission::{
-    Administer, Agent, Change, Known, Open, PlatformChange, PlatformRead, Read,
+    Administer, Agent, Change, Known, Open, PlatformChange, PlatformRead, PodAccess, Read,
+    ResourceChange, ResourceRead,
 };
 
 /// A permission that a call requires.
@@ -27,6 +28,12 @@ pub enum Permission {
     PlatformChange,
     /// Query the agent of a node.
     Agent,
+    /// Read the resources of a Kubernetes.
+    ResourceRead,
+    /// Change the resources of a Kubernetes.
+    ResourceChange,
+    /// Run commands in any pod of a Kubernetes, and read its files and logs.
+    PodAccess,
 }
 
 impl Permission {
@@ -34,15 +41,15 @@ impl Permission {
     #[must_use]
     pub fn is_read(self) -> bool {
         match self {
-            Open | Known | Read | PlatformRead | Agent => true,
-            Change | Administer | PlatformChange => false,
+            Open | Known | Read | PlatformRead | Agent | ResourceRead => true,
+            Change | Administer | PlatformChange | ResourceChange | PodAccess => false,
         }
     }
 }
 
 /// A role that can be granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Role {
     /// Read-only access.
     Viewer,
@@ -54,16 +61,22 @@ pub enum Role {
     Platform,
     /// Calls to node agents, as made by orchestrators.
     Agent,
+    /// Read access to the resources of a Kubernetes.
+    ResourceViewer,
+    /// Full access to the resources of a Kubernetes, and into its pods.
+    ResourceOperator,
 }
 
 impl Role {
     /// All roles.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 7] = [
         Self::Viewer,
         Self::Operator,
         Self::Admin,
         Self::Platform,
         Self::Agent,
+        Self::ResourceViewer,
+        Self::ResourceOperator,
     ];
 
     /// Whether the role includes a permission.
@@ -76,6 +89,11 @@ impl Role {
             Administer => self == Self::Admin,
             PlatformRead | PlatformChange => matches!(self, Self::Platform | Self::Admin),
             Agent => matches!(self, Self::Agent | Self::Admin),
+            ResourceRead => matches!(
+                self,
+                Self::ResourceViewer | Self::ResourceOperator | Self::Admin
+            ),
+            ResourceChange | PodAccess => matches!(self, Self::ResourceOperator | Self::Admin),
         }
     }
 
@@ -86,6 +104,8 @@ impl Role {
             "viewer" => &[Self::Viewer],
             "operator" => &[Self::Operator],
             "admin" => &[Self::Admin],
+            "resource-viewer" => &[Self::ResourceViewer],
+            "resource-operator" => &[Self::ResourceOperator],
             "orchestrator" => &[Self::Platform, Self::Agent],
             // Platforms and agents are only called, and call nobody: their leaked keys grant nothing.
             _ => &[],
@@ -101,6 +121,8 @@ impl fmt::Display for Role {
             Self::Admin => "admin",
             Self::Platform => "platform",
             Self::Agent => "agent",
+            Self::ResourceViewer => "resource-viewer",
+            Self::ResourceOperator => "resource-operator",
         })
     }
 }
@@ -213,6 +235,72 @@ const TABLE: &[Service] = &[
             ("EnsureAddon", PlatformChange),
             ("ListAddons", PlatformRead),
             ("RemoveAddon", PlatformChange),
+        ],
+    ),
+    (
+        "drover.kubernetes.v1.NodeService",
+        &[
+            ("GetNode", ResourceRead),
+            ("ListNodes", ResourceRead),
+            ("WaitNodes", ResourceRead),
+            ("CordonNode", ResourceChange),
+            ("UncordonNode", ResourceChange),
+            ("DrainNode", ResourceChange),
+        ],
+    ),
+    (
+        "drover.kubernetes.v1.PodService",
+        &[
+            ("CreatePod", ResourceChange),
+            ("GetPod", ResourceRead),
+            ("ListPods", ResourceRead),
+            ("DeletePod", ResourceChange),
+            ("WaitPods", ResourceRead),
+            ("Exec", PodAccess),
+            ("RunScript", PodAccess),
+            ("ReadFile", PodAccess),
+            ("StreamLogs", PodAccess),
+        ],
+    ),
+    (
+        "drover.kubernetes.v1.ServiceService",
+        &[
+            ("CreateService", ResourceChange),
+            ("GetService", ResourceRead),
+            ("ListServices", ResourceRead),
+            ("DeleteService", ResourceChange),
+        ],
+    ),
+    (
+        "drover.kubernetes.v1.IngressService",
+        &[
+            ("CreateIngress", ResourceChange),
+            ("GetIngress", ResourceRead),
+            ("ListIngresses", ResourceRead),
+            ("DeleteIngress", ResourceChange),
+            ("GetRule", ResourceRead),
+            ("UpsertPaths", ResourceChange),
+            ("RemovePaths", ResourceChange),
+        ],
+    ),
+    (
+        "drover.kubernetes.v1.NetworkPolicyService",
+        &[
+            ("CreateNetworkPolicy", ResourceChange),
+            ("GetNetworkPolicy", ResourceRead),
+            ("ListNetworkPolicies", ResourceRead),
+            ("DeleteNetworkPolicy", ResourceChange),
+            ("DeleteNetworkPolicies", ResourceChange),
+        ],
+    ),
+    (
+        "drover.kubernetes.v1.ConfigurationService",
+        &[
+            ("CreateConfiguration", ResourceChange),
+            ("GetConfiguration", ResourceRead),
+            ("ListConfigurations", ResourceRead),
+            ("UpdateConfiguration", ResourceChange),
+            ("DeleteConfiguration", ResourceChange),
         ],
     ),
     ("drover.agent.v1.AgentService", &[("GetInfo", Agent)]),

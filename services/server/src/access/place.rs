@@ -108,6 +108,22 @@ impl Limits {
         *self == Self::default()
     }
 
+    /// Whether nothing is limited but namespaces.
+    pub(super) fn is_of_namespaces(&self) -> bool {
+        let Self {
+            platforms,
+            namespaces: _,
+            node_classes,
+            properties,
+        } = self;
+        platforms.is_empty() && node_classes.is_empty() && *properties == AllowList::default()
+    }
+
+    /// Whether they allow what is in a namespace; `None` for what is in none.
+    pub(super) fn reach(&self, namespace: Option<&str>) -> bool {
+        self.namespaces.is_empty() || namespace.is_some_and(|name| any(&self.namespaces, name))
+    }
+
     fn names(&self, platform: &str) -> bool {
         self.platforms.is_empty() || any(&self.platforms, platform)
     }

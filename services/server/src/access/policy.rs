@@ -147,6 +147,17 @@ impl Grant {
         self.clusters.is_empty() && self.labels.is_empty() && self.limits.is_none()
     }
 
+    /// Whether a role may be limited so: of what is limited in a cluster, or to namespaces of a Kubernetes.
+    fn fits_role(&self) -> bool {
+        match self.role {
+            Role::Viewer | Role::Operator => true,
+            Role::ResourceViewer | Role::ResourceOperator => {
+                self.clusters.is_empty() && self.labels.is_empty() && self.limits.is_of_namespaces()
+            }
+            Role::Admin | Role::Platform | Role::Agent => self.is_whole(),
+        }
+    }
+
     /// Whether it applies to a cluster. Unknown labels count as no labels.
     #[must_use]
     pub fn covers(&self, name: &str, labels: Option<&BTreeMap<String, String>>) -> bool {
@@ -373,10 +384,10 @@ impl BindingFile {
             labels: self.labels.unwrap_or_default(),
             limits: limits.read()?,
         };
-        if !grant.is_whole() && !matches!(grant.role, Role::Viewer | Role::Operator) {
-            // Their permissions are not specific to one cluster.
+        if !grant.fits_role() {
             return Err(format!(
-                "clusters, labels, platforms, namespaces, node_classes and properties are for viewer and operator, not for {}",
+                "clusters, labels, platforms, namespaces, node_classes and properties are for viewer and operator, not for {}; \
+                 namespaces are for resource-viewer and resource-operator, too",
                 grant.role
             ));
         }
@@ -452,6 +463,18 @@ mod tests {
                 "for viewer and operator, not for admin",
             ),
             (
+                "bindings: [{role: resource-viewer, subjects: ['*'], clusters: [a]}]",
+                "for viewer and operator, not for resource-viewer",
+            ),
+            (
+                "bindings: [{role: resource-operator, subjects: ['*'], platforms: [a], namespaces: [b]}]",
+                "for viewer and operator, not for resource-operator",
+            ),
+            (
+                "bindings: [{role: platform, subjects: ['*'], namespaces: [a]}]",
+                "for viewer and operator, not for platform",
+            ),
+            (
                 "bindings: [{role: operator, subjects: ['*'], namespaces: ['']}]",
                 "bindings[0]: namespaces: a pattern is empty",
             ),
@@ -515,6 +538,29 @@ mod tests {
         assert!(!grants[0].covers("orders-eu", Some(&BTreeMap::new())));
         assert!(!grants[0].covers("carts", Some(&labels)));
         assert!(policy.grants(&Identity::token("token:b".into())).is_empty());
+    }
+
+    #[test]
+    fn namespaces_limit_what_a_resource_role_reaches() {
+        let policy = read(
+            "bindings: [{role: resource-viewer, subjects: ['*']}, {role: resource-operator, subjects: ['*'], namespaces: \
+             ['shop-*']}, {role: operator, subjects: ['*']}]",
+        )
+        .unwrap();
+        let caller = super::super::Caller::new(policy.grants(&Identity::token("token:a".into())));
+        use super::super::Permission as P;
+        for (permission, namespace, reached) in [
+            (P::ResourceRead, Some("bank"), true),
+            (P::ResourceRead, None, true),
+            (P::ResourceChange, Some("shop-eu"), true),
+            (P::ResourceChange, Some("bank"), false),
+            (P::PodAccess, Some("shop-eu"), true),
+            (P::PodAccess, Some("bank"), false),
+            (P::ResourceChange, None, false),
+        ] {
+            let found = caller.reaches(permission, namespace);
+            assert_eq!(found, reached, "{permission:?} {namespace:?}");
+        }
     }
 
     #[test]

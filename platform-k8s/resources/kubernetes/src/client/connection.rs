@@ -18,9 +18,9 @@ use kube::{
 };
 use parking_lot::RwLock;
 use sha2::{Digest, Sha256};
-use tower::{BoxError, ServiceBuilder};
+use tower::{BoxError, Layer as _, ServiceBuilder};
 
-use crate::settings::Settings;
+use super::limits::LimitLayer;
 
 /// Interval of the checks for changed files.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -37,9 +37,10 @@ const MAX_BUFFER: usize = 128 * 1024;
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// A client that reloads its credentials from disk.
-pub(super) struct Connection {
+pub struct Connection {
     kubeconfig: Option<PathBuf>,
     context: Option<String>,
+    limits: Option<LimitLayer>,
     state: RwLock<LoadedCredentials>,
     /// Held while credentials are read.
     reloading: tokio::sync::Mutex<()>,
@@ -53,29 +54,42 @@ struct LoadedCredentials {
 }
 
 impl Connection {
-    pub(super) async fn open(settings: &Settings) -> Result<Self> {
+    /// Reads the credentials of a kubeconfig and one of its contexts; without, those of the environment, of the home
+    /// directory, or of the pod that this runs in. Does not contact the API server.
+    ///
+    /// # Errors
+    /// `Precondition` if there are none, or they cannot be used.
+    pub async fn open(
+        kubeconfig: Option<PathBuf>,
+        context: Option<String>,
+        limits: Option<LimitLayer>,
+    ) -> Result<Self> {
         // One crypto provider per process; an error means that one is already installed.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let (kubeconfig, context) = (settings.kubeconfig.clone(), settings.context.clone());
-        let state = load(kubeconfig.as_deref(), context.as_deref()).await?;
+        let state = load(kubeconfig.as_deref(), context.as_deref(), limits.clone()).await?;
         Ok(Self {
             kubeconfig,
             context,
+            limits,
             state: RwLock::new(state),
             reloading: tokio::sync::Mutex::new(()),
         })
     }
 
-    pub(super) fn client(&self) -> Client {
+    /// A client with the present credentials.
+    #[must_use]
+    pub fn client(&self) -> Client {
         self.state.read().client.clone()
     }
 
-    pub(super) fn default_namespace(&self) -> String {
+    /// Namespace of the context, or of the pod that this runs in.
+    #[must_use]
+    pub fn default_namespace(&self) -> String {
         self.state.read().namespace.clone()
     }
 
     /// Checks the files now. Returns whether there are new credentials.
-    pub(super) async fn reload_if_changed(&self) -> bool {
+    pub async fn reload_if_changed(&self) -> bool {
         let _reloading = self.reloading.lock().await;
         let (files, before) = {
             let state = self.state.read();
@@ -84,7 +98,8 @@ impl Connection {
         if digest(&files).await == before {
             return false;
         }
-        match load(self.kubeconfig.as_deref(), self.context.as_deref()).await {
+        let (kubeconfig, context) = (self.kubeconfig.as_deref(), self.context.as_deref());
+        match load(kubeconfig, context, self.limits.clone()).await {
             Ok(state) => {
                 tracing::info!("credentials have changed on disk and are used from now on");
                 *self.state.write() = state;
@@ -101,15 +116,29 @@ impl Connection {
         }
     }
 
-    pub(super) async fn follow(&self) {
+    /// Checks the files from time to time, and whenever the API server refused the credentials. Runs until it is dropped.
+    pub async fn follow(&self) {
         loop {
-            tokio::time::sleep(INTERVAL).await;
+            let refused = async {
+                match &self.limits {
+                    Some(limits) => limits.refused().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep(INTERVAL) => {}
+                () = refused => {}
+            }
             self.reload_if_changed().await;
         }
     }
 }
 
-async fn load(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<LoadedCredentials> {
+async fn load(
+    kubeconfig: Option<&Path>,
+    context: Option<&str>,
+    limits: Option<LimitLayer>,
+) -> Result<LoadedCredentials> {
     let file = kubeconfig.map(Path::to_owned);
     let found = tokio::task::spawn_blocking(move || match file {
         Some(path) => Kubeconfig::read_from(path).map(Some),
@@ -143,7 +172,7 @@ async fn load(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Loaded
     let digest = digest(&files).await;
     let namespace = config.default_namespace.clone();
     let client =
-        client(config).map_err(|error| unusable("the credentials cannot be used", &error))?;
+        client(config, limits).map_err(|error| unusable("the credentials cannot be used", &error))?;
     Ok(LoadedCredentials {
         client,
         namespace,
@@ -154,7 +183,7 @@ async fn load(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Loaded
 
 /// A client without kube's middleware: nothing below retries, timeouts are ours, and URLs are not logged, as the URL of
 /// an exec contains its command.
-fn client(config: Config) -> kube::Result<Client> {
+fn client(config: Config, limits: Option<LimitLayer>) -> kube::Result<Client> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
@@ -172,7 +201,10 @@ fn client(config: Config) -> kube::Result<Client> {
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
         .service(http);
-    Ok(Client::new(service, config.default_namespace))
+    Ok(match limits {
+        Some(limits) => Client::new(limits.layer(service), config.default_namespace),
+        None => Client::new(service, config.default_namespace),
+    })
 }
 
 /// The kubeconfig of the environment, or of the home directory. `None` if there is none.

@@ -2,10 +2,6 @@
 
 use std::fmt;
 
-use drover_telemetry::Span;
-
-use super::Kind;
-
 /// The target of a call, never its payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
@@ -22,7 +18,12 @@ pub struct Call {
 impl Call {
     /// A call to a kind, or to one object of it if `name` is not empty.
     #[must_use]
-    pub fn new(verb: &'static str, kind: &Kind, namespace: &str, name: &str) -> Self {
+    pub fn new(
+        verb: &'static str,
+        kind: &(impl fmt::Display + ?Sized),
+        namespace: &str,
+        name: &str,
+    ) -> Self {
         Self {
             verb,
             kind: kind.to_string(),
@@ -46,16 +47,6 @@ impl Call {
     #[must_use]
     pub fn object(&self) -> String {
         format!("{}/{}", self.kind, self.name)
-    }
-
-    /// Client span of the call. `None` outside of a trace.
-    pub(crate) fn span(&self, method: &str) -> Option<Span> {
-        let mut span = Span::client(format!("{} {}", self.verb, self.kind))?;
-        span.set("http.request.method", method.to_owned());
-        if !self.namespace.is_empty() {
-            span.set("k8s.namespace.name", self.namespace.clone());
-        }
-        Some(span)
     }
 
     /// Whether the call may have changed something.

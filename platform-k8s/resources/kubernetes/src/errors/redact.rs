@@ -6,7 +6,7 @@ const VALUE: &str = "Invalid value: ";
 const BODY: &[&str] = &[", error found in #", "|...", "bigger context "];
 
 /// Removes values: `Invalid value: "hunter2": must be …` becomes `Invalid value: must be …`.
-pub(super) fn words(text: &str) -> String {
+pub(crate) fn words(text: &str) -> String {
     let end = BODY.iter().filter_map(|mark| text.find(mark)).min();
     let mut rest = &text[..end.unwrap_or(text.len())];
     let mut out = String::with_capacity(rest.len());

@@ -1,0 +1,95 @@
+//! The client of the API server: its credentials, and the limits around its calls.
+
+mod call;
+mod connection;
+pub mod limits;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use drover_core::Result;
+use kube::Client;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+pub use call::Call;
+pub use connection::Connection;
+pub use limits::LimitLayer;
+
+/// Calls in flight at once. An API server serves a client some hundred at a time, and everybody else too.
+pub const MAX_CONCURRENT_CALLS: usize = 32;
+/// Time limit of a call. Longer than the 60 s of an API server would leave its own answer unheard of.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Where the API server is, and to what limits it is called.
+#[derive(Clone, Debug)]
+pub struct ClientSettings {
+    /// Kubeconfig file. `None`: `KUBECONFIG`, `~/.kube/config`, or the service account of the pod that this runs in.
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig. `None`: its current one.
+    pub context: Option<String>,
+    /// Calls in flight at once.
+    pub max_concurrent_calls: usize,
+    /// Time limit of a call.
+    pub call_timeout: Duration,
+}
+
+impl Default for ClientSettings {
+    fn default() -> Self {
+        Self {
+            kubeconfig: None,
+            context: None,
+            max_concurrent_calls: MAX_CONCURRENT_CALLS,
+            call_timeout: CALL_TIMEOUT,
+        }
+    }
+}
+
+/// The client of the API server, with limits around every call. Cheap to clone.
+#[derive(Clone)]
+pub struct ApiClient {
+    connection: Arc<Connection>,
+}
+
+impl ApiClient {
+    /// Reads the credentials. Does not contact the API server.
+    ///
+    /// # Errors
+    /// `Precondition` if there are none, or they cannot be used.
+    pub async fn open(settings: &ClientSettings) -> Result<Self> {
+        let limits = LimitLayer::new(settings.max_concurrent_calls, settings.call_timeout);
+        let (kubeconfig, context) = (settings.kubeconfig.clone(), settings.context.clone());
+        let connection = Connection::open(kubeconfig, context, Some(limits)).await?;
+        Ok(Self {
+            connection: Arc::new(connection),
+        })
+    }
+
+    /// A client with the present credentials. Not to be kept: they change.
+    #[must_use]
+    pub fn kube(&self) -> Client {
+        self.connection.client()
+    }
+
+    /// Namespace of the kubeconfig's context, or of the pod that this runs in.
+    #[must_use]
+    pub fn default_namespace(&self) -> String {
+        self.connection.default_namespace()
+    }
+
+    /// Reloads credentials when they change on disk. Runs until it is dropped.
+    pub async fn follow_credentials(&self) {
+        self.connection.follow().await;
+    }
+}
+
+/// What is written as it is in a segment of a path (RFC 3986, unreserved).
+const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b'~');
+
+/// Percent-encodes text for a path, into which kube writes it as it is.
+#[must_use]
+pub fn escape(text: &str) -> String {
+    utf8_percent_encode(text, SEGMENT).to_string()
+}

@@ -1,0 +1,306 @@
+//! Objects of the three kinds at the API server.
+
+use std::sync::Arc;
+
+use drover_core::{Error, Reason, Result};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
+    core::{ApiResource, DynamicObject},
+};
+use serde_json::Value;
+
+use super::{
+    discovery::Kind,
+    meta::{self, INGRESS},
+    route, virtual_service,
+};
+use crate::{
+    client::{ApiClient, Call},
+    errors,
+};
+
+/// Objects in one answer of a list.
+const PAGE: u32 = 500;
+
+/// Where objects are looked for.
+#[derive(Clone, Debug)]
+pub(super) struct Scope(Vec<Option<String>>);
+
+impl Scope {
+    pub(super) fn of(namespace: &str) -> Self {
+        Self(vec![Some(namespace.to_owned())])
+    }
+
+    /// These namespaces; all of the cluster if there are none.
+    pub(super) fn all(namespaces: &[String]) -> Self {
+        if namespaces.is_empty() {
+            return Self(vec![None]);
+        }
+        let mut namespaces = namespaces.to_vec();
+        namespaces.sort();
+        namespaces.dedup();
+        Self(namespaces.into_iter().map(Some).collect())
+    }
+
+    /// This namespace too, unless all are meant.
+    pub(super) fn and(mut self, namespace: &str) -> Self {
+        let known = |it: &Option<String>| it.as_deref().is_none_or(|it| it == namespace);
+        if !self.0.iter().any(known) {
+            self.0.push(Some(namespace.to_owned()));
+        }
+        self
+    }
+
+    pub(super) fn namespaces(&self) -> impl Iterator<Item = Option<&str>> {
+        self.0.iter().map(Option::as_deref)
+    }
+}
+
+#[derive(Clone)]
+pub(super) struct Objects {
+    client: ApiClient,
+    /// Those that the server serves; empty: all.
+    namespaces: Arc<[String]>,
+}
+
+impl Objects {
+    pub(super) fn new(client: ApiClient, namespaces: Vec<String>) -> Self {
+        Self {
+            client,
+            namespaces: namespaces.into(),
+        }
+    }
+
+    pub(super) fn client(&self) -> Client {
+        self.client.kube()
+    }
+
+    /// All namespaces that the server serves.
+    pub(super) fn everywhere(&self) -> Scope {
+        Scope::all(&self.namespaces)
+    }
+
+    pub(super) fn api(
+        &self,
+        resource: &ApiResource,
+        namespace: Option<&str>,
+    ) -> Api<DynamicObject> {
+        match namespace {
+            Some(namespace) => Api::namespaced_with(self.client(), namespace, resource),
+            None => Api::all_with(self.client(), resource),
+        }
+    }
+
+    pub(super) async fn get(
+        &self,
+        resource: &ApiResource,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<DynamicObject>> {
+        let found = self.api(resource, Some(namespace)).get_opt(name).await;
+        found.map_err(|error| failed("get", resource, namespace, name, error))
+    }
+
+    /// All objects, page by page, from the beginning again if the pages expire meanwhile.
+    pub(super) async fn list(
+        &self,
+        resource: &ApiResource,
+        scope: &Scope,
+        selector: &str,
+    ) -> Result<Vec<DynamicObject>> {
+        let mut all = Vec::new();
+        for namespace in scope.namespaces() {
+            all.extend(self.list_one(resource, namespace, selector).await?);
+        }
+        Ok(all)
+    }
+
+    async fn list_one(
+        &self,
+        resource: &ApiResource,
+        namespace: Option<&str>,
+        selector: &str,
+    ) -> Result<Vec<DynamicObject>> {
+        let api = self.api(resource, namespace);
+        let mut found = Vec::new();
+        let mut page = ListParams::default().labels(selector).limit(PAGE);
+        loop {
+            match api.list(&page).await {
+                Ok(list) => {
+                    found.extend(list.items);
+                    match list.metadata.continue_.filter(|token| !token.is_empty()) {
+                        Some(token) => page.continue_token = Some(token),
+                        None => return Ok(found),
+                    }
+                }
+                Err(error) => {
+                    let namespace = namespace.unwrap_or_default();
+                    let error = failed("list", resource, namespace, "", error);
+                    let expired = error.reason() == Reason::PageTokenExpired;
+                    if !expired || page.continue_token.take().is_none() {
+                        return Err(error);
+                    }
+                    found.clear();
+                }
+            }
+        }
+    }
+
+    pub(super) async fn create(
+        &self,
+        resource: &ApiResource,
+        object: &DynamicObject,
+    ) -> Result<DynamicObject> {
+        let namespace = object.namespace().unwrap_or_default();
+        let api = self.api(resource, Some(&namespace));
+        let created = api.create(&PostParams::default(), object).await;
+        created.map_err(|error| failed("create", resource, &namespace, &object.name_any(), error))
+    }
+
+    /// Creates a part of an ingress. `AlreadyExists` only if the ingress has such a part meanwhile, so that to look again
+    /// helps.
+    pub(super) async fn create_part(
+        &self,
+        kind: Kind,
+        object: &DynamicObject,
+    ) -> Result<DynamicObject> {
+        let resource = kind.resource();
+        let error = match self.create(&resource, object).await {
+            Err(error) if error.reason() == Reason::AlreadyExists => error,
+            other => return other,
+        };
+        let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+        match self.get(&resource, &namespace, &name).await? {
+            Some(other) if meta::ingress_of(&other) != meta::ingress_of(object) => {
+                let kind = kind.name();
+                let message = format!("a {kind} {name:?} of somebody else is in the way");
+                Err(Error::new(Reason::Precondition, message).with_resource(kind, name))
+            }
+            Some(_) | None => Err(error),
+        }
+    }
+
+    /// A merge patch.
+    pub(super) async fn patch(
+        &self,
+        resource: &ApiResource,
+        object: &DynamicObject,
+        patch: &Value,
+    ) -> Result<DynamicObject> {
+        let namespace = object.namespace().unwrap_or_default();
+        let name = object.name_any();
+        let api = self.api(resource, Some(&namespace));
+        let patched = api
+            .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
+            .await;
+        patched.map_err(|error| failed("patch", resource, &namespace, &name, error))
+    }
+
+    /// Deletes this very object, as it is (`unchanged`) or not. Whether it was there.
+    pub(super) async fn delete(
+        &self,
+        resource: &ApiResource,
+        object: &DynamicObject,
+        unchanged: bool,
+    ) -> Result<bool> {
+        let namespace = object.namespace().unwrap_or_default();
+        let name = object.name_any();
+        let params = DeleteParams::default().preconditions(Preconditions {
+            uid: object.uid(),
+            resource_version: object.resource_version().filter(|_| unchanged),
+        });
+        let api = self.api(resource, Some(&namespace));
+        match api.delete(&name, &params).await {
+            Ok(_) => Ok(true),
+            Err(error) => match failed("delete", resource, &namespace, &name, error) {
+                error if error.reason() == Reason::NotFound => Ok(false),
+                error => Err(error),
+            },
+        }
+    }
+
+    /// The objects of an ingress, without those that follow from others: ours first, then by name.
+    pub(super) async fn of_ingress(
+        &self,
+        kind: Kind,
+        namespace: &str,
+        ingress: &str,
+    ) -> Result<Vec<DynamicObject>> {
+        let mut all = self.with_followers(kind, namespace, ingress).await?;
+        all.retain(|object| !route::is_behind(object));
+        Ok(all)
+    }
+
+    pub(super) async fn with_followers(
+        &self,
+        kind: Kind,
+        namespace: &str,
+        ingress: &str,
+    ) -> Result<Vec<DynamicObject>> {
+        let resource = kind.resource();
+        let mut all = match kind {
+            Kind::Ingress => Vec::new(),
+            Kind::HttpRoute | Kind::VirtualService => {
+                let selector = format!("{INGRESS}={}", meta::label(ingress));
+                let scope = Scope::of(namespace);
+                self.list(&resource, &scope, &selector).await?
+            }
+        };
+        let known = |object: &DynamicObject| object.name_any() == ingress;
+        if !all.iter().any(known) {
+            all.extend(self.get(&resource, namespace, ingress).await?);
+        }
+        if kind != Kind::Ingress {
+            all.retain(|object| meta::ingress_of(object) == ingress);
+        }
+        all.sort_by_key(|object| (!meta::is_ours(object), object.name_any()));
+        Ok(all)
+    }
+}
+
+/// The hosts that an object routes.
+pub(super) fn hosts(kind: Kind, object: &DynamicObject) -> Vec<String> {
+    match kind {
+        Kind::Ingress => super::kubernetes::hosts(object)
+            .map(str::to_owned)
+            .collect(),
+        Kind::HttpRoute => route::hosts(object),
+        Kind::VirtualService => virtual_service::hosts(object),
+    }
+}
+
+pub(super) fn not_found(namespace: &str, ingress: &str) -> Error {
+    Error::not_found("ingress", format!("{namespace}/{ingress}"))
+}
+
+fn failed(
+    verb: &'static str,
+    resource: &ApiResource,
+    namespace: &str,
+    name: &str,
+    error: kube::Error,
+) -> Error {
+    of_kube(&Call::new(verb, &rbac(resource), namespace, name), error)
+}
+
+/// The error of a call. A creation that finds no such kind is told like any other call that does not find it.
+pub(super) fn of_kube(call: &Call, error: kube::Error) -> Error {
+    let lacks_kind = match &error {
+        kube::Error::Api(status) => {
+            let details = status.details.as_ref();
+            status.code == 404 && details.is_none_or(|it| it.kind != "namespaces")
+        }
+        _ => false,
+    };
+    let error = errors::of(call, error);
+    if !lacks_kind {
+        return error;
+    }
+    Error::new(Reason::NotFound, error.message()).with_resource(&call.kind, &call.name)
+}
+
+/// A kind as permissions name it.
+fn rbac(resource: &ApiResource) -> String {
+    format!("{}.{}", resource.plural, resource.group)
+}

@@ -1,0 +1,190 @@
+//! The objects that hold rules, as the writer reads and writes them.
+
+use async_trait::async_trait;
+use drover_core::{Error, Result};
+use kube::{ResourceExt, core::DynamicObject};
+
+use super::{
+    discovery::Kind,
+    followers, hosts, kubernetes, meta,
+    objects::{self, Objects},
+    route,
+    rule::{Paths, Rules},
+    upstreams, virtual_service,
+    writer::{Object, State},
+};
+
+/// The Ingress of a name, with all its hosts.
+pub(super) struct IngressObject {
+    pub(super) objects: Objects,
+    pub(super) namespace: String,
+    pub(super) name: String,
+}
+
+#[async_trait]
+impl Object for IngressObject {
+    type Version = DynamicObject;
+
+    async fn read(&self) -> Result<State<DynamicObject>> {
+        let kind = Kind::Ingress.resource();
+        let found = self.objects.get(&kind, &self.namespace, &self.name).await?;
+        found
+            .map(|object| State {
+                rules: kubernetes::rules(&object),
+                version: object,
+            })
+            .ok_or_else(|| objects::not_found(&self.namespace, &self.name))
+    }
+
+    async fn admit(&self, _: &DynamicObject, host: &str) -> Result<()> {
+        let hosts = [host].into();
+        let Self {
+            objects,
+            namespace,
+            name,
+        } = self;
+        hosts::check_free(objects, Kind::Ingress, namespace, name, &hosts).await
+    }
+
+    async fn write(
+        &self,
+        state: &State<DynamicObject>,
+        rules: &Rules,
+    ) -> Result<State<DynamicObject>> {
+        let patch = kubernetes::patch(&state.version, &state.rules, rules);
+        let kind = Kind::Ingress.resource();
+        let written = self.objects.patch(&kind, &state.version, &patch).await?;
+        Ok(State {
+            rules: kubernetes::rules(&written),
+            version: written,
+        })
+    }
+}
+
+/// The one object of several that holds a host of an ingress.
+pub(super) struct HostObject {
+    pub(super) objects: Objects,
+    pub(super) kind: Kind,
+    pub(super) namespace: String,
+    pub(super) ingress: String,
+    pub(super) host: String,
+}
+
+/// Where a host is.
+pub(super) enum Place {
+    In(Box<DynamicObject>),
+    /// Nowhere yet.
+    Nowhere {
+        /// Another object of the ingress, which the new one will be like.
+        like: Box<DynamicObject>,
+        /// HTTPRoutes that an earlier leading one left behind, and that one.
+        routes: usize,
+    },
+}
+
+impl HostObject {
+    async fn state(&self, object: DynamicObject) -> Result<State<Place>> {
+        let rules = rules(&self.objects, self.kind, &object).await?;
+        let own = rules.into_iter().filter(|(host, _)| *host == self.host);
+        Ok(State {
+            rules: own.collect(),
+            version: Place::In(Box::new(object)),
+        })
+    }
+
+    fn new_object(&self, like: &DynamicObject, routes: usize, paths: &Paths) -> DynamicObject {
+        let name = route::name_for(&self.ingress, &self.host);
+        let metadata = meta::part(&like.metadata, &self.ingress, name);
+        if self.kind == Kind::VirtualService {
+            return virtual_service::object(metadata, &self.host, paths, None);
+        }
+        let parents = &like.data["spec"]["parentRefs"];
+        route::leading(metadata, &self.host, parents, paths, routes)
+    }
+}
+
+#[async_trait]
+impl Object for HostObject {
+    type Version = Place;
+
+    async fn read(&self) -> Result<State<Place>> {
+        let Self {
+            objects,
+            kind,
+            namespace,
+            ingress,
+            host,
+        } = self;
+        let all = objects.with_followers(*kind, namespace, ingress).await?;
+        let (behind, mut leading): (Vec<_>, Vec<_>) = all.into_iter().partition(route::is_behind);
+        let holds = |object: &DynamicObject| objects::hosts(*kind, object).contains(host);
+        if let Some(at) = leading.iter().position(holds) {
+            return self.state(leading.swap_remove(at)).await;
+        }
+        let Some(like) = leading.into_iter().next() else {
+            return Err(objects::not_found(namespace, ingress));
+        };
+        Ok(State {
+            rules: Rules::new(),
+            version: Place::Nowhere {
+                like: Box::new(like),
+                routes: route::count(behind.iter().filter(|object| holds(object))),
+            },
+        })
+    }
+
+    async fn admit(&self, _: &Place, host: &str) -> Result<()> {
+        let hosts = [host].into();
+        hosts::check_free(
+            &self.objects,
+            self.kind,
+            &self.namespace,
+            &self.ingress,
+            &hosts,
+        )
+        .await
+    }
+
+    async fn write(&self, state: &State<Place>, rules: &Rules) -> Result<State<Place>> {
+        let paths = rules
+            .get(&self.host)
+            .ok_or_else(|| Error::internal("a host was written that nobody changed"))?;
+        let written = match &state.version {
+            Place::In(object) => {
+                let patch = match self.kind {
+                    Kind::VirtualService => virtual_service::patch(object, paths),
+                    Kind::HttpRoute | Kind::Ingress => route::patch(object, paths)?,
+                };
+                let kind = self.kind.resource();
+                self.objects.patch(&kind, object, &patch).await?
+            }
+            Place::Nowhere { like, routes } => {
+                let object = self.new_object(like, *routes, paths);
+                self.objects.create_part(self.kind, &object).await?
+            }
+        };
+        if self.kind == Kind::HttpRoute {
+            followers::complete(&self.objects, &written)
+                .await
+                .map_err(|error| {
+                    // The truth is written, so that nobody may take this for a refusal.
+                    let what = "the rule is written, but not all HTTPRoutes show it yet";
+                    Error::unavailable(format!("{what}: {}", error.message()))
+                })?;
+        }
+        self.state(written).await
+    }
+}
+
+/// The rules that one object holds.
+pub(super) async fn rules(objects: &Objects, kind: Kind, object: &DynamicObject) -> Result<Rules> {
+    match kind {
+        Kind::Ingress => Ok(kubernetes::rules(object)),
+        Kind::HttpRoute => route::rules(object),
+        Kind::VirtualService => {
+            let namespace = object.namespace().unwrap_or_default();
+            let known = upstreams::known(objects, &namespace, object).await?;
+            Ok(virtual_service::rules(object, &known))
+        }
+    }
+}

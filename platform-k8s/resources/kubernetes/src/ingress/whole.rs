@@ -1,0 +1,395 @@
+//! Ingresses as a whole.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use async_trait::async_trait;
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use drover_core::{Error, Reason, Result};
+use drover_proto::kubernetes::v1 as api;
+use drover_resources::parts::Ingresses;
+use kube::{ResourceExt, core::DynamicObject};
+use prost::Message as _;
+
+use super::{
+    IngressBackends, Kind, Paths, discovery, hosts, kubernetes, meta, objects, request, route,
+    rule::{self, Change, Rules},
+    store, virtual_service,
+};
+use crate::convert;
+
+/// Ingresses in a page where the request does not say, and at most.
+const PAGE: usize = 500;
+const MAX_PAGE: usize = 1_000;
+/// Most bytes of a page, but for one ingress: below what a client takes in one message.
+const MAX_PAGE_BYTES: usize = 1024 * 1024;
+
+impl IngressBackends {
+    async fn make(&self, kind: Kind, ingress: &api::Ingress) -> Result<api::Ingress> {
+        let metadata = ingress.metadata.clone().unwrap_or_default();
+        let (namespace, name) = (&metadata.namespace, &metadata.name);
+        let rules = self.new_rules(kind, namespace, ingress).await?;
+        let class_name = match ingress.class_name.as_str() {
+            "" => self.options.class_name.as_str(),
+            given => given,
+        };
+        let built = new_objects(kind, &metadata, &rules, &ingress.tls, class_name)?;
+        if !self
+            .objects
+            .of_ingress(kind, namespace, name)
+            .await?
+            .is_empty()
+        {
+            return Err(exists(namespace, name));
+        }
+        let hosts: BTreeSet<&str> = rules.keys().map(String::as_str).collect();
+        hosts::check_free(&self.objects, kind, namespace, name, &hosts).await?;
+        let mut created: Vec<DynamicObject> = Vec::with_capacity(built.len());
+        for object in &built {
+            match self.objects.create_part(kind, object).await {
+                Ok(object) => created.push(object),
+                Err(error) => {
+                    self.undo(kind, &created).await;
+                    return Err(match error.reason() {
+                        Reason::AlreadyExists => exists(namespace, name),
+                        _ => error,
+                    });
+                }
+            }
+        }
+        if kind == Kind::HttpRoute {
+            for leading in &created {
+                super::followers::complete(&self.objects, leading).await?;
+            }
+        }
+        self.answer(kind, (namespace, name), created, &mut BTreeMap::new())
+            .await
+    }
+
+    /// Removes what was created of an ingress that could not be created whole.
+    async fn undo(&self, kind: Kind, created: &[DynamicObject]) {
+        for object in created {
+            if let Err(error) = self.objects.delete(&kind.resource(), object, true).await {
+                let name = object.name_any();
+                tracing::warn!(kind = kind.name(), name, %error, "part of an ingress stays");
+            }
+        }
+    }
+
+    async fn new_rules(
+        &self,
+        kind: Kind,
+        namespace: &str,
+        ingress: &api::Ingress,
+    ) -> Result<Rules> {
+        if ingress.rules.is_empty() {
+            let why = "is required: at least one, which may be without paths";
+            return Err(Error::invalid("ingress.rules", why));
+        }
+        let mut rules = Rules::new();
+        for (index, wanted) in ingress.rules.iter().enumerate() {
+            let field = format!("ingress.rules[{index}].paths");
+            let paths = request::paths(&field, &wanted.paths, kind, namespace)?;
+            let targets = self.targets(kind, namespace);
+            let paths = match kind {
+                // It may be made before what it leads to, as Kubernetes has it.
+                Kind::Ingress => paths,
+                Kind::HttpRoute | Kind::VirtualService => targets.find(&field, &paths).await?,
+            };
+            rule::apply(&mut rules, &wanted.host, &Change::Upsert(paths))?;
+        }
+        Ok(rules)
+    }
+
+    /// The message of an ingress. `gateways` remembers addresses.
+    async fn answer(
+        &self,
+        kind: Kind,
+        (namespace, name): (&str, &str),
+        objects: Vec<DynamicObject>,
+        gateways: &mut BTreeMap<String, Vec<String>>,
+    ) -> Result<api::Ingress> {
+        let mut rules = Rules::new();
+        for object in &objects {
+            for (host, paths) in store::rules(&self.objects, kind, object).await? {
+                rules.entry(host).or_insert(paths);
+            }
+        }
+        let mut ingress = match (kind, objects.first()) {
+            (Kind::Ingress, Some(object)) => kubernetes::about(object),
+            (Kind::HttpRoute, Some(object)) => {
+                let parents = route::parents(object);
+                let class_name = parents.first().map(|(name, _)| name.clone());
+                let mut addresses = Vec::new();
+                for (name, _) in parents {
+                    for address in self.addresses(&name, gateways).await? {
+                        if !addresses.contains(&address) {
+                            addresses.push(address);
+                        }
+                    }
+                }
+                api::Ingress {
+                    class_name: class_name.unwrap_or_default(),
+                    addresses,
+                    ..api::Ingress::default()
+                }
+            }
+            (Kind::VirtualService, Some(_)) => api::Ingress {
+                tls: certificates(&objects),
+                ..api::Ingress::default()
+            },
+            (_, None) => return Err(objects::not_found(namespace, name)),
+        };
+        ingress.metadata = Some(meta::answer(name, &objects));
+        ingress.rules = rules
+            .iter()
+            .map(|(host, paths)| paths.answer(host))
+            .collect();
+        ingress.backend = kind.backend().into();
+        Ok(ingress)
+    }
+
+    /// Addresses of a Gateway; none if it is not there.
+    async fn addresses(
+        &self,
+        gateway: &str,
+        known: &mut BTreeMap<String, Vec<String>>,
+    ) -> Result<Vec<String>> {
+        if let Some(addresses) = known.get(gateway) {
+            return Ok(addresses.clone());
+        }
+        let (namespace, name) = gateway.split_once('/').unwrap_or_default();
+        let kind = discovery::resource("gateway.networking.k8s.io", "v1", "Gateway", "gateways");
+        let found = self.objects.get(&kind, namespace, name).await?;
+        let addresses: Vec<String> = found
+            .iter()
+            .flat_map(|found| found.data["status"]["addresses"].as_array())
+            .flatten()
+            .filter_map(|address| address["value"].as_str().map(str::to_owned))
+            .collect();
+        known.insert(gateway.to_owned(), addresses.clone());
+        Ok(addresses)
+    }
+
+    async fn page(
+        &self,
+        kind: Kind,
+        request: &api::ListIngressesRequest,
+    ) -> Result<api::ListIngressesResponse> {
+        let selector = convert::selector_text("selector", request.selector.as_ref())?;
+        let query = meta::hash(&format!("{} {} {selector}", kind.name(), request.namespace));
+        let after = position(&request.page_token, &query)?;
+        let scope = match request.namespace.as_str() {
+            "" => self.objects.everywhere(),
+            namespace => objects::Scope::of(namespace),
+        };
+        let found = self
+            .objects
+            .list(&kind.resource(), &scope, &selector)
+            .await?;
+        let mut groups: BTreeMap<(String, String), Vec<DynamicObject>> = BTreeMap::new();
+        for object in found.into_iter().filter(|object| !route::is_behind(object)) {
+            let name = match kind {
+                Kind::Ingress => object.name_any(),
+                Kind::HttpRoute | Kind::VirtualService => meta::ingress_of(&object),
+            };
+            let at = (object.namespace().unwrap_or_default(), name);
+            if after.as_ref().is_none_or(|after| at > *after) {
+                groups.entry(at).or_default().push(object);
+            }
+        }
+        let most = match usize::try_from(request.page_size) {
+            Ok(0) => PAGE,
+            Ok(size) => size.min(MAX_PAGE),
+            Err(_) => return Err(Error::invalid("page_size", "is negative")),
+        };
+        let (mut page, mut bytes) = (api::ListIngressesResponse::default(), 0);
+        let mut gateways = BTreeMap::new();
+        let mut last = None;
+        for (at, mut objects) in groups {
+            if page.ingresses.len() == most || bytes >= MAX_PAGE_BYTES {
+                page.next_page_token = token(&query, last.as_ref());
+                break;
+            }
+            objects.sort_by_key(|object| (!meta::is_ours(object), object.name_any()));
+            let ingress = self
+                .answer(kind, (&at.0, &at.1), objects, &mut gateways)
+                .await?;
+            bytes += ingress.encoded_len();
+            page.ingresses.push(ingress);
+            last = Some(at);
+        }
+        Ok(page)
+    }
+
+    async fn remove_whole(&self, kind: Kind, request: &api::DeleteIngressRequest) -> Result<bool> {
+        let api::DeleteIngressRequest {
+            namespace, name, ..
+        } = request;
+        let all = self.objects.with_followers(kind, namespace, name).await?;
+        // Leading ones first: without them nobody completes what is behind.
+        let (behind, leading): (Vec<_>, Vec<_>) = all.into_iter().partition(route::is_behind);
+        let mut existed = false;
+        for object in leading.iter().chain(&behind) {
+            existed |= self.objects.delete(&kind.resource(), object, false).await?;
+        }
+        Ok(existed)
+    }
+}
+
+fn exists(namespace: &str, name: &str) -> Error {
+    let name = format!("{namespace}/{name}");
+    let message = format!("there is an ingress {name:?} already");
+    Error::new(Reason::AlreadyExists, message).with_resource("ingress", name)
+}
+
+/// The objects of a new ingress.
+fn new_objects(
+    kind: Kind,
+    metadata: &api::Metadata,
+    rules: &Rules,
+    tls: &[api::IngressTls],
+    class_name: &str,
+) -> Result<Vec<DynamicObject>> {
+    let base = convert::object_meta(Some(metadata.clone()));
+    let name = &metadata.name;
+    // The first one has the name of the ingress, so that only one can be made of that name.
+    let part = |at: usize, host: &str| {
+        let named = if at == 0 {
+            name.clone()
+        } else {
+            route::name_for(name, host)
+        };
+        meta::part(&base, name, named)
+    };
+    match kind {
+        Kind::Ingress => Ok(vec![kubernetes::object(
+            base.clone(),
+            rules,
+            tls,
+            class_name,
+        )?]),
+        Kind::HttpRoute => {
+            if !tls.is_empty() {
+                let why = "certificates of HTTPRoutes stand in the listeners of their Gateway";
+                return Err(Error::invalid("ingress.tls", why));
+            }
+            let parents = route::parent(class_name).ok_or_else(|| {
+                let why = "names the Gateway of HTTPRoutes, as NAMESPACE/NAME";
+                Error::invalid("ingress.class_name", why)
+            })?;
+            let leading = |(at, (host, paths)): (usize, (&String, &Paths))| {
+                route::leading(part(at, host), host, &parents, paths, 1)
+            };
+            Ok(rules.iter().enumerate().map(leading).collect())
+        }
+        Kind::VirtualService => {
+            if !class_name.is_empty() {
+                let why = "VirtualServices have none: Gloo's gateways choose them";
+                return Err(Error::invalid("ingress.class_name", why));
+            }
+            check_certificates(rules, tls)?;
+            let service = |(at, (host, paths)): (usize, (&String, &Paths))| {
+                let tls = tls.iter().find(|tls| tls.hosts.contains(host));
+                virtual_service::object(part(at, host), host, paths, tls)
+            };
+            Ok(rules.iter().enumerate().map(service).collect())
+        }
+    }
+}
+
+/// A VirtualService has one certificate, for the host that it routes.
+fn check_certificates(rules: &Rules, tls: &[api::IngressTls]) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    for (index, tls) in tls.iter().enumerate() {
+        for (at, host) in tls.hosts.iter().enumerate() {
+            let why = if !rules.contains_key(host) {
+                "no rule has this host, and a VirtualService has certificates for its host only"
+            } else if !seen.insert(host) {
+                "another entry has this host, and a VirtualService has one certificate"
+            } else {
+                continue;
+            };
+            let field = format!("ingress.tls[{index}].hosts[{at}]");
+            return Err(Error::invalid(field, why));
+        }
+    }
+    Ok(())
+}
+
+/// The certificates of all VirtualServices, one entry for each secret.
+fn certificates(objects: &[DynamicObject]) -> Vec<api::IngressTls> {
+    let mut by_secret: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for tls in objects.iter().filter_map(virtual_service::tls) {
+        by_secret.entry(tls.secret).or_default().extend(tls.hosts);
+    }
+    let entry = |(secret, hosts): (String, BTreeSet<String>)| api::IngressTls {
+        hosts: hosts.into_iter().filter(|host| !host.is_empty()).collect(),
+        secret,
+    };
+    by_secret.into_iter().map(entry).collect()
+}
+
+fn token(query: &str, last: Option<&(String, String)>) -> String {
+    let (namespace, name) = last.map_or(("", ""), |(namespace, name)| (namespace, name));
+    URL_SAFE_NO_PAD.encode(format!("{query} {namespace} {name}"))
+}
+
+/// Namespace and name of the last ingress of the page before.
+fn position(token: &str, query: &str) -> Result<Option<(String, String)>> {
+    if token.is_empty() {
+        return Ok(None);
+    }
+    let invalid = |why: &str| Error::invalid("page_token", why);
+    let text = URL_SAFE_NO_PAD.decode(token).ok();
+    let text = text.and_then(|bytes| String::from_utf8(bytes).ok());
+    let parts: Vec<&str> = text.as_deref().unwrap_or_default().split(' ').collect();
+    match parts.as_slice() {
+        [of, namespace, name] if *of == query => {
+            Ok(Some(((*namespace).to_owned(), (*name).to_owned())))
+        }
+        [_, _, _] => Err(invalid("belongs to another query")),
+        _ => Err(invalid("was not given out by this server")),
+    }
+}
+
+#[async_trait]
+impl Ingresses for IngressBackends {
+    async fn create(
+        &self,
+        ingress: api::Ingress,
+        backend: api::IngressBackend,
+    ) -> Result<api::Ingress> {
+        let kind = self.discovery.kind(backend).await?;
+        let outcome = self.make(kind, &ingress).await;
+        self.explained(kind, outcome).await
+    }
+
+    async fn get(&self, request: api::GetIngressRequest) -> Result<api::Ingress> {
+        let kind = self.kind(request.backend).await?;
+        let outcome = async {
+            let api::GetIngressRequest {
+                namespace, name, ..
+            } = &request;
+            let all = self.objects.of_ingress(kind, namespace, name).await?;
+            self.answer(kind, (namespace, name), all, &mut BTreeMap::new())
+                .await
+        };
+        let outcome = outcome.await;
+        self.explained(kind, outcome).await
+    }
+
+    async fn list(&self, request: api::ListIngressesRequest) -> Result<api::ListIngressesResponse> {
+        let kind = self.kind(request.backend).await?;
+        let outcome = self.page(kind, &request).await;
+        self.explained(kind, outcome).await
+    }
+
+    async fn delete(&self, request: api::DeleteIngressRequest) -> Result<bool> {
+        let kind = self.kind(request.backend).await?;
+        let outcome = self.remove_whole(kind, &request).await;
+        self.explained(kind, outcome).await
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,80 @@
+use super::*;
+
+#[test]
+fn a_page_token_belongs_to_its_query() {
+    let last = ("n".to_owned(), "web".to_owned());
+    let given = token("query", Some(&last));
+    assert_eq!(position(&given, "query").unwrap(), Some(last));
+    assert_eq!(position("", "query").unwrap(), None);
+    for (token, query) in [(given.as_str(), "other"), ("%", "query"), ("YQ", "query")] {
+        let error = position(token, query).unwrap_err();
+        assert_eq!(error.fields()[0].field, "page_token", "{token} {query}");
+    }
+}
+
+fn two_hosts() -> Rules {
+    let hosts = ["a.example", "b.example"];
+    hosts
+        .map(|host| (host.to_owned(), rule::Paths::new()))
+        .into()
+}
+
+fn tls(hosts: &[&str], secret: &str) -> api::IngressTls {
+    api::IngressTls {
+        hosts: hosts.iter().map(|host| (*host).to_owned()).collect(),
+        secret: secret.to_owned(),
+    }
+}
+
+fn made(kind: Kind, tls: &[api::IngressTls], class_name: &str) -> Result<Vec<DynamicObject>> {
+    let metadata = api::Metadata {
+        name: "web".to_owned(),
+        namespace: "n".to_owned(),
+        labels: [("team".to_owned(), "blue".to_owned())].into(),
+        ..api::Metadata::default()
+    };
+    new_objects(kind, &metadata, &two_hosts(), tls, class_name)
+}
+
+#[test]
+fn each_host_of_an_ingress_has_an_object_where_objects_have_one_host() {
+    for (kind, class_name, objects) in [
+        (Kind::Ingress, "nginx", 1),
+        (Kind::HttpRoute, "n/gw", 2),
+        (Kind::VirtualService, "", 2),
+    ] {
+        let made = made(kind, &[], class_name).unwrap();
+        assert_eq!(made.len(), objects, "{kind:?}");
+        let names: BTreeSet<String> = made.iter().map(ResourceExt::name_any).collect();
+        assert!(names.contains("web") && names.len() == objects, "{names:?}");
+        for object in &made {
+            assert_eq!(meta::ingress_of(object), "web");
+            assert_eq!(object.labels()["team"], "blue");
+        }
+        let answer = meta::answer("web", &made);
+        assert_eq!((answer.name.as_str(), answer.labels.len()), ("web", 1));
+        assert_eq!(answer.annotations.len(), 0, "{:?}", answer.annotations);
+    }
+}
+
+#[test]
+fn what_a_kind_of_object_cannot_say_is_refused_with_its_field() {
+    let cert = [tls(&["a.example"], "cert")];
+    let other = [tls(&["c.example"], "cert")];
+    let twice = [
+        tls(&["a.example"], "cert"),
+        tls(&["b.example", "a.example"], "next"),
+    ];
+    for (kind, tls, class_name, field) in [
+        (Kind::HttpRoute, &cert[..], "n/gw", "ingress.tls"),
+        (Kind::HttpRoute, &[], "", "ingress.class_name"),
+        (Kind::HttpRoute, &[], "nginx", "ingress.class_name"),
+        (Kind::VirtualService, &[], "n/gw", "ingress.class_name"),
+        (Kind::VirtualService, &other, "", "ingress.tls[0].hosts[0]"),
+        (Kind::VirtualService, &twice, "", "ingress.tls[1].hosts[1]"),
+    ] {
+        let error = made(kind, tls, class_name).unwrap_err();
+        assert_eq!(error.fields()[0].field, field, "{kind:?}");
+    }
+    made(Kind::VirtualService, &cert, "").unwrap();
+}

@@ -1,0 +1,293 @@
+//! One writer for each object. Whoever wants a change queues it; the writer applies all that wait, one after the other, in
+//! one compare-and-swap, and gives each its own outcome. It ends as soon as nothing waits.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use drover_core::{Error, Reason, Result};
+use drover_proto::kubernetes::v1 as api;
+use parking_lot::Mutex;
+use tokio::{sync::oneshot, task::JoinSet};
+
+use super::rule::{self, Change, Rules};
+
+/// Longest pause after a conflict: another process has just written, and its own batch grows meanwhile.
+const MAX_PAUSE: Duration = Duration::from_millis(200);
+
+/// What holds rules and is written as a whole.
+#[async_trait]
+pub(super) trait Object: Send + Sync + 'static {
+    /// What a write is compared with.
+    type Version: Send + Sync;
+
+    async fn read(&self) -> Result<State<Self::Version>>;
+
+    /// Whether a host may be added.
+    async fn admit(&self, version: &Self::Version, host: &str) -> Result<()>;
+
+    /// Writes the rules if the object is still as it was read. `Conflict`, `AlreadyExists` and `NotFound` mean that it
+    /// is not, and that nothing was written.
+    async fn write(
+        &self,
+        state: &State<Self::Version>,
+        rules: &Rules,
+    ) -> Result<State<Self::Version>>;
+}
+
+/// An object as it was read or written.
+pub(super) struct State<V> {
+    pub(super) version: V,
+    pub(super) rules: Rules,
+}
+
+struct Waiting {
+    host: String,
+    change: Change,
+    reply: oneshot::Sender<Result<api::IngressRule>>,
+}
+
+/// Changes that wait for the writer of an object. An object with an entry has a writer.
+type Queues = Arc<Mutex<HashMap<String, Vec<Waiting>>>>;
+
+/// The writers of all objects of a kind. They end with it.
+#[derive(Default)]
+pub(super) struct Writers {
+    queues: Queues,
+    tasks: Mutex<JoinSet<()>>,
+}
+
+impl Writers {
+    /// Makes a change and answers the rule right after it. `key` says which object it is.
+    pub(super) async fn change<O: Object>(
+        &self,
+        key: String,
+        object: O,
+        host: &str,
+        change: Change,
+    ) -> Result<api::IngressRule> {
+        let (reply, answer) = oneshot::channel();
+        let waiting = Waiting {
+            host: host.to_owned(),
+            change,
+            reply,
+        };
+        let begins = match self.queues.lock().entry(key.clone()) {
+            Entry::Occupied(mut queue) => {
+                queue.get_mut().push(waiting);
+                false
+            }
+            Entry::Vacant(place) => {
+                place.insert(vec![waiting]);
+                true
+            }
+        };
+        if begins {
+            let place = Place {
+                queues: Arc::clone(&self.queues),
+                key,
+                left: AtomicBool::new(false),
+            };
+            let mut tasks = self.tasks.lock();
+            while tasks.try_join_next().is_some() {}
+            tasks.spawn(run(object, place));
+        }
+        answer.await.unwrap_or_else(|_| {
+            let ended = "the server ended while it wrote; the outcome is unknown";
+            Err(Error::unavailable(ended))
+        })
+    }
+
+    /// How many objects have a writer.
+    #[cfg(test)]
+    pub(super) fn running(&self) -> usize {
+        self.queues.lock().len()
+    }
+}
+
+/// The writer's place among the others, given up when it ends in any way.
+struct Place {
+    queues: Queues,
+    key: String,
+    /// Given up: it may already be another writer's.
+    left: AtomicBool,
+}
+
+impl Place {
+    /// What waits. `None`, and no longer a writer, if nothing does.
+    fn next(&self) -> Option<Vec<Waiting>> {
+        let mut queues = self.queues.lock();
+        let batch = std::mem::take(queues.get_mut(&self.key)?);
+        if batch.is_empty() {
+            queues.remove(&self.key);
+            self.left.store(true, Ordering::Relaxed);
+            return None;
+        }
+        Some(batch)
+    }
+
+    /// What came since, while the writer tries again.
+    fn more(&self) -> Vec<Waiting> {
+        let mut queues = self.queues.lock();
+        queues
+            .get_mut(&self.key)
+            .map(std::mem::take)
+            .unwrap_or_default()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // It was aborted or has panicked: whoever waits is told, and the next change gets a new writer.
+        if !self.left.load(Ordering::Relaxed) {
+            self.queues.lock().remove(&self.key);
+        }
+    }
+}
+
+async fn run<O: Object>(object: O, place: Place) {
+    let mut known = None;
+    while let Some(batch) = place.next() {
+        write(&object, &place, &mut known, batch, true).await;
+    }
+}
+
+/// Writes a batch, until it is done or nobody waits for it.
+fn write<'a, O: Object>(
+    object: &'a O,
+    place: &'a Place,
+    known: &'a mut Option<State<O::Version>>,
+    mut batch: Vec<Waiting>,
+    grows: bool,
+) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+    Box::pin(async move {
+        let mut conflicts = 0;
+        loop {
+            if grows && conflicts > 0 {
+                batch.extend(place.more());
+            }
+            batch.retain(|waiting| !waiting.reply.is_closed());
+            if batch.is_empty() {
+                return;
+            }
+            let remembered = known.take();
+            let fresh = remembered.is_none();
+            let before = match remembered {
+                Some(state) => state,
+                None => match object.read().await {
+                    Ok(state) => state,
+                    Err(error) => return refuse(batch, &error),
+                },
+            };
+            let mut after = before.rules.clone();
+            let outcomes = apply_all(object, &before.version, &mut after, &batch).await;
+            if after == before.rules {
+                // What somebody else wrote since would go unseen, because no write compares.
+                if !fresh {
+                    continue;
+                }
+                *known = Some(before);
+                return reply(batch, outcomes);
+            }
+            match object.write(&before, &after).await {
+                Ok(written) => {
+                    *known = Some(written);
+                    return reply(batch, outcomes);
+                }
+                Err(error) if has_changed(&error) => {
+                    pause(conflicts).await;
+                    conflicts += 1;
+                }
+                Err(error) if batch.len() > 1 && is_refused(&error) => {
+                    let rest = batch.split_off(batch.len() / 2);
+                    write(object, place, known, batch, false).await;
+                    return write(object, place, known, rest, false).await;
+                }
+                Err(error) => {
+                    let outcomes = outcomes.into_iter();
+                    let outcomes = outcomes.map(|outcome| outcome.and(Err(error.clone())));
+                    return reply(batch, outcomes.collect());
+                }
+            }
+        }
+    })
+}
+
+/// Applies the changes in turn. One that fails leaves the rules as they were.
+async fn apply_all<O: Object>(
+    object: &O,
+    version: &O::Version,
+    rules: &mut Rules,
+    batch: &[Waiting],
+) -> Vec<Result<api::IngressRule>> {
+    let mut outcomes = Vec::with_capacity(batch.len());
+    let mut refused: HashMap<&str, Error> = HashMap::new();
+    for Waiting { host, change, .. } in batch {
+        let adds = match change {
+            Change::Upsert(_) => !rules.contains_key(host),
+            Change::Remove(_) => false,
+        };
+        if adds && !refused.contains_key(host.as_str()) {
+            // Applied to nothing: what cannot be done is not asked about.
+            if let Err(error) = rule::apply(&mut Rules::new(), host, change) {
+                outcomes.push(Err(error));
+                continue;
+            }
+            if let Err(error) = object.admit(version, host).await {
+                refused.insert(host, error);
+            }
+        }
+        outcomes.push(match refused.get(host.as_str()).filter(|_| adds) {
+            Some(error) => Err(error.clone()),
+            None => rule::apply(rules, host, change),
+        });
+    }
+    outcomes
+}
+
+fn reply(batch: Vec<Waiting>, outcomes: Vec<Result<api::IngressRule>>) {
+    for (waiting, outcome) in batch.into_iter().zip(outcomes) {
+        // Whoever has gone does not want to know.
+        let _ = waiting.reply.send(outcome);
+    }
+}
+
+fn refuse(batch: Vec<Waiting>, error: &Error) {
+    for waiting in batch {
+        let _ = waiting.reply.send(Err(error.clone()));
+    }
+}
+
+/// Whether the object is no longer as it was read, so that nothing was written.
+fn has_changed(error: &Error) -> bool {
+    matches!(
+        error.reason(),
+        Reason::Conflict | Reason::AlreadyExists | Reason::NotFound
+    )
+}
+
+/// Whether nothing was written because of what was to be written, which may be the fault of one change alone.
+fn is_refused(error: &Error) -> bool {
+    matches!(
+        error.reason(),
+        Reason::Invalid | Reason::Precondition | Reason::QuotaExceeded
+    )
+}
+
+async fn pause(conflicts: u32) {
+    let most = Duration::from_millis(5)
+        .saturating_mul(1 << conflicts.min(8))
+        .min(MAX_PAUSE);
+    tokio::time::sleep(most.mul_f64(fastrand::f64())).await;
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,129 @@
+//! Network policies.
+
+use async_trait::async_trait;
+use drover_core::{Error, Result};
+use drover_proto::kubernetes::v1 as api;
+use drover_resources::parts::NetworkPolicies;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::api::DeleteParams;
+
+use crate::{
+    client::ApiClient,
+    convert::{self, selector_text},
+    errors::Fields,
+    objects::{Kind, Objects, Query, of_uid},
+};
+
+static KIND: Kind = Kind {
+    plural: "networkpolicies.networking.k8s.io",
+    name: "network policy",
+    fields: Fields {
+        object: "network_policy",
+        names: &[
+            ("].from[", "].peers["),
+            ("].to[", "].peers["),
+            ("ip_block.except", "ip_block.except_cidrs"),
+            ("].pod_selector", "].pods.selector"),
+            ("].namespace_selector", "].pods.namespace_selector"),
+            ("policy_types", "directions"),
+        ],
+    },
+};
+
+/// Policies that are read at once before they are deleted.
+const PAGE_SIZE: i32 = 500;
+
+/// The network policies of an API server.
+pub struct KubernetesNetworkPolicies(Objects<NetworkPolicy>);
+
+impl KubernetesNetworkPolicies {
+    /// The network policies that a client reaches.
+    #[must_use]
+    pub fn new(client: ApiClient) -> Self {
+        Self(Objects::new(client, &KIND))
+    }
+}
+
+#[async_trait]
+impl NetworkPolicies for KubernetesNetworkPolicies {
+    async fn create(&self, policy: api::NetworkPolicy) -> Result<api::NetworkPolicy> {
+        let policy = convert::to_network_policy(policy)?;
+        self.0.create(&policy).await.map(convert::network_policy)
+    }
+
+    async fn get(&self, namespace: &str, name: &str) -> Result<api::NetworkPolicy> {
+        let policy = self.0.get(namespace, name).await?;
+        Ok(convert::network_policy(policy))
+    }
+
+    async fn list(
+        &self,
+        request: api::ListNetworkPoliciesRequest,
+    ) -> Result<api::ListNetworkPoliciesResponse> {
+        let query = Query {
+            labels: selector_text("selector", request.selector.as_ref())?,
+            fields: String::new(),
+            page_size: request.page_size,
+            page_token: &request.page_token,
+        };
+        let page = self.0.page(&request.namespace, &query, convert::network_policy);
+        let page = page.await?;
+        Ok(api::ListNetworkPoliciesResponse {
+            network_policies: page.items,
+            next_page_token: page.next,
+        })
+    }
+
+    async fn delete(&self, namespace: &str, name: &str) -> Result<bool> {
+        self.0.existed(namespace, name).await
+    }
+
+    async fn delete_selected(
+        &self,
+        request: api::DeleteNetworkPoliciesRequest,
+    ) -> Result<Vec<String>> {
+        let labels = selector_text("selector", request.selector.as_ref())?;
+        if labels.is_empty() {
+            return Err(Error::invalid("selector", "is required"));
+        }
+        let namespace = &request.namespace;
+        let mut names = Vec::new();
+        for (name, uid) in self.selected(namespace, labels).await? {
+            let how = DeleteParams {
+                preconditions: of_uid(uid),
+                ..DeleteParams::default()
+            };
+            match self.0.delete(namespace, &name, &how).await {
+                Ok(Some(_)) => names.push(name),
+                Ok(None) => {}
+                // Another policy has this name now.
+                Err(error) if error.reason() == drover_core::Reason::RevisionMismatch => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(names)
+    }
+}
+
+impl KubernetesNetworkPolicies {
+    /// Names and uids of the policies that match, in order.
+    async fn selected(&self, namespace: &str, labels: String) -> Result<Vec<(String, String)>> {
+        let mut selected = Vec::new();
+        let mut token = String::new();
+        loop {
+            let query = Query {
+                labels: labels.clone(),
+                fields: String::new(),
+                page_size: PAGE_SIZE,
+                page_token: &token,
+            };
+            let page = self.0.page(namespace, &query, convert::network_policy).await?;
+            let metadata = page.items.into_iter().filter_map(|it| it.metadata);
+            selected.extend(metadata.map(|it| (it.name, it.uid)));
+            if page.next.is_empty() {
+                return Ok(selected);
+            }
+            token = page.next;
+        }
+    }
+}

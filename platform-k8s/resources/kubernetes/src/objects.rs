@@ -1,0 +1,247 @@
+//! The objects of one kind: read, listed in pages, made and deleted.
+
+use std::fmt::Debug;
+
+use drover_core::{Error, Reason, Result};
+use k8s_openapi::NamespaceResourceScope;
+use kube::{
+    Api, Resource,
+    api::{DeleteParams, ListParams, PostParams, Preconditions},
+    core::Status,
+};
+use prost::Message;
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{
+    client::{ApiClient, Call, escape},
+    errors::{self, Fields},
+};
+
+/// Size at which a page ends, in bytes.
+const MAX_PAGE_BYTES: usize = 1024 * 1024;
+/// Who changed a field, as Kubernetes notes it.
+pub(crate) const FIELD_MANAGER: &str = "drover";
+
+/// A kind of objects, and how it is called.
+pub(crate) struct Kind {
+    /// As in rules of RBAC.
+    pub(crate) plural: &'static str,
+    /// In errors.
+    pub(crate) name: &'static str,
+    pub(crate) fields: Fields,
+}
+
+impl Kind {
+    /// What an object is called in errors.
+    pub(crate) fn missing(&self, namespace: &str, name: &str) -> Error {
+        Error::not_found(self.name, full_name(namespace, name))
+    }
+
+    /// The error of a call that kube made.
+    pub(crate) fn failed(&self, call: &Call, error: kube::Error) -> Error {
+        let error = errors::of(call, error);
+        match error.reason() {
+            // Of a namespace that does not exist, Kubernetes says so in other words.
+            Reason::NotFound if error.resource().is_some_and(|(kind, _)| kind == self.plural) => {
+                self.missing(&call.namespace, &call.name)
+            }
+            Reason::AlreadyExists => {
+                let name = full_name(&call.namespace, &call.name);
+                let message = format!("there is a {} {name:?} already", self.name);
+                Error::new(Reason::AlreadyExists, message).with_resource(self.name, name)
+            }
+            _ => self.fields.of_request(call, error),
+        }
+    }
+}
+
+fn full_name(namespace: &str, name: &str) -> String {
+    if namespace.is_empty() {
+        return name.to_owned();
+    }
+    format!("{namespace}/{name}")
+}
+
+/// One page of a list.
+pub(crate) struct Page<T> {
+    pub(crate) items: Vec<T>,
+    pub(crate) next: String,
+}
+
+/// What a list selects.
+pub(crate) struct Query<'a> {
+    pub(crate) labels: String,
+    pub(crate) fields: String,
+    pub(crate) page_size: i32,
+    pub(crate) page_token: &'a str,
+}
+
+/// The objects of one kind.
+pub(crate) struct Objects<K> {
+    pub(crate) client: ApiClient,
+    pub(crate) kind: &'static Kind,
+    object: std::marker::PhantomData<fn() -> K>,
+}
+
+impl<K> Clone for Objects<K> {
+    fn clone(&self) -> Self {
+        Self::new(self.client.clone(), self.kind)
+    }
+}
+
+impl<K> Objects<K> {
+    pub(crate) fn new(client: ApiClient, kind: &'static Kind) -> Self {
+        Self {
+            client,
+            kind,
+            object: std::marker::PhantomData,
+        }
+    }
+
+    pub(crate) fn call(&self, verb: &'static str, namespace: &str, name: &str) -> Call {
+        Call::new(verb, self.kind.plural, namespace, name)
+    }
+}
+
+impl<K> Objects<K>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + Debug
+        + Serialize
+        + DeserializeOwned,
+{
+    /// Objects of a namespace; of all where it is empty.
+    pub(crate) fn api(&self, namespace: &str) -> Api<K> {
+        match namespace {
+            "" => Api::all(self.client.kube()),
+            namespace => Api::namespaced(self.client.kube(), &escape(namespace)),
+        }
+    }
+
+    pub(crate) async fn get(&self, namespace: &str, name: &str) -> Result<K> {
+        let got = self.api(namespace).get(&escape(name)).await;
+        got.map_err(|error| self.kind.failed(&self.call("get", namespace, name), error))
+    }
+
+    pub(crate) async fn create(&self, object: &K) -> Result<K> {
+        let (namespace, name) = names(object);
+        let call = self.call("create", &namespace, &name);
+        let made = self.api(&namespace).create(&post(), object).await;
+        made.map_err(|error| self.kind.failed(&call, error))
+    }
+
+    pub(crate) async fn replace(&self, object: &K) -> Result<K> {
+        let (namespace, name) = names(object);
+        let call = self.call("update", &namespace, &name);
+        let api = self.api(&namespace);
+        let made = api.replace(&escape(&name), &post(), object).await;
+        made.map_err(|error| self.kind.failed(&call, error))
+    }
+
+    /// Deletes an object, or begins to. `None` if there is none; else its uid, where it is known.
+    pub(crate) async fn delete(
+        &self,
+        namespace: &str,
+        name: &str,
+        how: &DeleteParams,
+    ) -> Result<Option<Option<String>>> {
+        let call = self.call("delete", namespace, name);
+        match self.api(namespace).delete(&escape(name), how).await {
+            Ok(deleted) => {
+                let of_status = |status: Status| status.details.map(|details| details.uid);
+                let uid = deleted.either(|object| object.meta().uid.clone(), of_status);
+                Ok(Some(uid.filter(|uid| !uid.is_empty())))
+            }
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+            Err(error) => {
+                let error = self.kind.failed(&call, error);
+                // In a deletion only the uid conflicts: the object of this name is another one now.
+                if error.reason() == Reason::Conflict && wants_uid(how) {
+                    let message = error.message().to_owned();
+                    return Err(Error::new(Reason::RevisionMismatch, message)
+                        .with_resource(self.kind.name, full_name(namespace, name)));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) async fn existed(&self, namespace: &str, name: &str) -> Result<bool> {
+        let deleted = self.delete(namespace, name, &DeleteParams::default()).await?;
+        Ok(deleted.is_some())
+    }
+
+    pub(crate) async fn page<T: Message>(
+        &self,
+        namespace: &str,
+        query: &Query<'_>,
+        convert: impl Fn(K) -> T,
+    ) -> Result<Page<T>> {
+        let call = self.call("list", namespace, "");
+        page(&self.api(namespace), self.kind, &call, query, convert).await
+    }
+}
+
+fn wants_uid(how: &DeleteParams) -> bool {
+    how.preconditions.as_ref().is_some_and(|it| it.uid.is_some())
+}
+
+/// Only the object with this uid.
+pub(crate) fn of_uid(uid: String) -> Option<Preconditions> {
+    (!uid.is_empty()).then_some(Preconditions {
+        resource_version: None,
+        uid: Some(uid),
+    })
+}
+
+/// A page, as large as asked for and not larger than answers may be.
+pub(crate) async fn page<K, T: Message>(
+    api: &Api<K>,
+    kind: &Kind,
+    call: &Call,
+    query: &Query<'_>,
+    convert: impl Fn(K) -> T,
+) -> Result<Page<T>>
+where
+    K: Clone + Debug + DeserializeOwned,
+{
+    let mut limit = u32::try_from(query.page_size).unwrap_or(0).max(1);
+    loop {
+        let parameters = ListParams {
+            label_selector: Some(query.labels.clone()).filter(|it| !it.is_empty()),
+            field_selector: Some(query.fields.clone()).filter(|it| !it.is_empty()),
+            limit: Some(limit),
+            continue_token: Some(query.page_token.to_owned()).filter(|it| !it.is_empty()),
+            ..ListParams::default()
+        };
+        let list = api.list(&parameters).await;
+        let list = list.map_err(|error| kind.failed(call, error))?;
+        let items: Vec<T> = list.items.into_iter().map(&convert).collect();
+        let mut size = 0;
+        let fits = items.iter().take_while(|item| {
+            size += item.encoded_len();
+            size <= MAX_PAGE_BYTES
+        });
+        let fits = fits.count().max(1);
+        if fits >= items.len() {
+            let next = list.metadata.continue_.unwrap_or_default();
+            return Ok(Page { items, next });
+        }
+        // Where the next page begins only the API server can say, so that it is asked for fewer.
+        limit = u32::try_from(fits).unwrap_or(1);
+    }
+}
+
+fn names<K: Resource>(object: &K) -> (String, String) {
+    let meta = object.meta();
+    let text = |it: &Option<String>| it.clone().unwrap_or_default();
+    (text(&meta.namespace), text(&meta.name))
+}
+
+pub(crate) fn post() -> PostParams {
+    PostParams {
+        dry_run: false,
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+    }
+}

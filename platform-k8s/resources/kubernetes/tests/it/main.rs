@@ -1,0 +1,14 @@
+//! The backend against a real API server.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on fails"
+)]
+
+mod bench;
+mod drain;
+mod ingress;
+mod inside;
+mod objects;
+mod wait;

@@ -1,0 +1,115 @@
+//! The connection to another server.
+
+use std::{sync::Arc, time::Duration};
+
+use drover_core::{Error, Result};
+use drover_tls::{Client, ClientSettings, client::Authorities, client::Identity, explain};
+use http::{Uri, uri::Scheme};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tonic::transport::{Channel, Endpoint};
+use tower::service_fn;
+
+use super::RemoteSettings;
+
+/// Time for a connection with its TLS handshake: a lost SYN is sent again after 1 s.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// How often a connection proves that it lives, and how long an answer may take.
+const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+pub(super) fn open(settings: &RemoteSettings) -> Result<Channel> {
+    let wrong = |why: &str| Error::invalid("endpoint", why.to_owned());
+    let uri: Uri = settings
+        .endpoint
+        .parse()
+        .map_err(|_| wrong("is no address; expected http://HOST:PORT or https://HOST:PORT"))?;
+    let host = uri.host().map(str::to_owned);
+    let Some(host) = host.filter(|host| !host.is_empty()) else {
+        return Err(wrong("has no host"));
+    };
+    let secure = match uri.scheme() {
+        Some(scheme) if *scheme == Scheme::HTTPS => true,
+        Some(scheme) if *scheme == Scheme::HTTP => false,
+        Some(_) | None => return Err(wrong("expected http:// or https://")),
+    };
+    let port = uri.port_u16().unwrap_or(if secure { 443 } else { 80 });
+    let tls = tls(settings, secure)?;
+    let name = settings.server_name.clone().unwrap_or_else(|| host.clone());
+    let (interval, timeout) = KEEP_ALIVE;
+    let endpoint = Endpoint::from(uri)
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(interval)
+        .keep_alive_timeout(timeout)
+        .keep_alive_while_idle(true);
+    let at = (host.trim_matches(['[', ']']).to_owned(), port);
+    Ok(match tls {
+        None => endpoint.connect_with_connector_lazy(service_fn(move |_: Uri| {
+            let at = at.clone();
+            async move { tcp(at).await.map(TokioIo::new) }
+        })),
+        Some(client) => endpoint.connect_with_connector_lazy(service_fn(move |_: Uri| {
+            let (at, client, name) = (at.clone(), client.clone(), name.clone());
+            async move {
+                handshake(client, name, tcp(at).await?)
+                    .await
+                    .map(TokioIo::new)
+            }
+        })),
+    })
+}
+
+fn tls(settings: &RemoteSettings, secure: bool) -> Result<Option<Arc<Client>>> {
+    let certificate = match (&settings.cert, &settings.key) {
+        (Some(cert), Some(key)) => Some(Identity::Files(cert.clone(), key.clone())),
+        (None, None) => None,
+        (Some(_), None) | (None, Some(_)) => {
+            return Err(Error::invalid("cert", "certificate and key go together"));
+        }
+    };
+    if !secure {
+        if certificate.is_some() || settings.ca.is_some() {
+            return Err(Error::invalid("endpoint", "certificates are for https://"));
+        }
+        return Ok(None);
+    }
+    let settings = ClientSettings {
+        authorities: settings
+            .ca
+            .clone()
+            .map_or(Authorities::System, Authorities::File),
+        certificate,
+        server_name: settings.server_name.clone(),
+        ..ClientSettings::default()
+    };
+    settings
+        .check()
+        .map_err(|why| Error::invalid("ca", why.to_string()))?;
+    Ok(Some(Arc::new(Client::new(settings))))
+}
+
+async fn tcp(at: (String, u16)) -> Result<TcpStream, BoxError> {
+    let stream = TcpStream::connect(at).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+async fn handshake(
+    client: Arc<Client>,
+    name: String,
+    stream: TcpStream,
+) -> Result<TlsStream<TcpStream>, BoxError> {
+    // Reading the files of the certificates blocks.
+    let ready = tokio::task::spawn_blocking(move || client.config()).await??;
+    let server = drover_tls::client::server_name(&name)?;
+    let connector = TlsConnector::from(ready.config.clone());
+    connector
+        .connect(server, stream)
+        .await
+        .map_err(|error| match explain::find(&error) {
+            Some(error) => explain::to_caller(error, &name, &ready).into(),
+            None => error.into(),
+        })
+}

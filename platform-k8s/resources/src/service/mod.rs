@@ -1,0 +1,178 @@
+//! The gRPC services over the parts of a cluster.
+
+mod access;
+mod configurations;
+mod ingresses;
+mod list;
+mod network_policies;
+mod nodes;
+mod pods;
+mod services;
+
+use std::{sync::Arc, time::Duration};
+
+use drover_convert::error::to_status;
+use drover_core::{Error, Reason, Result};
+use drover_proto::kubernetes::v1::{
+    configuration_service_server::ConfigurationServiceServer,
+    ingress_service_server::IngressServiceServer,
+    network_policy_service_server::NetworkPolicyServiceServer,
+    node_service_server::NodeServiceServer, pod_service_server::PodServiceServer,
+    service_service_server::ServiceServiceServer,
+};
+use drover_server::{Caller, Service as Server, Shutdown, access::Permission};
+use futures::{StreamExt, stream, stream::BoxStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::{Request, Response, Status};
+
+use crate::{Cluster, Served, parts::Answers};
+
+/// When a caller may try again whose wait or stream was one too many: others end at any time.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// The services of `drover.kubernetes.v1` over a cluster.
+#[derive(Clone)]
+pub struct Resources(Arc<Inner>);
+
+struct Inner {
+    cluster: Cluster,
+    served: Served,
+    waits: Arc<Semaphore>,
+    streams: Arc<Semaphore>,
+}
+
+impl Resources {
+    /// Serves a cluster within limits.
+    #[must_use]
+    pub fn new(cluster: Cluster, served: Served) -> Self {
+        let waits = Arc::new(Semaphore::new(served.max_waits));
+        let streams = Arc::new(Semaphore::new(served.max_streams));
+        Self(Arc::new(Inner {
+            cluster,
+            served,
+            waits,
+            streams,
+        }))
+    }
+
+    /// Adds the services to a server.
+    #[must_use]
+    pub fn add_to(&self, server: Server) -> Server {
+        server
+            .add(NodeServiceServer::new(self.clone()))
+            .add(PodServiceServer::new(self.clone()))
+            .add(ServiceServiceServer::new(self.clone()))
+            .add(IngressServiceServer::new(self.clone()))
+            .add(NetworkPolicyServiceServer::new(self.clone()))
+            .add(ConfigurationServiceServer::new(self.clone()))
+    }
+
+    fn cluster(&self) -> &Cluster {
+        &self.0.cluster
+    }
+
+    fn served(&self) -> &Served {
+        &self.0.served
+    }
+
+    fn call<T>(&self, request: &Request<T>, permission: Permission) -> Call {
+        Call {
+            resources: self.clone(),
+            caller: Caller::of(request),
+            permission,
+            shutdown: drover_server::shutdown(request),
+        }
+    }
+
+    fn wait_permit(&self) -> Result<OwnedSemaphorePermit> {
+        permit(&self.0.waits, "waits", self.0.served.max_waits)
+    }
+
+    fn stream_permit(&self) -> Result<OwnedSemaphorePermit> {
+        permit(
+            &self.0.streams,
+            "commands, files and logs",
+            self.0.served.max_streams,
+        )
+    }
+}
+
+fn permit(of: &Arc<Semaphore>, what: &str, most: usize) -> Result<OwnedSemaphorePermit> {
+    of.clone().try_acquire_owned().map_err(|_| {
+        let message = format!("this server has {most} {what} open already, which is its limit");
+        Error::new(Reason::Overloaded, message).with_retry_after(RETRY_AFTER)
+    })
+}
+
+/// What a handler knows of its call besides the message.
+#[derive(Clone)]
+struct Call {
+    resources: Resources,
+    caller: Caller,
+    permission: Permission,
+    shutdown: Shutdown,
+}
+
+impl Call {
+    /// Says in the audit log what the call is about, and refuses a namespace that is not the caller's or not served.
+    fn inside(&self, kind: &str, namespace: &str, name: &str) -> Result<()> {
+        self.caller.about(kind, &format!("{namespace}/{name}"));
+        self.may(Some(namespace))?;
+        self.resources.served().check(namespace)
+    }
+
+    /// The same for something without a namespace.
+    fn about(&self, kind: &str, name: &str) -> Result<()> {
+        self.caller.about(kind, name);
+        self.may(None)
+    }
+
+    fn may(&self, namespace: Option<&str>) -> Result<()> {
+        if self.caller.reaches(self.permission, namespace) {
+            return Ok(());
+        }
+        let message = match namespace {
+            Some(namespace) => {
+                format!("the namespace {namespace:?} is outside of what the caller may use")
+            }
+            None => "the caller may only use what is in some namespaces, and nodes are in none"
+                .to_owned(),
+        };
+        Err(Error::new(Reason::PermissionDenied, message))
+    }
+
+    /// Whether a list may show what is in this namespace.
+    fn sees(&self, namespace: &str) -> bool {
+        self.caller.reaches(self.permission, Some(namespace))
+            && self.resources.served().serves(namespace)
+    }
+
+    /// Answers of a stream, which ends when the server stops, with an error: it is not complete then.
+    fn stream<T: Send + 'static, A: 'static>(
+        &self,
+        answers: Answers<T>,
+        permit: OwnedSemaphorePermit,
+        wrap: fn(T) -> A,
+    ) -> BoxStream<'static, Result<A, Status>> {
+        let state = (Some(answers), self.shutdown.clone(), permit);
+        stream::unfold(state, move |(answers, shutdown, permit)| async move {
+            let mut answers = answers?;
+            let item = tokio::select! {
+                biased;
+                item = answers.next() => item?,
+                () = shutdown.cancelled() => Err(Error::unavailable("the server is stopping")),
+            };
+            let goes_on = item.is_ok().then_some(answers);
+            let item = item.map(wrap).map_err(|error| to_status(&error));
+            Some((item, (goes_on, shutdown, permit)))
+        })
+        .boxed()
+    }
+}
+
+/// Converts a result to a gRPC response.
+fn answer<T>(outcome: Result<T>) -> Result<Response<T>, Status> {
+    outcome
+        .map(Response::new)
+        .map_err(|error| to_status(&error))
+}
