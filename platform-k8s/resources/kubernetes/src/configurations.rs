@@ -56,7 +56,9 @@ impl Configurations for KubernetesConfigurations {
             page_size: request.page_size,
             page_token: &request.page_token,
         };
-        let page = self.0.page(&request.namespace, &query, convert::configuration);
+        let page = self
+            .0
+            .page(&request.namespace, &query, convert::configuration);
         let page = page.await?;
         Ok(api::ListConfigurationsResponse {
             configurations: page.items,

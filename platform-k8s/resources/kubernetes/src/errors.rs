@@ -20,7 +20,6 @@ use kube::core::{
 
 use serde_json::Value;
 
-
 /// Maximum size of an error response.
 pub const MAX_STATUS: usize = 64 * 1024;
 /// Characters of a plain text answer that are repeated.
@@ -56,7 +55,10 @@ pub fn told(code: StatusCode, headers: &HeaderMap, mut status: Status, line: &st
         .get(header::RETRY_AFTER)
         .and_then(|value| value.to_str().ok()?.trim().parse().ok());
     if let Some(seconds) = retry_after {
-        status.details.get_or_insert_with(no_details).retry_after_seconds = seconds;
+        status
+            .details
+            .get_or_insert_with(no_details)
+            .retry_after_seconds = seconds;
     }
     status
 }

@@ -39,8 +39,7 @@ pub(crate) async fn exec(
     start: api::ExecStart,
     input: Input,
 ) -> Result<Answers<ProcessOutput>> {
-    let (place, pod) =
-        Place::find(client, &start.namespace, &start.pod, &start.container).await?;
+    let (place, pod) = Place::find(client, &start.namespace, &start.pod, &start.container).await?;
     let call = place.call("create", "pods/exec");
     let parameters = AttachParams::default()
         .container(place.container.clone())

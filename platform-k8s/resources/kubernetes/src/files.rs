@@ -76,7 +76,10 @@ async fn size(client: &ApiClient, request: &api::ReadFileRequest) -> Result<Opti
     }
     let said = String::from_utf8_lossy(&said);
     let told = said.trim().split_once(' ').and_then(|(mode, size)| {
-        Some((u32::from_str_radix(mode, 16).ok()?, size.parse::<u64>().ok()?))
+        Some((
+            u32::from_str_radix(mode, 16).ok()?,
+            size.parse::<u64>().ok()?,
+        ))
     });
     match told.filter(|_| succeeded) {
         // A pipe or device has no end.
@@ -115,12 +118,11 @@ impl Reading {
                 Some(Output::Stderr(chunk)) => keep(&mut self.words, chunk),
                 Some(Output::ExitCode(0)) => {
                     self.ended = true;
-                    return (self.read == 0).then(|| {
-                        Ok(api::ReadFileResponse {
-                            chunk: None,
-                            total_size: Some(0),
-                        })
-                    });
+                    let empty = api::ReadFileResponse {
+                        chunk: None,
+                        total_size: Some(0),
+                    };
+                    return (self.read == 0).then_some(Ok(empty));
                 }
                 Some(Output::ExitCode(code)) => {
                     let words = String::from_utf8_lossy(&self.words);
@@ -141,7 +143,9 @@ fn keep(words: &mut Vec<u8>, chunk: Chunk) {
 /// Why `cat` failed. Its words are read, but not repeated.
 fn failed(path: &str, code: i32, words: &str, read: u64) -> Error {
     if read > 0 {
-        return Error::unavailable(format!("the file {path:?} was cut short after {read} bytes"));
+        return Error::unavailable(format!(
+            "the file {path:?} was cut short after {read} bytes"
+        ));
     }
     if [NOT_FOUND, NOT_EXECUTABLE].contains(&code) {
         let message = "the container has no command `cat`, which reads files for this call";
@@ -158,7 +162,9 @@ fn failed(path: &str, code: i32, words: &str, read: u64) -> Error {
         let message = format!("the user of the container may not read {path:?}");
         return Error::new(Reason::PermissionDenied, message).with_resource("file", path);
     }
-    Error::unavailable(format!("{path:?} could not be read: cat ended with exit code {code}"))
+    Error::unavailable(format!(
+        "{path:?} could not be read: cat ended with exit code {code}"
+    ))
 }
 
 fn not_a_file(path: &str) -> Error {
@@ -180,7 +186,10 @@ mod tests {
         let missing = "cat: can't open '/f': No such file or directory hunter2";
         assert_eq!(reason(1, missing, 0), Reason::FileNotFound);
         assert_eq!(reason(1, "cat: /f: Is a directory", 0), Reason::NotAFile);
-        assert_eq!(reason(1, "cat: /f: Permission denied", 0), Reason::PermissionDenied);
+        assert_eq!(
+            reason(1, "cat: /f: Permission denied", 0),
+            Reason::PermissionDenied
+        );
         assert_eq!(reason(127, "", 0), Reason::Precondition);
         assert_eq!(reason(1, missing, 7), Reason::Unavailable);
     }

@@ -43,7 +43,14 @@ pub(crate) async fn logs(
         // Opened as soon as it has started, with the first piece.
         return Ok(log.stream());
     }
-    log.run = log.place.status(&pod).and_then(|it| it.container_id.clone());
+    if !request.follow && !has_started(log.place.status(&pod)) {
+        // Of a pod without a node the API server answers an empty log.
+        return Err(log.place.not_running("has not started"));
+    }
+    log.run = log
+        .place
+        .status(&pod)
+        .and_then(|it| it.container_id.clone());
     let body = log.open().await;
     log.body = Some(body.map_err(|error| refused(&log.place, &pod, request.previous, error))?);
     Ok(log.stream())
@@ -248,7 +255,10 @@ impl Log {
             convert::phase(phase),
             api::PodPhase::Succeeded | api::PodPhase::Failed
         );
-        let policy = pod.spec.as_ref().and_then(|it| it.restart_policy.as_deref());
+        let policy = pod
+            .spec
+            .as_ref()
+            .and_then(|it| it.restart_policy.as_deref());
         let ended = state.and_then(|it| it.terminated.as_ref());
         let stays = ended.is_some_and(|ended| match policy {
             Some("Never") => true,

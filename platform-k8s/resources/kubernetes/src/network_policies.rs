@@ -66,7 +66,9 @@ impl NetworkPolicies for KubernetesNetworkPolicies {
             page_size: request.page_size,
             page_token: &request.page_token,
         };
-        let page = self.0.page(&request.namespace, &query, convert::network_policy);
+        let page = self
+            .0
+            .page(&request.namespace, &query, convert::network_policy);
         let page = page.await?;
         Ok(api::ListNetworkPoliciesResponse {
             network_policies: page.items,
@@ -117,7 +119,10 @@ impl KubernetesNetworkPolicies {
                 page_size: PAGE_SIZE,
                 page_token: &token,
             };
-            let page = self.0.page(namespace, &query, convert::network_policy).await?;
+            let page = self
+                .0
+                .page(namespace, &query, convert::network_policy)
+                .await?;
             let metadata = page.items.into_iter().filter_map(|it| it.metadata);
             selected.extend(metadata.map(|it| (it.name, it.uid)));
             if page.next.is_empty() {

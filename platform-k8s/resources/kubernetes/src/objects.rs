@@ -42,7 +42,11 @@ impl Kind {
         let error = errors::of(call, error);
         match error.reason() {
             // Of a namespace that does not exist, Kubernetes says so in other words.
-            Reason::NotFound if error.resource().is_some_and(|(kind, _)| kind == self.plural) => {
+            Reason::NotFound
+                if error
+                    .resource()
+                    .is_some_and(|(kind, _)| kind == self.plural) =>
+            {
                 self.missing(&call.namespace, &call.name)
             }
             Reason::AlreadyExists => {
@@ -168,7 +172,9 @@ where
     }
 
     pub(crate) async fn existed(&self, namespace: &str, name: &str) -> Result<bool> {
-        let deleted = self.delete(namespace, name, &DeleteParams::default()).await?;
+        let deleted = self
+            .delete(namespace, name, &DeleteParams::default())
+            .await?;
         Ok(deleted.is_some())
     }
 
@@ -184,7 +190,9 @@ where
 }
 
 fn wants_uid(how: &DeleteParams) -> bool {
-    how.preconditions.as_ref().is_some_and(|it| it.uid.is_some())
+    how.preconditions
+        .as_ref()
+        .is_some_and(|it| it.uid.is_some())
 }
 
 /// Only the object with this uid.

@@ -30,7 +30,9 @@ impl Place {
         pod: &str,
         container: &str,
     ) -> Result<(Self, Pod)> {
-        let found = Objects::<Pod>::new(client.clone(), &KIND).get(namespace, pod).await?;
+        let found = Objects::<Pod>::new(client.clone(), &KIND)
+            .get(namespace, pod)
+            .await?;
         let chosen = if container.is_empty() {
             default(&found)
         } else {

@@ -50,7 +50,10 @@ pub(crate) static KIND: Kind = Kind {
             ("dns_config.nameservers", "nameservers"),
             ("dns_config.searches", "search_domains"),
             ("dns_config", "nameservers"),
-            ("automount_service_account_token", "mount_service_account_token"),
+            (
+                "automount_service_account_token",
+                "mount_service_account_token",
+            ),
             ("grace_period_seconds", "grace_period"),
             ("initial_delay_seconds", "initial_delay"),
             ("period_seconds", "period"),
@@ -93,7 +96,10 @@ impl Pods for KubernetesPods {
             page_size: request.page_size,
             page_token: &request.page_token,
         };
-        let page = self.0.page(&request.namespace, &query, convert::pod).await?;
+        let page = self
+            .0
+            .page(&request.namespace, &query, convert::pod)
+            .await?;
         Ok(api::ListPodsResponse {
             pods: page.items,
             next_page_token: page.next,

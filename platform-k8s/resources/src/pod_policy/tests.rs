@@ -56,7 +56,7 @@ type Change = fn(&mut api::PodSpec);
 /// Each breach of the standard, its field, and whether the baseline level refuses it already.
 const BREACHES: &[(&str, bool, Change)] = &[
     ("pod.spec.host_network", true, |spec| {
-        spec.host_network = true
+        spec.host_network = true;
     }),
     ("pod.spec.volumes[0].host_path", true, |spec| {
         spec.volumes.push(api::Volume {

@@ -171,8 +171,8 @@ async fn load(
     };
     let digest = digest(&files).await;
     let namespace = config.default_namespace.clone();
-    let client =
-        client(config, limits).map_err(|error| unusable("the credentials cannot be used", &error))?;
+    let client = client(config, limits)
+        .map_err(|error| unusable("the credentials cannot be used", &error))?;
     Ok(LoadedCredentials {
         client,
         namespace,

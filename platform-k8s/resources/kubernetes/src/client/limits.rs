@@ -54,7 +54,10 @@ impl fmt::Display for LimitError {
             Self::Timeout(limit) => write!(f, "no answer within {} s", limit.as_secs_f64()),
             Self::CutOff(_) => f.write_str("the answer was cut off"),
             Self::Unreadable { line, column } => {
-                write!(f, "the answer cannot be read (line {line}, column {column})")
+                write!(
+                    f,
+                    "the answer cannot be read (line {line}, column {column})"
+                )
             }
         }
     }
@@ -246,11 +249,7 @@ impl Limits {
     }
 
     /// Reads the answer as far as it belongs to the call: failures always, what lasts never.
-    async fn read<B>(
-        &self,
-        answer: Response<B>,
-        span: Span,
-    ) -> Result<Response<Answer>, BoxError>
+    async fn read<B>(&self, answer: Response<B>, span: Span) -> Result<Response<Answer>, BoxError>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
@@ -260,7 +259,9 @@ impl Limits {
         if !succeeded {
             let limited = Limited::new(body, errors::MAX_STATUS).collect().await;
             // Without a readable body the status code still tells what is wrong.
-            let body = limited.map(|it| it.to_bytes()).unwrap_or_default();
+            let body = limited
+                .map(http_body_util::Collected::to_bytes)
+                .unwrap_or_default();
             let status = self.refuse(head.status, &head.headers, &body, span);
             let body = serde_json::to_vec(&status)?;
             let mut answer = Response::new(whole(body.into()));
@@ -320,7 +321,9 @@ impl Limits {
 }
 
 fn whole(body: Bytes) -> Answer {
-    Full::new(body).map_err(|never| match never {}).boxed_unsync()
+    Full::new(body)
+        .map_err(|never| match never {})
+        .boxed_unsync()
 }
 
 #[cfg(test)]

@@ -15,12 +15,16 @@ use super::{
 pub(super) fn to_affinity(field: &str, from: api::Affinity) -> Result<Affinity> {
     let path = |name: &str| format!("{field}.{name}");
     let required = each(&path("node_required"), from.node_required, to_node_term)?;
-    let preferred = each(&path("node_preferred"), from.node_preferred, |field, term| {
-        Ok(PreferredSchedulingTerm {
-            weight: weight(field, term.weight)?,
-            preference: to_node_term(field, term)?,
-        })
-    })?;
+    let preferred = each(
+        &path("node_preferred"),
+        from.node_preferred,
+        |field, term| {
+            Ok(PreferredSchedulingTerm {
+                weight: weight(field, term.weight)?,
+                preference: to_node_term(field, term)?,
+            })
+        },
+    )?;
     let near = to_pod_terms(
         (&path("pod_required"), from.pod_required),
         (&path("pod_preferred"), from.pod_preferred),

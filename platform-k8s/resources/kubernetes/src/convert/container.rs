@@ -168,7 +168,12 @@ fn to_env_from(field: &str, from: api::EnvSource) -> Result<EnvFromSource> {
     };
     let optional = from.optional.then_some(true);
     match from.source {
-        None => return Err(Error::invalid(field, "is required: configuration or secret")),
+        None => {
+            return Err(Error::invalid(
+                field,
+                "is required: configuration or secret",
+            ));
+        }
         Some(env_source::Source::Configuration(name)) => {
             source.config_map_ref = Some(ConfigMapEnvSource { name, optional });
         }
@@ -181,7 +186,10 @@ fn to_env_from(field: &str, from: api::EnvSource) -> Result<EnvFromSource> {
 
 fn env_from(from: EnvFromSource) -> api::EnvSource {
     let (source, optional) = if let Some(it) = from.config_map_ref {
-        (Some(env_source::Source::Configuration(it.name)), it.optional)
+        (
+            Some(env_source::Source::Configuration(it.name)),
+            it.optional,
+        )
     } else if let Some(it) = from.secret_ref {
         (Some(env_source::Source::Secret(it.name)), it.optional)
     } else {
@@ -268,9 +276,8 @@ fn security(from: SecurityContext) -> api::ContainerSecurity {
 
 fn to_probe(field: &str, from: api::Probe) -> Result<Probe> {
     let path = |name: &str| format!("{field}.{name}");
-    let count = |name: &str, value: Option<u32>| {
-        value.map(|value| number(&path(name), value)).transpose()
-    };
+    let count =
+        |name: &str, value: Option<u32>| value.map(|value| number(&path(name), value)).transpose();
     let mut probe = Probe {
         initial_delay_seconds: seconds_opt(&path("initial_delay"), from.initial_delay.as_ref())?,
         period_seconds: seconds_opt(&path("period"), from.period.as_ref())?,

@@ -68,12 +68,17 @@ pub(crate) fn object_meta(from: Option<api::Metadata>) -> ObjectMeta {
 }
 
 /// A selector as the API server reads it in a query: always the same text for the same requirements.
-pub(crate) fn selector_text(field: &str, selector: Option<&common::LabelSelector>) -> Result<String> {
+pub(crate) fn selector_text(
+    field: &str,
+    selector: Option<&common::LabelSelector>,
+) -> Result<String> {
     let Some(selector) = selector else {
         return Ok(String::new());
     };
     let labels = selector.match_labels.iter();
-    let mut terms: Vec<String> = labels.map(|(key, value)| format!("{key}={value}")).collect();
+    let mut terms: Vec<String> = labels
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
     for (at, one) in selector.match_expressions.iter().enumerate() {
         let field = format!("{field}.match_expressions[{at}]");
         let mut values = one.values.clone();
@@ -174,7 +179,9 @@ fn known<E: TryFrom<i32>>(field: &str, value: i32) -> Result<E> {
 /// What a word of Kubernetes stands for.
 fn named<T: Copy>(all: &[(&str, T)], word: Option<&str>) -> Option<T> {
     let word = word?;
-    all.iter().find(|(name, _)| *name == word).map(|(_, it)| *it)
+    all.iter()
+        .find(|(name, _)| *name == word)
+        .map(|(_, it)| *it)
 }
 
 fn protocol(field: &str, value: i32) -> Result<Option<String>> {
@@ -320,11 +327,7 @@ fn words(from: Option<String>) -> String {
 }
 
 /// Each of a list with its path.
-fn each<T, U>(
-    field: &str,
-    from: Vec<T>,
-    convert: impl Fn(&str, T) -> Result<U>,
-) -> Result<Vec<U>> {
+fn each<T, U>(field: &str, from: Vec<T>, convert: impl Fn(&str, T) -> Result<U>) -> Result<Vec<U>> {
     let all = from.into_iter().enumerate();
     all.map(|(at, one)| convert(&format!("{field}[{at}]"), one))
         .collect()

@@ -102,10 +102,11 @@ fn rule(
 }
 
 fn to_peer(field: &str, from: api::NetworkPeer) -> Result<NetworkPolicyPeer> {
-    let selector = |name: &str, from: Option<common::LabelSelector>| -> Result<Option<LabelSelector>> {
-        let field = format!("{field}.pods.{name}");
-        from.map(|from| to_label_selector(&field, from)).transpose()
-    };
+    let selector =
+        |name: &str, from: Option<common::LabelSelector>| -> Result<Option<LabelSelector>> {
+            let field = format!("{field}.pods.{name}");
+            from.map(|from| to_label_selector(&field, from)).transpose()
+        };
     match from.peer {
         None => Err(Error::invalid(field, "is required: pods or ip_block")),
         Some(Peer::Pods(it)) => {

@@ -22,7 +22,10 @@ pub(crate) fn node(from: Node) -> api::Node {
         taints: all(spec.taints, taint),
         capacity: quantities_of(status.capacity),
         allocatable: quantities_of(status.allocatable),
-        kubelet_version: status.node_info.map(|it| it.kubelet_version).unwrap_or_default(),
+        kubelet_version: status
+            .node_info
+            .map(|it| it.kubelet_version)
+            .unwrap_or_default(),
         provider_id: spec.provider_id.unwrap_or_default(),
     }
 }

@@ -148,7 +148,12 @@ const RUNTIME_DEFAULT: &str = "RuntimeDefault";
 fn to_security(from: api::PodSecurity) -> PodSecurityContext {
     let profile = from.seccomp_runtime_default.map(|default| SeccompProfile {
         localhost_profile: None,
-        type_: if default { RUNTIME_DEFAULT } else { "Unconfined" }.to_owned(),
+        type_: if default {
+            RUNTIME_DEFAULT
+        } else {
+            "Unconfined"
+        }
+        .to_owned(),
     });
     PodSecurityContext {
         run_as_user: from.run_as_user,

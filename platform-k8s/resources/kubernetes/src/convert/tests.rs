@@ -277,9 +277,18 @@ fn wrong_values_are_refused_with_their_field_and_panic_nowhere() {
     let cases: [(Breaks, &str); 8] = [
         (|it| it.restart_policy = 99, "pod.spec.restart_policy"),
         (|it| it.dns_policy = -1, "pod.spec.dns_policy"),
-        (|it| it.containers[0].ports[0].port = 70_000, "pod.spec.containers[0].ports[0].port"),
-        (|it| it.containers[0].env_from[1].source = None, "pod.spec.containers[0].env_from[1]"),
-        (|it| it.init_containers[0].image_pull_policy = 9, "pod.spec.init_containers[0].image_pull_policy"),
+        (
+            |it| it.containers[0].ports[0].port = 70_000,
+            "pod.spec.containers[0].ports[0].port",
+        ),
+        (
+            |it| it.containers[0].env_from[1].source = None,
+            "pod.spec.containers[0].env_from[1]",
+        ),
+        (
+            |it| it.init_containers[0].image_pull_policy = 9,
+            "pod.spec.init_containers[0].image_pull_policy",
+        ),
         (|it| it.volumes[2].source = None, "pod.spec.volumes[2]"),
         (
             |it| {
@@ -312,10 +321,16 @@ fn a_selector_is_written_in_one_order_whatever_its_own() {
     let mut selector = expressions();
     selector.match_labels = labels(&[("z", "9"), ("app", "db")]);
     let expected = "!d,a in (1,2),app=db,b notin (3),c,z=9";
-    assert_eq!(selector_text("selector", Some(&selector)).unwrap(), expected);
+    assert_eq!(
+        selector_text("selector", Some(&selector)).unwrap(),
+        expected
+    );
     selector.match_expressions.reverse();
     selector.match_expressions[3].values.reverse();
-    assert_eq!(selector_text("selector", Some(&selector)).unwrap(), expected);
+    assert_eq!(
+        selector_text("selector", Some(&selector)).unwrap(),
+        expected
+    );
     assert_eq!(selector_text("selector", None).unwrap(), "");
 }
 
@@ -387,7 +402,10 @@ fn the_status_says_why_a_pod_is_as_it_is() {
     let unplaced = json!({"conditions": [{
         "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes",
     }]});
-    assert_eq!(reason(waiting("ImagePullBackOff")), said("ImagePullBackOff", "why"));
+    assert_eq!(
+        reason(waiting("ImagePullBackOff")),
+        said("ImagePullBackOff", "why")
+    );
     assert_eq!(reason(waiting("ContainerCreating")), said("", ""));
     assert_eq!(reason(unplaced), said("Unschedulable", "0/3 nodes"));
     let evicted = json!({"phase": "Failed", "reason": "Evicted", "message": "disk"});

@@ -117,9 +117,8 @@ impl Drain {
         let name = escape(&target.name);
         let how = PostParams::default();
         let sent = pods.create_subresource::<_, Status>("eviction", &name, &how, &eviction);
-        let error = match sent.await {
-            Ok(_) => return Ok(Outcome::Evicted),
-            Err(error) => error,
+        let Err(error) = sent.await else {
+            return Ok(Outcome::Evicted);
         };
         let kind = "pods/eviction";
         let call = Call::new("create", kind, &target.namespace, &target.name);
@@ -148,13 +147,15 @@ fn outcome(call: &Call, error: kube::Error) -> Result<Outcome> {
     let error = errors::of(call, error);
     match error.reason() {
         // The precondition makes a repetition harmless.
-        Reason::Unavailable | Reason::DeadlineExceeded | Reason::Internal => {
-            Ok(Outcome::Later(Why::new("Unavailable", error.message().to_owned()), RETRY))
-        }
+        Reason::Unavailable | Reason::DeadlineExceeded | Reason::Internal => Ok(Outcome::Later(
+            Why::new("Unavailable", error.message().to_owned()),
+            RETRY,
+        )),
         // The namespace is being deleted, and its pods with it; or an admission refuses for now.
-        Reason::Precondition => {
-            Ok(Outcome::Later(Why::new("Refused", error.message().to_owned()), RETRY))
-        }
+        Reason::Precondition => Ok(Outcome::Later(
+            Why::new("Refused", error.message().to_owned()),
+            RETRY,
+        )),
         _ => Err(error),
     }
 }
@@ -173,9 +174,16 @@ fn budget(status: &Status) -> Why {
 }
 
 fn wait(status: &Status) -> Duration {
-    let asked = status.details.as_ref().map_or(0, |it| it.retry_after_seconds);
+    let asked = status
+        .details
+        .as_ref()
+        .map_or(0, |it| it.retry_after_seconds);
     // A budget asks for 10 s however long it will take.
-    if asked == 0 { RETRY } else { Duration::from_secs(asked.into()).min(RETRY) }
+    if asked == 0 {
+        RETRY
+    } else {
+        Duration::from_secs(asked.into()).min(RETRY)
+    }
 }
 
 #[cfg(test)]

@@ -209,7 +209,9 @@ impl Plan {
     /// How far the drain is, once it has begun.
     pub(super) fn progress(&self) -> Option<api::WaitProgress> {
         let entries = self.entries.as_ref()?;
-        let open = entries.values().filter(|it| !matches!(it.state, State::Gone));
+        let open = entries
+            .values()
+            .filter(|it| !matches!(it.state, State::Gone));
         let number = open.clone().count();
         let pending = open.take(MAX_PENDING).map(|entry| api::WaitPending {
             namespace: entry.target.namespace.clone(),

@@ -8,8 +8,7 @@ fn pod(name: &str, owner: Option<&str>, change: impl FnOnce(&mut Value)) -> Pod 
         "spec": {"containers": []},
     });
     if let Some(kind) = owner {
-        pod["metadata"]["ownerReferences"] =
-            json!([{"apiVersion": "v1", "kind": kind, "name": "o", "uid": "u", "controller": true}]);
+        pod["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": kind, "name": "o", "uid": "u", "controller": true}]);
     }
     change(&mut pod);
     serde_json::from_value(pod).unwrap()
@@ -63,7 +62,9 @@ fn nothing_is_evicted_if_one_pod_must_not_be() {
         }
     }
     // One that has ended is lost to nobody.
-    let over = pod("over", None, |pod| pod["status"] = json!({"phase": "Failed"}));
+    let over = pod("over", None, |pod| {
+        pod["status"] = json!({"phase": "Failed"})
+    });
     assert!(begin(false, false, vec![over]).is_ok());
 }
 
@@ -103,7 +104,10 @@ fn the_word_of_a_budget_is_kept_and_a_busy_server_is_not_one() {
     };
     let cause = json!({"causes": [{"reason": "DisruptionBudget", "message": "budget b needs 2"}]});
     let why = budget(&status(cause));
-    assert_eq!((&*why.reason, &*why.message), ("DisruptionBudget", "budget b needs 2"));
+    assert_eq!(
+        (&*why.reason, &*why.message),
+        ("DisruptionBudget", "budget b needs 2")
+    );
     let busy = budget(&status(json!({"retryAfterSeconds": 1})));
     assert_eq!(busy.reason, "Throttled");
 }

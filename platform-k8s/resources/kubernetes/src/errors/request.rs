@@ -99,8 +99,14 @@ mod tests {
             names: &[("config_map.", "configuration.")],
         };
         let path = |path| FIELDS.path(path);
-        assert_eq!(path("spec.volumes[0].configMap.name"), "pod.spec.volumes[0].configuration.name");
+        assert_eq!(
+            path("spec.volumes[0].configMap.name"),
+            "pod.spec.volumes[0].configuration.name"
+        );
         assert_eq!(path("spec.clusterIPs[0]"), "pod.spec.cluster_ips[0]");
-        assert_eq!(path("metadata.labels[camelCase]"), "pod.metadata.labels[camelCase]");
+        assert_eq!(
+            path("metadata.labels[camelCase]"),
+            "pod.metadata.labels[camelCase]"
+        );
     }
 }

@@ -129,16 +129,17 @@ impl Truth {
                 name,
             ));
         }
-        let needed = entries.iter().map(|entry| entry.0 + 1).max().unwrap_or(1);
-        Self {
+        let mut next = Self {
             version: self.version + 1,
-            routes: self.routes.max(needed),
+            routes: self.routes,
             paths: entries,
-        }
+        };
+        next.routes = next.routes.max(next.needed());
+        next
     }
 
     /// The HTTPRoutes that it needs.
-    pub(super) fn needed(&self) -> usize {
+    fn needed(&self) -> usize {
         self.paths
             .iter()
             .map(|entry| entry.0 + 1)

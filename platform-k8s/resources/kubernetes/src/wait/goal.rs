@@ -222,8 +222,11 @@ impl Wait {
     fn absent(&self) -> impl Iterator<Item = api::WaitPending> {
         let namespace = &self.goal.namespace;
         let names = self.goal.names.iter();
-        let absent =
-            names.filter(|name| !self.objects.contains_key(&(namespace.clone(), (*name).clone())));
+        let absent = names.filter(|name| {
+            !self
+                .objects
+                .contains_key(&(namespace.clone(), (*name).clone()))
+        });
         absent.map(|name| api::WaitPending {
             namespace: namespace.clone(),
             name: name.clone(),

@@ -143,7 +143,10 @@ impl Ends {
 }
 
 fn restart_policy(pod: &Pod) -> &str {
-    let policy = pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref());
+    let policy = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.restart_policy.as_deref());
     policy.unwrap_or("Always")
 }
 

@@ -47,7 +47,11 @@ pub(crate) async fn nodes(
     let client = client.clone();
     let api = move || Api::<Node>::all(client.kube());
     let call = Call::new("watch", nodes::KIND.plural, "", "");
-    Ok(run(watch::follow(api, config, call), Wait::new(goal), judge))
+    Ok(run(
+        watch::follow(api, config, call),
+        Wait::new(goal),
+        judge,
+    ))
 }
 
 /// Waits for pods.
@@ -67,7 +71,13 @@ pub(crate) async fn pods(
         gone: conditions.gone,
         uid: None,
     };
-    Ok(of_pods(client, &request.namespace, config, goal, conditions))
+    Ok(of_pods(
+        client,
+        &request.namespace,
+        config,
+        goal,
+        conditions,
+    ))
 }
 
 /// Waits until the pod that had a uid is gone.

@@ -46,16 +46,27 @@ fn told(step: goal::Step) -> (u32, u32, Vec<String>, bool) {
     let progress = step.progress.expect("progress");
     let pending = progress.pending.iter();
     let pending = pending.map(|it| format!("{} {}", it.name, it.reason));
-    (progress.matched, progress.met, pending.collect(), progress.done)
+    (
+        progress.matched,
+        progress.met,
+        pending.collect(),
+        progress.done,
+    )
 }
 
 #[test]
 fn a_wait_tells_at_once_what_is_missing_and_then_every_change() {
     let mut wait = Wait::new(goal());
     let first = list(&mut wait, vec![met("a"), pending("b")]);
-    assert_eq!(told(first), (2, 1, vec!["b Unschedulable".to_owned()], false));
+    assert_eq!(
+        told(first),
+        (2, 1, vec!["b Unschedulable".to_owned()], false)
+    );
     assert!(wait.apply(Change::Changed(pending("b"))).progress.is_none());
-    assert_eq!(told(wait.apply(Change::Changed(met("b")))), (2, 2, vec![], true));
+    assert_eq!(
+        told(wait.apply(Change::Changed(met("b")))),
+        (2, 2, vec![], true)
+    );
 }
 
 #[test]
@@ -112,7 +123,10 @@ fn gone_means_the_objects_of_the_beginning_by_uid() {
     // A pod of the same name takes the place of the first, and a new one comes.
     let why = || Verdict::Pending(Why::new("NotReady", None));
     let replaced = wait.apply(Change::Changed(object("a", "other", why())));
-    assert_eq!(told(replaced), (2, 1, vec!["b Unschedulable".to_owned()], false));
+    assert_eq!(
+        told(replaced),
+        (2, 1, vec!["b Unschedulable".to_owned()], false)
+    );
     assert!(wait.apply(Change::Changed(pending("c"))).progress.is_none());
     assert!(told(wait.apply(Change::Gone(pending("b")))).3);
     // Nothing there is what was wanted, unless it is an error.
@@ -185,7 +199,10 @@ fn conditions_that_a_pod_cannot_reach_any_more_are_impossible_and_others_are_not
     ];
     for (pod, conditions) in impossible {
         let verdict = verdict(pod, conditions);
-        assert!(matches!(verdict, Verdict::Impossible(_)), "{conditions:?} {pod:?}");
+        assert!(
+            matches!(verdict, Verdict::Impossible(_)),
+            "{conditions:?} {pod:?}"
+        );
     }
     let open: [(&Pod, &[api::PodWaitCondition]); 5] = [
         (&failed, &[Gone]),
@@ -196,7 +213,10 @@ fn conditions_that_a_pod_cannot_reach_any_more_are_impossible_and_others_are_not
     ];
     for (pod, conditions) in open {
         let verdict = verdict(pod, conditions);
-        assert!(matches!(verdict, Verdict::Pending(_)), "{conditions:?} {pod:?}");
+        assert!(
+            matches!(verdict, Verdict::Pending(_)),
+            "{conditions:?} {pod:?}"
+        );
     }
     assert_eq!(verdict(&failed, &[Ready, Failed]), Verdict::Met);
     let addressed = pod(json!({}), json!({"phase": "Pending", "podIP": "10.0.0.1"}));

@@ -119,5 +119,7 @@ pub(crate) async fn done(
 
 pub(crate) fn reasons(progress: &api::WaitProgress) -> Vec<(&str, &str)> {
     let pending = progress.pending.iter();
-    pending.map(|it| (it.name.as_str(), it.reason.as_str())).collect()
+    pending
+        .map(|it| (it.name.as_str(), it.reason.as_str()))
+        .collect()
 }

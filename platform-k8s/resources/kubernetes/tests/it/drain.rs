@@ -32,7 +32,12 @@ impl Node {
                 "capacity": {"cpu": "32", "memory": "64Gi", "pods": "110"},
             },
         });
-        bench.namespace.raw.create("/api/v1/nodes", &node).await.unwrap();
+        bench
+            .namespace
+            .raw
+            .create("/api/v1/nodes", &node)
+            .await
+            .unwrap();
         Self { bench, name }
     }
 
@@ -54,8 +59,14 @@ impl Node {
             },
         });
         if owned {
-            let owner = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}});
-            let owner = self.bench.namespace.create("configmaps", &owner).await.unwrap();
+            let owner =
+                json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}});
+            let owner = self
+                .bench
+                .namespace
+                .create("configmaps", &owner)
+                .await
+                .unwrap();
             pod["metadata"]["ownerReferences"] = json!([{
                 "apiVersion": "v1", "kind": "ConfigMap", "name": name,
                 "uid": owner["metadata"]["uid"], "controller": true,
@@ -87,7 +98,14 @@ async fn nothing_is_evicted_if_one_pod_needs_force() {
     assert_eq!(error.reason(), Reason::Precondition);
     assert!(error.message().contains("alone") && !error.message().contains("owned"));
     assert_eq!(node.bench.namespace.list("pods").await.len(), 2);
-    assert!(node.bench.nodes.get(&node.name).await.unwrap().unschedulable);
+    assert!(
+        node.bench
+            .nodes
+            .get(&node.name)
+            .await
+            .unwrap()
+            .unschedulable
+    );
     let mut request = node.request();
     request.force = true;
     request.grace_period = Some(prost_types::Duration::default());

@@ -11,7 +11,7 @@ use drover_resources::{
     bytes,
     parts::{Answers, Input, Pods as _},
 };
-use drover_testing::kubernetes::{Options, Rig, without_kubelet};
+use drover_testing::kubernetes::{Options, Rig, until, without_kubelet};
 use futures::{StreamExt as _, channel::mpsc, stream};
 use sha2::{Digest as _, Sha256};
 
@@ -23,7 +23,9 @@ async fn bench() -> Option<Bench> {
         return None;
     }
     let rig = Rig::shared(Options::kubelet());
+    let alone = rig.alone().await;
     rig.image(&["busybox"]).await;
+    drop(alone);
     Some(Bench::on(rig).await)
 }
 
@@ -82,9 +84,7 @@ struct Ran {
     code: Option<i32>,
 }
 
-async fn ran(
-    mut output: Answers<drover_proto::common::v1::ProcessOutput>,
-) -> Result<Ran, Error> {
+async fn ran(mut output: Answers<drover_proto::common::v1::ProcessOutput>) -> Result<Ran, Error> {
     let mut ran = Ran::default();
     while let Some(piece) = next(&mut output).await {
         assert_eq!(ran.code, None, "the exit code is the last answer");
@@ -117,7 +117,9 @@ async fn a_command_answers_what_it_writes_and_its_exit_code() {
     bench.ready(running(&bench, "a", &SLEEP)).await;
     let run = async |command: &[&str]| {
         let start = start(&bench, "a", command);
-        ran(bench.pods.exec(start, nothing()).await.unwrap()).await.unwrap()
+        ran(bench.pods.exec(start, nothing()).await.unwrap())
+            .await
+            .unwrap()
     };
     // In Cloudsim, what a failed command wrote was always empty.
     let got = run(&["sh", "-c", "echo out; echo err >&2; exit 7"]).await;
@@ -136,7 +138,9 @@ async fn a_command_answers_what_it_writes_and_its_exit_code() {
         stdin("cat <<E\n$1\nE\n"),
         exec_request::Input::StdinClosed(StdinClosed {}),
     ]);
-    let got = ran(bench.pods.exec(cat, script).await.unwrap()).await.unwrap();
+    let got = ran(bench.pods.exec(cat, script).await.unwrap())
+        .await
+        .unwrap();
     assert_eq!((&*got.stdout, got.code), ("x\n", Some(0)));
 }
 
@@ -147,7 +151,11 @@ async fn a_terminal_has_the_size_that_it_is_given() {
     let mut shell = start(&bench, "a", &["sh"]);
     (shell.stdin, shell.tty) = (true, true);
     let (sender, receiver) = mpsc::unbounded();
-    let mut output = bench.pods.exec(shell, receiver.map(Ok).boxed()).await.unwrap();
+    let mut output = bench
+        .pods
+        .exec(shell, receiver.map(Ok).boxed())
+        .await
+        .unwrap();
     let mut seen = String::new();
     for (size, expected) in [(None, "24 80"), (Some((132, 50)), "50 132")] {
         if let Some((columns, rows)) = size {
@@ -175,12 +183,22 @@ async fn a_terminal_has_the_size_that_it_is_given() {
 async fn a_client_that_does_not_read_holds_up_nobody_else_and_its_end_ends_the_command() {
     let Some(bench) = bench().await else { return };
     bench.ready(running(&bench, "a", &SLEEP)).await;
-    let endless = start(&bench, "a", &["sh", "-c", "echo $$ > /tmp/pid; exec yes"]);
-    let mut output = bench.pods.exec(endless, nothing()).await.unwrap();
+    let endless = start(&bench, "a", &["yes"]);
+    let mut unread = bench.pods.exec(endless, nothing()).await.unwrap();
+    next(&mut unread).await.unwrap().unwrap();
+    let mut reader = start(
+        &bench,
+        "a",
+        &["sh", "-c", "echo $$ > /tmp/pid; echo begun; exec cat"],
+    );
+    reader.stdin = true;
+    let mut output = bench.pods.exec(reader, input(vec![])).await.unwrap();
     next(&mut output).await.unwrap().unwrap();
     let run = async |command: &str| {
         let start = start(&bench, "a", &["sh", "-c", command]);
-        ran(bench.pods.exec(start, nothing()).await.unwrap()).await.unwrap()
+        ran(bench.pods.exec(start, nothing()).await.unwrap())
+            .await
+            .unwrap()
     };
     assert_eq!(run("kill -0 $(cat /tmp/pid)").await.code, Some(0));
     drop(output);
@@ -213,7 +231,9 @@ async fn a_large_file_of_any_bytes_is_read_as_it_is() {
     bench.ready(running(&bench, "a", &SLEEP)).await;
     let make = "head -c 268435456 /dev/urandom > /tmp/f; sha256sum < /tmp/f; : > /tmp/empty";
     let start = start(&bench, "a", &["sh", "-c", make]);
-    let made = ran(bench.pods.exec(start, nothing()).await.unwrap()).await.unwrap();
+    let made = ran(bench.pods.exec(start, nothing()).await.unwrap())
+        .await
+        .unwrap();
     let (total, count, digest) = file(&bench, "/tmp/f").await.unwrap();
     let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!((total, count), (Some(268_435_456), 268_435_456));
@@ -236,7 +256,9 @@ async fn a_file_that_cannot_be_read_says_why() {
     bench.ready(pod).await;
     let make = "echo x > /tmp/f; chmod 0 /tmp/f; mkfifo /tmp/pipe";
     let start = start(&bench, "a", &["sh", "-c", make]);
-    ran(bench.pods.exec(start, nothing()).await.unwrap()).await.unwrap();
+    ran(bench.pods.exec(start, nothing()).await.unwrap())
+        .await
+        .unwrap();
     for (path, reason) in [
         ("/no", Reason::FileNotFound),
         ("/tmp/f/x", Reason::FileNotFound),
@@ -271,9 +293,16 @@ async fn read(bench: &Bench, request: api::StreamLogsRequest) -> Result<String, 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_is_what_the_container_wrote_from_where_it_is_asked_for() {
     let Some(bench) = bench().await else { return };
-    let command = ["sh", "-c", "for i in 1 2 3; do echo line $i; done; sleep 3600"];
+    let command = [
+        "sh",
+        "-c",
+        "for i in 1 2 3; do echo line $i; done; sleep 3600",
+    ];
     bench.ready(running(&bench, "a", &command)).await;
-    assert_eq!(read(&bench, log(&bench, "a")).await.unwrap(), "line 1\nline 2\nline 3\n");
+    assert_eq!(
+        read(&bench, log(&bench, "a")).await.unwrap(),
+        "line 1\nline 2\nline 3\n"
+    );
     let mut tail = log(&bench, "a");
     (tail.tail_lines, tail.timestamps) = (Some(1), true);
     let tail = read(&bench, tail).await.unwrap();
@@ -303,21 +332,47 @@ async fn a_log_is_followed_from_before_the_start_over_a_restart_to_the_end() {
     follow.follow = true;
     let text = tokio::time::timeout(Duration::from_secs(120), read(&bench, follow)).await;
     assert_eq!(text.unwrap().unwrap(), "first\nsecond\nthird\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_of_the_container_before_the_last_restart_is_read() {
+    let Some(bench) = bench().await else { return };
+    let command = "[ -e /tmp/1 ] && exec sleep 3600; touch /tmp/1; echo first; exit 1";
+    bench
+        .pods
+        .create(running(&bench, "a", &["sh", "-c", command]))
+        .await
+        .unwrap();
+    until("it was started again", || async {
+        let pod = bench.pods.get(&bench.namespace.name, "a").await.unwrap();
+        let containers = pod.status.unwrap().containers;
+        containers
+            .first()
+            .filter(|it| it.ready && it.restart_count == 1)
+            .map(drop)
+    })
+    .await;
     let mut previous = log(&bench, "a");
     previous.previous = true;
-    assert_eq!(read(&bench, previous).await.unwrap(), "second\n");
+    assert_eq!(read(&bench, previous).await.unwrap(), "first\n");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_that_has_not_started_is_not_entered() {
     let bench = Bench::start().await;
     bench.pods.create(bench.unplaced("a")).await.unwrap();
-    let outcome = bench.pods.exec(start(&bench, "a", &["true"]), nothing()).await;
+    let outcome = bench
+        .pods
+        .exec(start(&bench, "a", &["true"]), nothing())
+        .await;
     let error = outcome.err().expect("an error");
     assert_eq!(error.reason(), Reason::ContainerNotRunning, "{error}");
     let error = read(&bench, log(&bench, "a")).await.unwrap_err();
     assert_eq!(error.reason(), Reason::ContainerNotRunning, "{error}");
-    let outcome = bench.pods.exec(start(&bench, "no", &["true"]), nothing()).await;
+    let outcome = bench
+        .pods
+        .exec(start(&bench, "no", &["true"]), nothing())
+        .await;
     assert_eq!(outcome.err().unwrap().reason(), Reason::NotFound);
     let mut other = start(&bench, "a", &["true"]);
     other.container = "no".to_owned();

@@ -42,7 +42,11 @@ async fn a_pod_is_made_once_and_deleted_as_often_as_asked() {
     let refused = bench.pods.delete(request(other)).await.unwrap_err();
     assert_eq!(refused.reason(), Reason::RevisionMismatch);
     assert!(bench.pods.delete(request("")).await.unwrap());
-    let missing = bench.pods.get(&bench.namespace.name, "a").await.unwrap_err();
+    let missing = bench
+        .pods
+        .get(&bench.namespace.name, "a")
+        .await
+        .unwrap_err();
     assert_eq!(missing.reason(), Reason::NotFound);
     let name = format!("{}/a", bench.namespace.name);
     assert_eq!(missing.resource(), Some(("pod", name.as_str())));
@@ -58,7 +62,11 @@ async fn what_kubernetes_refuses_is_named_with_the_field_of_the_request() {
     container.resource_limits = [("memory".to_owned(), "1Mi".to_owned())].into();
     let refused = bench.pods.create(pod).await.unwrap_err();
     assert_eq!(refused.reason(), Reason::Invalid);
-    let fields: Vec<_> = refused.fields().iter().map(|it| it.field.as_str()).collect();
+    let fields: Vec<_> = refused
+        .fields()
+        .iter()
+        .map(|it| it.field.as_str())
+        .collect();
     assert_eq!(fields, ["pod.spec.containers[0].resource_requests"]);
     // Cloudsim's MustParse panics here.
     let mut pod = bench.pod("b");
@@ -89,13 +97,19 @@ async fn a_list_comes_in_pages_and_its_token_may_expire() {
     assert_eq!(names(&first), ["a", "b"]);
     let token = first.next_page_token;
     let second = bench.pods.list(request(token.clone())).await.unwrap();
-    assert_eq!((names(&second), &*second.next_page_token), (vec!["c".to_owned()], ""));
+    assert_eq!(
+        (names(&second), &*second.next_page_token),
+        (vec!["c".to_owned()], "")
+    );
     bench.proxy.fail(On::call("list", "pods"), Fault::expired());
     let expired = bench.pods.list(request(token)).await.unwrap_err();
     assert_eq!(expired.reason(), Reason::PageTokenExpired);
     let mut none = request(String::new());
     none.selector = selector(LabelOperator::NotExists, &[]);
-    assert_eq!(names(&bench.pods.list(none).await.unwrap()), Vec::<String>::new());
+    assert_eq!(
+        names(&bench.pods.list(none).await.unwrap()),
+        Vec::<String>::new()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,7 +133,11 @@ async fn a_page_ends_at_a_mebibyte_and_nothing_is_left_out() {
         };
         let page = bench.configurations.list(request).await.unwrap();
         assert_eq!(page.configurations.len(), 1);
-        names.extend(page.configurations.into_iter().map(|it| it.metadata.unwrap().name));
+        names.extend(
+            page.configurations
+                .into_iter()
+                .map(|it| it.metadata.unwrap().name),
+        );
         token = page.next_page_token;
         if token.is_empty() {
             break;
@@ -143,7 +161,11 @@ async fn a_configuration_is_replaced_only_as_it_was_read() {
     let update = async |it| bench.configurations.update(it).await;
     let missing = update(of("0", "", false)).await.unwrap_err();
     assert_eq!(missing.reason(), Reason::NotFound);
-    let made = bench.configurations.create(of("1", "", false)).await.unwrap();
+    let made = bench
+        .configurations
+        .create(of("1", "", false))
+        .await
+        .unwrap();
     assert_eq!(made.binary_data["bytes"], [0, 255]);
     let first = made.metadata.unwrap().revision;
     let changed = update(of("2", &first, false)).await.unwrap();
@@ -185,7 +207,11 @@ async fn services_of_every_type_are_made() {
             r#type: type_.into(),
             ports: if external { vec![] } else { vec![port.clone()] },
             cluster_ip: cluster_ip.to_owned(),
-            external_name: if external { "a.example".to_owned() } else { String::new() },
+            external_name: if external {
+                "a.example".to_owned()
+            } else {
+                String::new()
+            },
             ..api::ServiceSpec::default()
         };
         let service = api::Service {
@@ -194,19 +220,39 @@ async fn services_of_every_type_are_made() {
             ..api::Service::default()
         };
         let made = bench.services.create(service).await.unwrap();
-        let read = bench.services.get(&bench.namespace.name, name).await.unwrap();
+        let read = bench
+            .services
+            .get(&bench.namespace.name, name)
+            .await
+            .unwrap();
         assert_eq!(made.spec, read.spec);
         let spec = read.spec.unwrap();
         assert_eq!(spec.r#type(), type_);
         let has_node_port = spec.ports.first().is_some_and(|it| it.node_port > 0);
-        assert_eq!(has_node_port, matches!(type_, NodePort | LoadBalancer), "{name}");
+        assert_eq!(
+            has_node_port,
+            matches!(type_, NodePort | LoadBalancer),
+            "{name}"
+        );
         if let Some(first) = spec.ports.first() {
             assert_eq!(first.target_port, port.target_port);
             assert_eq!(first.protocol(), api::Protocol::Udp);
         }
     }
-    assert!(bench.services.delete(&bench.namespace.name, "ip").await.unwrap());
-    assert!(!bench.services.delete(&bench.namespace.name, "ip").await.unwrap());
+    assert!(
+        bench
+            .services
+            .delete(&bench.namespace.name, "ip")
+            .await
+            .unwrap()
+    );
+    assert!(
+        !bench
+            .services
+            .delete(&bench.namespace.name, "ip")
+            .await
+            .unwrap()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -231,12 +277,23 @@ async fn policies_are_deleted_by_their_labels_and_never_all_by_mistake() {
         namespace: bench.namespace.name.clone(),
         selector,
     };
-    let all = bench.policies.delete_selected(request(None)).await.unwrap_err();
+    let all = bench
+        .policies
+        .delete_selected(request(None))
+        .await
+        .unwrap_err();
     assert_eq!(all.fields()[0].field, "selector");
     let labelled = request(selector(LabelOperator::Exists, &[]));
     let names = bench.policies.delete_selected(labelled).await.unwrap();
     assert_eq!(names, ["a", "b"]);
-    assert_eq!(bench.namespace.list("networkpolicies.networking.k8s.io").await.len(), 1);
+    assert_eq!(
+        bench
+            .namespace
+            .list("networkpolicies.networking.k8s.io")
+            .await
+            .len(),
+        1
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -273,7 +330,9 @@ async fn a_write_is_never_sent_twice_and_its_failure_says_what_is_known() {
         assert_eq!(error.reason(), reason, "{fault:?}: {error}");
         assert_eq!(bench.proxy.count("create", "pods"), 1, "{fault:?}");
     }
-    bench.proxy.fail(On::call("get", "pods"), Fault::Throttle { seconds: 1 });
+    bench
+        .proxy
+        .fail(On::call("get", "pods"), Fault::Throttle { seconds: 1 });
     let read = bench.pods.get(&bench.namespace.name, "p-3").await;
     assert!(read.is_ok(), "a read waits: {read:?}");
 }

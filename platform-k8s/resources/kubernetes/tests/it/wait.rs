@@ -20,14 +20,18 @@ async fn a_wait_says_at_once_what_is_missing_and_never_polls() {
     let mut wait = bench.pods.wait(bench.wait(&["a", "b"])).await.unwrap();
     let first = next(&mut wait).await.unwrap().unwrap();
     assert_eq!(reasons(&first), [("a", "Unschedulable"), ("b", "NotFound")]);
+    let waiting = tokio::spawn(done(wait));
     bench.proxy.watches().until_running("pods").await;
     assert_eq!(bench.proxy.count("list", "pods"), 1);
     bench.namespace.delete("pods", "a").await;
     for name in ["a", "b"] {
         bench.pods.create(bench.pod(name)).await.unwrap();
     }
-    let told = done(wait).await.unwrap();
-    assert_eq!((told.last().unwrap().matched, told.last().unwrap().met), (2, 2));
+    let told = waiting.await.unwrap().unwrap();
+    assert_eq!(
+        (told.last().unwrap().matched, told.last().unwrap().met),
+        (2, 2)
+    );
     assert_eq!(bench.proxy.count("list", "pods"), 1);
     assert_eq!(bench.proxy.count("watch", "pods"), 1);
 }
@@ -55,7 +59,9 @@ async fn no_change_is_lost_when_the_watch_is() {
         ("end", |bench| bench.proxy.watches().end("pods")),
         ("expire", |bench| bench.proxy.watches().expire("pods")),
         ("refused", |bench| {
-            bench.proxy.fail(On::call("watch", "pods"), Fault::expired());
+            bench
+                .proxy
+                .fail(On::call("watch", "pods"), Fault::expired());
             bench.proxy.watches().cut("pods");
         }),
     ];
@@ -79,7 +85,9 @@ async fn an_api_server_that_fails_for_a_while_is_waited_for() {
     next(&mut wait).await.unwrap().unwrap();
     let waiting = tokio::spawn(done(wait));
     bench.proxy.watches().until_running("pods").await;
-    bench.proxy.fail(On::call("watch", "pods").times(3), Fault::internal());
+    bench
+        .proxy
+        .fail(On::call("watch", "pods").times(3), Fault::internal());
     bench.proxy.watches().cut("pods");
     bench.pods.create(bench.pod("a")).await.unwrap();
     waiting.await.unwrap().unwrap();
@@ -116,7 +124,11 @@ async fn gone_is_about_the_pods_of_the_beginning() {
     held.metadata.as_mut().unwrap().annotations = [("x".to_owned(), "y".to_owned())].into();
     bench.ready(held).await;
     let finalizer = json!({"metadata": {"finalizers": ["drover.dev/test"]}});
-    bench.namespace.merge("pods", "a", &finalizer).await.unwrap();
+    bench
+        .namespace
+        .merge("pods", "a", &finalizer)
+        .await
+        .unwrap();
     let mut request = bench.wait(&[]);
     request.conditions = vec![api::PodWaitCondition::Gone.into()];
     let mut wait = bench.pods.wait(request).await.unwrap();
@@ -161,7 +173,9 @@ async fn nodes_are_waited_for() {
         min_count: 2,
         ..api::WaitNodesRequest::default()
     };
-    let told = done(bench.nodes.wait(request).await.unwrap()).await.unwrap();
+    let told = done(bench.nodes.wait(request).await.unwrap())
+        .await
+        .unwrap();
     assert_eq!(told.last().unwrap().met, 2);
     let request = api::WaitNodesRequest {
         names: vec!["no".to_owned()],

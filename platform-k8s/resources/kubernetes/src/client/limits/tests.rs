@@ -11,12 +11,8 @@ use super::*;
 fn server(
     calls: &Arc<AtomicUsize>,
     answer: impl Fn(usize) -> Response<Full<Bytes>> + Clone + Send + 'static,
-) -> impl Service<
-    Request<Body>,
-    Response = Response<Full<Bytes>>,
-    Error = BoxError,
-    Future: Send,
-> + Clone
+) -> impl Service<Request<Body>, Response = Response<Full<Bytes>>, Error = BoxError, Future: Send>
++ Clone
 + Send
 + 'static {
     let calls = Arc::clone(calls);
@@ -116,12 +112,18 @@ async fn a_failure_repeats_no_value_and_a_proxy_is_quoted() {
         "details": {"causes": [{"field": "spec.x", "message": "Invalid value: \"hunter2\": no"}]},
     })
     .to_string();
-    for (code, said, expected) in [(422, status.as_str(), "must be short"), (502, "no route\nx", "no route")] {
+    for (code, said, expected) in [
+        (422, status.as_str(), "must be short"),
+        (502, "no route\nx", "no route"),
+    ] {
         let (calls, said) = (Arc::default(), said.to_owned());
         let client = limits(3).layer(server(&calls, move |_| answer(code, &said)));
         let got = client.oneshot(request(Method::POST, PODS)).await.unwrap();
         let body = body(got).await;
-        assert!(body.contains(expected) && !body.contains("hunter2"), "{body}");
+        assert!(
+            body.contains(expected) && !body.contains("hunter2"),
+            "{body}"
+        );
     }
 }
 
@@ -129,6 +131,9 @@ async fn a_failure_repeats_no_value_and_a_proxy_is_quoted() {
 async fn an_answer_that_is_cut_in_half_reaches_nobody() {
     let calls = Arc::default();
     let client = limits(3).layer(server(&calls, |_| answer(200, r#"{"data":{"a":"hun"#)));
-    let error = client.oneshot(request(Method::GET, PODS)).await.unwrap_err();
+    let error = client
+        .oneshot(request(Method::GET, PODS))
+        .await
+        .unwrap_err();
     assert!(!error.to_string().contains("hun"), "{error}");
 }

@@ -210,7 +210,8 @@ async fn a_change_that_fails_leaves_the_others() {
     );
     assert_eq!(taken.unwrap_err().reason(), Reason::IngressHostTaken);
     assert_eq!(missing.unwrap_err().reason(), Reason::RuleNotFound);
-    (a.unwrap(), b.unwrap());
+    a.unwrap();
+    b.unwrap();
     assert_eq!(server.paths(), ["/a".to_owned(), "/b".to_owned()].into());
 }
 
