@@ -9,6 +9,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use drover_core::Result;
 use kube::Client;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use tokio_util::task::AbortOnDropHandle;
 
 pub use call::Call;
 pub use connection::Connection;
@@ -47,10 +48,13 @@ impl Default for ClientSettings {
 #[derive(Clone)]
 pub struct ApiClient {
     connection: Arc<Connection>,
+    /// Reloads credentials for as long as the client is used.
+    _following: Arc<AbortOnDropHandle<()>>,
 }
 
 impl ApiClient {
-    /// Reads the credentials. Does not contact the API server.
+    /// Reads the credentials, which are read again when they change on disk. Does not contact the API server. Must be
+    /// called within a runtime of tokio.
     ///
     /// # Errors
     /// `Precondition` if there are none, or they cannot be used.
@@ -58,8 +62,12 @@ impl ApiClient {
         let limits = LimitLayer::new(settings.max_concurrent_calls, settings.call_timeout);
         let (kubeconfig, context) = (settings.kubeconfig.clone(), settings.context.clone());
         let connection = Connection::open(kubeconfig, context, Some(limits)).await?;
+        let connection = Arc::new(connection);
+        let followed = Arc::clone(&connection);
+        let following = tokio::spawn(async move { followed.follow().await });
         Ok(Self {
-            connection: Arc::new(connection),
+            connection,
+            _following: Arc::new(AbortOnDropHandle::new(following)),
         })
     }
 
@@ -73,11 +81,6 @@ impl ApiClient {
     #[must_use]
     pub fn default_namespace(&self) -> String {
         self.connection.default_namespace()
-    }
-
-    /// Reloads credentials when they change on disk. Runs until it is dropped.
-    pub async fn follow_credentials(&self) {
-        self.connection.follow().await;
     }
 }
 
@@ -93,3 +96,6 @@ const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
 pub fn escape(text: &str) -> String {
     utf8_percent_encode(text, SEGMENT).to_string()
 }
+
+#[cfg(test)]
+mod tests;
