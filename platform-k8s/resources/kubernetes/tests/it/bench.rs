@@ -31,12 +31,7 @@ impl Bench {
     pub(crate) async fn on(rig: &Rig) -> Self {
         let namespace = rig.namespace().await;
         let proxy = FaultProxy::start(rig).await;
-        let settings = ClientSettings {
-            kubeconfig: Some(proxy.kubeconfig()),
-            call_timeout: Duration::from_secs(5),
-            ..ClientSettings::default()
-        };
-        let client = ApiClient::open(&settings).await.unwrap();
+        let client = client(&proxy).await;
         Self {
             namespace,
             proxy,
@@ -97,6 +92,16 @@ impl Bench {
         done(progress).await.unwrap();
         self.pods.get(&self.namespace.name, &name).await.unwrap()
     }
+}
+
+/// A client whose calls pass through this proxy.
+pub(crate) async fn client(proxy: &FaultProxy) -> ApiClient {
+    let settings = ClientSettings {
+        kubeconfig: Some(proxy.kubeconfig()),
+        call_timeout: Duration::from_secs(5),
+        ..ClientSettings::default()
+    };
+    ApiClient::open(&settings).await.unwrap()
 }
 
 /// The next answer, within the time that tests have.

@@ -7,6 +7,7 @@
 )]
 
 mod bench;
+mod conformance;
 mod drain;
 mod ingress;
 mod inside;
