@@ -8,7 +8,10 @@ use std::{
 
 use metrics::{describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing::Metadata;
+use tracing_subscriber::{
+    EnvFilter, filter::filter_fn, fmt, layer::SubscriberExt, util::SubscriberInitExt,
+};
 
 use crate::settings::LogFormat;
 
@@ -17,6 +20,16 @@ const BUCKETS: &[f64] = &[
     0.000_1, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
     10.0, 30.0, 60.0,
 ];
+
+/// Modules of libraries that log the bodies of answers which they cannot decode. What matters of that is in their errors.
+const REPEATS_BODIES: [&str; 1] = ["kube_client"];
+
+/// Whether something may be logged, whatever `RUST_LOG` says.
+fn may_be_logged(metadata: &Metadata<'_>) -> bool {
+    let target = metadata.target();
+    let module = target.split("::").next().unwrap_or(target);
+    !REPEATS_BODIES.contains(&module)
+}
 
 /// Initializes logging, including panics, to stderr. The level is taken from `RUST_LOG`, default `info`. Has an effect
 /// only once per process.
@@ -27,7 +40,9 @@ pub fn init(format: LogFormat) {
         LogFormat::Json => false,
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let registry = tracing_subscriber::registry().with(filter);
+    let registry = tracing_subscriber::registry()
+        .with(filter)
+        .with(filter_fn(may_be_logged));
     let colours = std::io::stderr().is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
     let installed = if human {
@@ -220,6 +235,33 @@ pub fn metrics() -> &'static Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_library_that_repeats_bodies_is_not_heard_at_any_level() {
+        #[derive(Clone, Default)]
+        struct Written(Arc<parking_lot::Mutex<Vec<u8>>>);
+        impl std::io::Write for Written {
+            fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+                self.0.lock().extend_from_slice(text);
+                Ok(text.len())
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let written = Written::default();
+        let writer = written.clone();
+        let subscriber = tracing_subscriber::registry()
+            .with(EnvFilter::new("trace,kube_client::client=trace"))
+            .with(filter_fn(may_be_logged))
+            .with(fmt::layer().with_writer(move || writer.clone()));
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::warn!(target: "kube_client::client", "s3cret");
+            tracing::warn!(target: "kube_runtime::watcher", "heard");
+        });
+        let text = String::from_utf8(written.0.lock().clone()).unwrap();
+        assert!(text.contains("heard") && !text.contains("s3cret"), "{text}");
+    }
 
     #[test]
     fn what_is_looked_up_is_written_as_prometheus_reads_it() {
