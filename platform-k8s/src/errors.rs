@@ -4,7 +4,7 @@ use bytes::Bytes;
 use drover_core::Error;
 use http::{HeaderMap, StatusCode};
 
-use crate::client::{self, Call};
+use crate::client;
 
 pub use drover_resources_kubernetes::errors::*;
 
