@@ -120,7 +120,8 @@ pub struct PartSettings {
     pub from: Source,
     /// With `kubernetes`: kubeconfig file. `None`: that of the platform.
     pub kubeconfig: Option<PathBuf>,
-    /// With `kubernetes`: context of the kubeconfig. `None`: that of the platform.
+    /// With `kubernetes`: context of the kubeconfig. `None`: that of the platform, or with a kubeconfig of its own the
+    /// current one.
     pub context: Option<String>,
     /// With `remote`: where the other server is.
     pub remote: RemoteSettings,
@@ -149,7 +150,7 @@ pub fn fake(settings: &Settings) -> Result<Resources> {
     let served = served(settings);
     check(settings)?;
     let fake = Fake::new(settings.resources.fake_seed);
-    Ok(Resources::new(fake.cluster(), served))
+    Resources::new(fake.cluster(), served)
 }
 
 /// The parts as they are set up. Must be called within a runtime of tokio.
@@ -173,7 +174,7 @@ pub async fn open(settings: &Settings) -> Result<Resources> {
         };
         take(&mut parts, found);
     }
-    Ok(Resources::new(Cluster::custom(parts), served(settings)))
+    Resources::new(Cluster::custom(parts), served(settings))
 }
 
 type Take = fn(&mut Parts, Parts);
@@ -223,7 +224,10 @@ async fn kubernetes(settings: &Settings, part: &PartSettings) -> Result<Parts> {
             .kubeconfig
             .clone()
             .or_else(|| settings.kubeconfig.clone()),
-        context: part.context.clone().or_else(|| settings.context.clone()),
+        context: match &part.kubeconfig {
+            Some(_) => part.context.clone(),
+            None => part.context.clone().or_else(|| settings.context.clone()),
+        },
         max_concurrent_calls: settings.max_concurrent_calls,
         call_timeout: settings.call_timeout(),
     })
@@ -241,9 +245,15 @@ async fn kubernetes(settings: &Settings, part: &PartSettings) -> Result<Parts> {
         upstream_namespaces: ingress.upstream_namespaces.clone(),
     };
     let ingresses = Arc::new(IngressBackends::new(client.clone(), options));
-    if let Err(error) = ingresses.complete().await {
-        // The next write of the same rule completes it.
-        tracing::warn!(%error, "ingress rules that an earlier server began stay incomplete for now");
+    let rules = &settings.resources;
+    if [&rules.ingresses, &rules.ingress_rules].contains(&part) {
+        // The next write of the same rule completes it, too: nothing waits for this.
+        let ingresses = Arc::clone(&ingresses);
+        tokio::spawn(async move {
+            if let Err(error) = ingresses.complete().await {
+                tracing::warn!(%error, "ingress rules that an earlier server began stay incomplete for now");
+            }
+        });
     }
     Ok(Parts {
         nodes: Some(Arc::new(KubernetesNodes::new(client.clone()))),

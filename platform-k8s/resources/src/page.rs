@@ -1,8 +1,13 @@
-//! Pages of lists. A token belongs to its query: with another one it is refused, instead of leaving objects out.
+//! Pages of lists. A token belongs to its query: with another one it is refused, instead of leaving objects out. It is
+//! sealed, because the backend's own tokens name objects, and the next of them may be nobody's business.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use drover_core::{Error, Result};
+use drover_core::{Error, Reason, Result};
 use prost::Message;
+use ring::{
+    aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
+    rand::{SecureRandom, SystemRandom},
+};
 use sha2::{Digest, Sha256};
 
 /// Objects in a page of a list that does not say how many.
@@ -20,6 +25,12 @@ pub(crate) struct Place {
     pub(crate) token: String,
 }
 
+/// Seals the tokens of one server. After a restart lists begin anew.
+pub(crate) struct Tokens {
+    key: LessSafeKey,
+    random: SystemRandom,
+}
+
 /// The query of a list: its request without the fields about pages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Query([u8; DIGEST]);
@@ -34,18 +45,37 @@ impl Query {
         digest.copy_from_slice(&hash.finalize()[..DIGEST]);
         Self(digest)
     }
+}
 
-    pub(crate) fn token(self, place: &Place) -> String {
-        let mut bytes = self.0.to_vec();
+impl Tokens {
+    /// # Errors
+    /// `Internal` if the system has no random numbers.
+    pub(crate) fn new() -> Result<Self> {
+        let random = SystemRandom::new();
+        let mut key = [0; 32];
+        random.fill(&mut key).map_err(|_| unsealed())?;
+        let key = UnboundKey::new(&AES_256_GCM, &key).map_err(|_| unsealed())?;
+        let key = LessSafeKey::new(key);
+        Ok(Self { key, random })
+    }
+
+    pub(crate) fn token(&self, query: Query, place: &Place) -> Result<String> {
         // A namespace has at most 63 characters.
-        bytes.push(u8::try_from(place.scope.len()).unwrap_or(u8::MAX));
-        bytes.extend(place.scope.as_bytes());
-        bytes.extend(place.token.as_bytes());
-        URL_SAFE_NO_PAD.encode(bytes)
+        let mut sealed = vec![u8::try_from(place.scope.len()).unwrap_or(u8::MAX)];
+        sealed.extend(place.scope.as_bytes());
+        sealed.extend(place.token.as_bytes());
+        let mut nonce = [0; NONCE_LEN];
+        self.random.fill(&mut nonce).map_err(|_| unsealed())?;
+        let unique = Nonce::assume_unique_for_key(nonce);
+        self.key
+            .seal_in_place_append_tag(unique, Aad::from(query.0), &mut sealed)
+            .map_err(|_| unsealed())?;
+        let token = [&query.0[..], &nonce, &sealed].concat();
+        Ok(URL_SAFE_NO_PAD.encode(token))
     }
 
     /// `None` for the first page.
-    pub(crate) fn place(self, token: &str) -> Result<Option<Place>> {
+    pub(crate) fn place(&self, query: Query, token: &str) -> Result<Option<Place>> {
         if token.is_empty() {
             return Ok(None);
         }
@@ -53,12 +83,22 @@ impl Query {
         let damaged = || wrong("is no token of this server");
         let bytes = URL_SAFE_NO_PAD.decode(token).map_err(|_| damaged())?;
         let (digest, rest) = bytes.split_at_checked(DIGEST).ok_or_else(damaged)?;
-        if digest != self.0 {
+        if digest != query.0 {
             return Err(wrong(
                 "is of another query: the other fields must stay the same from page to page",
             ));
         }
-        let (length, rest) = rest.split_first().ok_or_else(damaged)?;
+        let (nonce, sealed) = rest.split_at_checked(NONCE_LEN).ok_or_else(damaged)?;
+        let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| damaged())?;
+        let mut sealed = sealed.to_vec();
+        let opened = self
+            .key
+            .open_in_place(nonce, Aad::from(query.0), &mut sealed)
+            .map_err(|_| {
+                let why = "the page token is not of this start of the server; list again";
+                Error::new(Reason::PageTokenExpired, why)
+            })?;
+        let (length, rest) = opened.split_first().ok_or_else(damaged)?;
         let (scope, token) = rest
             .split_at_checked(usize::from(*length))
             .ok_or_else(damaged)?;
@@ -68,6 +108,10 @@ impl Query {
             token: text(token)?,
         }))
     }
+}
+
+fn unsealed() -> Error {
+    Error::internal("a page token cannot be sealed")
 }
 
 /// The size of a page.

@@ -21,8 +21,9 @@ const BUCKETS: &[f64] = &[
     10.0, 30.0, 60.0,
 ];
 
-/// Modules of libraries that log the bodies of answers which they cannot decode. What matters of that is in their errors.
-const REPEATS_BODIES: [&str; 1] = ["kube_client"];
+/// Libraries that log what passes through them: bodies that they cannot decode, or frames with what is typed into a command.
+/// What matters of that is in their errors.
+const REPEATS_BODIES: [&str; 3] = ["kube_client", "tokio_tungstenite", "tungstenite"];
 
 /// Whether something may be logged, whatever `RUST_LOG` says.
 fn may_be_logged(metadata: &Metadata<'_>) -> bool {
@@ -257,6 +258,7 @@ mod tests {
             .with(fmt::layer().with_writer(move || writer.clone()));
         tracing::subscriber::with_default(subscriber, || {
             tracing::warn!(target: "kube_client::client", "s3cret");
+            tracing::trace!(target: "tungstenite::protocol", "s3cret");
             tracing::warn!(target: "kube_runtime::watcher", "heard");
         });
         let text = String::from_utf8(written.0.lock().clone()).unwrap();

@@ -26,6 +26,8 @@ use crate::served::Served;
 
 /// Violations of one request that are kept. Further ones would only make the answer longer than its limit.
 const MAX_VIOLATIONS: usize = 256;
+/// Prefix of the labels and annotations of Drover itself.
+const RESERVED: &str = "drover.dev/";
 /// Maximum size of all annotations of an object in bytes, as in Kubernetes.
 const MAX_ANNOTATIONS: usize = 256 * 1024;
 /// Most requirements of a selector: it becomes part of a URL, which servers limit to 8 KiB and more.
@@ -147,6 +149,11 @@ impl Check {
         let annotations = format!("{field}.annotations");
         for key in metadata.annotations.keys() {
             self.said(&annotations, syntax::qualified(key));
+        }
+        // The platform beside these services believes them: with them a pod would be a node of a cluster.
+        let keys = metadata.labels.keys().chain(metadata.annotations.keys());
+        for key in keys.filter(|key| key.starts_with(RESERVED)) {
+            self.wrong(field, format!("{key:?} belongs to Drover itself"));
         }
         let sizes = metadata.annotations.iter();
         let size: usize = sizes.map(|(key, value)| key.len() + value.len()).sum();

@@ -246,6 +246,13 @@ fn allowed(
             "stdin",
             "was not asked for by start, or has been closed".to_owned(),
         ),
+        Some(It::Stdin(chunk)) if length(&chunk) > MAX_CHUNK => (
+            "stdin",
+            format!(
+                "is {} bytes large; at most {MAX_CHUNK} are allowed",
+                length(&chunk)
+            ),
+        ),
         Some(It::Resize(_)) if !tty => ("resize", "needs tty".to_owned()),
         Some(It::Resize(size)) => match check::wrong_size(&size) {
             Some(why) => ("resize", why),
@@ -258,6 +265,14 @@ fn allowed(
         Some(input @ It::Stdin(_)) => return Ok(input),
     };
     Err(Error::invalid(field, why))
+}
+
+fn length(chunk: &Chunk) -> usize {
+    match &chunk.content {
+        Some(Content::Data(data)) => data.len(),
+        Some(Content::Text(text)) => text.len(),
+        None => 0,
+    }
 }
 
 /// Output that ends with an error when the input is refused.

@@ -93,7 +93,9 @@ impl IngressService for Resources {
         let done = async {
             let request = check::upsert_paths(request.into_inner(), self.served())?;
             call.inside("ingress", &request.namespace, &request.ingress)?;
-            let rule = self.cluster().ingress_rules()?.upsert(request).await?;
+            let rules = self.cluster().ingress_rules()?;
+            let _permit = request.wait.then(|| self.wait_permit()).transpose()?;
+            let rule = call.until_stop(rules.upsert(request)).await?;
             Ok(api::UpsertPathsResponse { rule: Some(rule) })
         };
         answer(done.await)

@@ -72,10 +72,14 @@ pub(super) async fn pages<'a, R: List>(
         }
     };
     let query = Query::of(&request, R::CALL);
-    let place = query.place(&token).unwrap_or_else(|error| {
-        join(&mut check, &error);
-        None
-    });
+    let place = match call.resources.tokens().place(query, &token) {
+        Err(error) if error.fields().is_empty() => return Err(error),
+        Err(error) => {
+            join(&mut check, &error);
+            None
+        }
+        Ok(place) => place,
+    };
     check.finish()?;
     let kind = "list";
     match namespace.as_deref() {
@@ -108,7 +112,7 @@ async fn walk<'a, R: List>(
     (mut scopes, place, size, query): (Vec<String>, Place, usize, Query),
     list: impl Fn(R) -> BoxFuture<'a, Result<R::Page>>,
 ) -> Result<R::Page> {
-    scopes.retain(|scope| *scope >= place.scope);
+    scopes.retain(|scope| *scope >= place.scope && (scope.is_empty() || call.sees(scope)));
     let mut items = Vec::new();
     let mut bytes = 0;
     for (at, scope) in scopes.iter().enumerate() {
@@ -140,7 +144,8 @@ async fn walk<'a, R: List>(
             },
             (true, _) => continue,
         };
-        return Ok(R::page(items, query.token(&next)));
+        let token = call.resources.tokens().token(query, &next)?;
+        return Ok(R::page(items, token));
     }
     Ok(R::page(items, String::new()))
 }

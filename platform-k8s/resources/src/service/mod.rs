@@ -25,7 +25,7 @@ use futures::{StreamExt, stream, stream::BoxStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::{Request, Response, Status};
 
-use crate::{Cluster, Served, parts::Answers};
+use crate::{Cluster, Served, page::Tokens, parts::Answers};
 
 /// When a caller may try again whose wait or stream was one too many: others end at any time.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -37,22 +37,26 @@ pub struct Resources(Arc<Inner>);
 struct Inner {
     cluster: Cluster,
     served: Served,
+    tokens: Tokens,
     waits: Arc<Semaphore>,
     streams: Arc<Semaphore>,
 }
 
 impl Resources {
     /// Serves a cluster within limits.
-    #[must_use]
-    pub fn new(cluster: Cluster, served: Served) -> Self {
+    ///
+    /// # Errors
+    /// `Internal` if the system has no random numbers.
+    pub fn new(cluster: Cluster, served: Served) -> Result<Self> {
         let waits = Arc::new(Semaphore::new(served.max_waits));
         let streams = Arc::new(Semaphore::new(served.max_streams));
-        Self(Arc::new(Inner {
+        Ok(Self(Arc::new(Inner {
             cluster,
             served,
+            tokens: Tokens::new()?,
             waits,
             streams,
-        }))
+        })))
     }
 
     /// Adds the services to a server.
@@ -73,6 +77,10 @@ impl Resources {
 
     fn served(&self) -> &Served {
         &self.0.served
+    }
+
+    fn tokens(&self) -> &Tokens {
+        &self.0.tokens
     }
 
     fn call<T>(&self, request: &Request<T>, permission: Permission) -> Call {
@@ -139,6 +147,15 @@ impl Call {
                 .to_owned(),
         };
         Err(Error::new(Reason::PermissionDenied, message))
+    }
+
+    /// The outcome of work that may wait for long, unless the server stops before.
+    async fn until_stop<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::select! {
+            biased;
+            outcome = work => outcome,
+            () = self.shutdown.cancelled() => Err(Error::unavailable("the server is stopping")),
+        }
     }
 
     /// Whether a list may show what is in this namespace.

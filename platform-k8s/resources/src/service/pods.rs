@@ -60,7 +60,9 @@ impl PodService for Resources {
         let done = async {
             let request = check::named(request.into_inner(), self.served())?;
             call.inside("pod", &request.namespace, &request.name)?;
-            let existed = self.cluster().pods()?.delete(request).await?;
+            let pods = self.cluster().pods()?;
+            let _permit = request.wait.then(|| self.wait_permit()).transpose()?;
+            let existed = call.until_stop(pods.delete(request)).await?;
             Ok(api::DeletePodResponse { existed })
         };
         answer(done.await)

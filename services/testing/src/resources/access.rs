@@ -181,6 +181,12 @@ pub(super) async fn messages_out_of_order_are_refused(subject: &Subject) {
         stdin: true,
         ..start(subject, &pod, &runs)
     };
+    let large = vec![stdin(&[0; 64 * 1024 + 1])];
+    assert_refused(
+        "too large",
+        send(subject, open.clone(), large).await,
+        "stdin",
+    );
     let input = vec![Input::StdinClosed(StdinClosed {}), stdin(b"x")];
     assert_refused("after its end", send(subject, open, input).await, "stdin");
     subject.remove_pod(&pod).await;

@@ -34,7 +34,7 @@ async fn server() -> (Running, Channel, tempfile::TempDir) {
         access: Some(rules),
         ..ServerSettings::on_port(0)
     };
-    let resources = Resources::new(Fake::new(3).cluster(), Served::default());
+    let resources = Resources::new(Fake::new(3).cluster(), Served::default()).unwrap();
     let service = resources.add_to(Service::new("fake", "0"));
     let listener = drover_server::listen(&settings).await.unwrap();
     let running = drover_server::spawn(service, listener, &settings, Shutdown::new()).unwrap();

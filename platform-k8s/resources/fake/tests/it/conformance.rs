@@ -14,7 +14,8 @@ pub(crate) fn service(fake: &Fake) -> Service {
         namespaces: vec![NAMESPACE.to_owned()],
         ..Served::default()
     };
-    Resources::new(fake.cluster(), served).add_to(Service::new("fake", "0"))
+    let resources = Resources::new(fake.cluster(), served).unwrap();
+    resources.add_to(Service::new("fake", "0"))
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -25,7 +25,7 @@ async fn remote_in_front_of_the_fake_passes_the_conformance_suite() {
         default_namespace: NAMESPACE.to_owned(),
         ..Served::default()
     };
-    let front = Resources::new(Cluster::custom(remote.parts()), served);
+    let front = Resources::new(Cluster::custom(remote.parts()), served).unwrap();
     let routes = front
         .add_to(Service::new("front", "0"))
         .into_routes(&ServerSettings::default(), Shutdown::new())

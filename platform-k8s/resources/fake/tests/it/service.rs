@@ -17,7 +17,8 @@ use drover_testing::wait::holds;
 use tonic::{Code, Response, Status};
 
 pub(crate) fn served(cluster: Cluster, served: Served) -> Channel {
-    let service = Resources::new(cluster, served).add_to(Service::new("fake", "0"));
+    let resources = Resources::new(cluster, served).unwrap();
+    let service = resources.add_to(Service::new("fake", "0"));
     let routes = service
         .into_routes(&ServerSettings::default(), Shutdown::new())
         .unwrap();

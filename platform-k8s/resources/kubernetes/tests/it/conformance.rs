@@ -40,7 +40,8 @@ async fn an_api_server_with_kwok_nodes_passes_the_conformance_suite() {
         namespaces: vec![namespace.clone()],
         ..Served::default()
     };
-    let service = Resources::new(cluster, served).add_to(Service::new("kubernetes", "0"));
+    let resources = Resources::new(cluster, served).unwrap();
+    let service = resources.add_to(Service::new("kubernetes", "0"));
     let routes = service
         .into_routes(&ServerSettings::default(), Shutdown::new())
         .unwrap();
