@@ -138,7 +138,14 @@ pub(super) async fn complete_all(objects: &Objects, scope: &Scope) -> Result<()>
     let all = objects.list(&resource, scope, INGRESS).await?;
     for object in &all {
         let Some(leading) = object.annotations().get(BEHIND) else {
-            complete(objects, object).await?;
+            match complete(objects, object).await {
+                Err(error) if error.reason() == Reason::Precondition => {
+                    let namespace = object.namespace().unwrap_or_default();
+                    let name = object.name_any();
+                    tracing::warn!(namespace, name, %error, "the HTTPRoutes of a host are not completed");
+                }
+                other => other?,
+            }
             continue;
         };
         let namespace = object.namespace().unwrap_or_default();

@@ -5,9 +5,12 @@ mod discovery;
 mod followers;
 mod hosts;
 mod kubernetes;
+#[cfg(test)]
+mod memory;
 mod meta;
 mod objects;
 mod request;
+mod reserved;
 mod route;
 mod rule;
 mod store;
@@ -57,11 +60,18 @@ impl IngressBackends {
     #[must_use]
     pub fn new(client: ApiClient, options: Options) -> Self {
         Self {
-            objects: Objects::new(client.clone(), options.namespaces.clone()),
+            objects: Objects::new(client.clone(), &options.namespaces),
             discovery: Discovery::new(client, Kind::of(options.backend)),
             options,
             writers: Writers::default(),
         }
+    }
+
+    /// Without these namespaces, whatever else is said: their objects are neither shown nor named nor touched.
+    #[must_use]
+    pub fn excluding(mut self, namespaces: &[String]) -> Self {
+        self.objects = self.objects.excluding(&self.options.namespaces, namespaces);
+        self
     }
 
     /// Completes what an earlier server began and did not end. To be called once at the start; what it leaves after an

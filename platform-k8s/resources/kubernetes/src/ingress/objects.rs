@@ -1,6 +1,6 @@
 //! Objects of the three kinds at the API server.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use drover_core::{Error, Reason, Result};
 use kube::{
@@ -13,10 +13,11 @@ use serde_json::Value;
 use super::{
     discovery::Kind,
     meta::{self, INGRESS},
+    reserved::{Reservations, Reserved},
     route, virtual_service,
 };
 use crate::{
-    client::{ApiClient, Call},
+    client::{ApiClient, Call, escape},
     errors,
 };
 
@@ -24,61 +25,122 @@ use crate::{
 const PAGE: u32 = 500;
 
 /// Where objects are looked for.
-#[derive(Clone, Debug)]
-pub(super) struct Scope(Vec<Option<String>>);
+#[derive(Clone, Debug, Default)]
+pub(super) struct Scope {
+    namespaces: Vec<Option<String>>,
+    /// Those whose objects are passed over.
+    excluded: Vec<String>,
+}
 
 impl Scope {
     pub(super) fn of(namespace: &str) -> Self {
-        Self(vec![Some(namespace.to_owned())])
-    }
-
-    /// These namespaces; all of the cluster if there are none.
-    pub(super) fn all(namespaces: &[String]) -> Self {
-        if namespaces.is_empty() {
-            return Self(vec![None]);
+        Self {
+            namespaces: vec![Some(namespace.to_owned())],
+            excluded: Vec::new(),
         }
-        let mut namespaces = namespaces.to_vec();
-        namespaces.sort();
-        namespaces.dedup();
-        Self(namespaces.into_iter().map(Some).collect())
     }
 
-    /// This namespace too, unless all are meant.
+    /// These namespaces, all of the cluster if there are none, without those that are excluded.
+    pub(super) fn all(namespaces: &[String], excluded: &[String]) -> Self {
+        let mut served = vec![None];
+        if !namespaces.is_empty() {
+            let all: BTreeSet<&String> = namespaces.iter().collect();
+            let all = all.into_iter().filter(|it| !excluded.contains(it));
+            served = all.cloned().map(Some).collect();
+        }
+        Self {
+            namespaces: served,
+            excluded: excluded.to_vec(),
+        }
+    }
+
+    /// This namespace too.
     pub(super) fn and(mut self, namespace: &str) -> Self {
         let known = |it: &Option<String>| it.as_deref().is_none_or(|it| it == namespace);
-        if !self.0.iter().any(known) {
-            self.0.push(Some(namespace.to_owned()));
+        if !self.namespaces.iter().any(known) {
+            self.namespaces.push(Some(namespace.to_owned()));
         }
+        self.excluded.retain(|it| it != namespace);
         self
     }
 
+    fn has(&self, object: &DynamicObject) -> bool {
+        let namespace = object.namespace().unwrap_or_default();
+        !self.excluded.contains(&namespace)
+    }
+
     pub(super) fn namespaces(&self) -> impl Iterator<Item = Option<&str>> {
-        self.0.iter().map(Option::as_deref)
+        self.namespaces.iter().map(Option::as_deref)
     }
 }
 
 #[derive(Clone)]
 pub(super) struct Objects {
-    client: ApiClient,
-    /// Those that the server serves; empty: all.
-    namespaces: Arc<[String]>,
+    client: Source,
+    /// Those that the server serves.
+    everywhere: Arc<Scope>,
+    reservations: Reservations,
+}
+
+/// Where calls go.
+#[derive(Clone)]
+enum Source {
+    Api(ApiClient),
+    #[cfg(test)]
+    Given(Client),
 }
 
 impl Objects {
-    pub(super) fn new(client: ApiClient, namespaces: Vec<String>) -> Self {
+    /// `namespaces`: those that the server serves; empty: all.
+    pub(super) fn new(client: ApiClient, namespaces: &[String]) -> Self {
+        Self::at(Source::Api(client), namespaces)
+    }
+
+    #[cfg(test)]
+    pub(super) fn over(client: Client) -> Self {
+        Self::at(Source::Given(client), &[])
+    }
+
+    fn at(client: Source, namespaces: &[String]) -> Self {
         Self {
             client,
-            namespaces: namespaces.into(),
+            everywhere: Arc::new(Scope::all(namespaces, &[])),
+            reservations: Reservations::default(),
+        }
+    }
+
+    /// The namespaces that the server serves, without some.
+    pub(super) fn excluding(self, namespaces: &[String], excluded: &[String]) -> Self {
+        Self {
+            everywhere: Arc::new(Scope::all(namespaces, excluded)),
+            ..self
         }
     }
 
     pub(super) fn client(&self) -> Client {
-        self.client.kube()
+        match &self.client {
+            Source::Api(client) => client.kube(),
+            #[cfg(test)]
+            Source::Given(client) => client.clone(),
+        }
+    }
+
+    /// Keeps others in this process from adding any of these hosts, until it is dropped.
+    pub(super) async fn reserve(&self, kind: Kind, hosts: &BTreeSet<&str>) -> Reserved {
+        self.reservations.take(kind, hosts).await
     }
 
     /// All namespaces that the server serves.
     pub(super) fn everywhere(&self) -> Scope {
-        Scope::all(&self.namespaces)
+        self.everywhere.as_ref().clone()
+    }
+
+    /// A namespace, or nothing if it is excluded.
+    pub(super) fn within(&self, namespace: &str) -> Scope {
+        if self.everywhere.excluded.iter().any(|it| it == namespace) {
+            return Scope::default();
+        }
+        Scope::of(namespace)
     }
 
     pub(super) fn api(
@@ -87,7 +149,7 @@ impl Objects {
         namespace: Option<&str>,
     ) -> Api<DynamicObject> {
         match namespace {
-            Some(namespace) => Api::namespaced_with(self.client(), namespace, resource),
+            Some(namespace) => Api::namespaced_with(self.client(), &escape(namespace), resource),
             None => Api::all_with(self.client(), resource),
         }
     }
@@ -98,7 +160,10 @@ impl Objects {
         namespace: &str,
         name: &str,
     ) -> Result<Option<DynamicObject>> {
-        let found = self.api(resource, Some(namespace)).get_opt(name).await;
+        let found = self
+            .api(resource, Some(namespace))
+            .get_opt(&escape(name))
+            .await;
         found.map_err(|error| failed("get", resource, namespace, name, error))
     }
 
@@ -111,7 +176,8 @@ impl Objects {
     ) -> Result<Vec<DynamicObject>> {
         let mut all = Vec::new();
         for namespace in scope.namespaces() {
-            all.extend(self.list_one(resource, namespace, selector).await?);
+            let found = self.list_one(resource, namespace, selector).await?;
+            all.extend(found.into_iter().filter(|object| scope.has(object)));
         }
         Ok(all)
     }
@@ -192,7 +258,11 @@ impl Objects {
         let name = object.name_any();
         let api = self.api(resource, Some(&namespace));
         let patched = api
-            .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
+            .patch(
+                &escape(&name),
+                &PatchParams::default(),
+                &Patch::Merge(patch),
+            )
             .await;
         patched.map_err(|error| failed("patch", resource, &namespace, &name, error))
     }
@@ -211,7 +281,7 @@ impl Objects {
             resource_version: object.resource_version().filter(|_| unchanged),
         });
         let api = self.api(resource, Some(&namespace));
-        match api.delete(&name, &params).await {
+        match api.delete(&escape(&name), &params).await {
             Ok(_) => Ok(true),
             Err(error) => match failed("delete", resource, &namespace, &name, error) {
                 error if error.reason() == Reason::NotFound => Ok(false),

@@ -15,7 +15,10 @@ use serde_json::{Value, json};
 use super::{
     discovery::Kind,
     meta::{self, INGRESS},
-    rule::{Holder, Key, MAX_ROUTE_RULES, Matching, Path, Paths, Port, Rules, ServicePort, Target},
+    rule::{
+        Holder, Key, MAX_PATHS, MAX_ROUTE_RULES, Matching, Path, Paths, Port, Rules, ServicePort,
+        Target,
+    },
 };
 
 /// Annotation of a leading HTTPRoute: the [`Truth`] as JSON.
@@ -24,6 +27,9 @@ pub(super) const PATHS: &str = "drover.dev/paths";
 pub(super) const BEHIND: &str = "drover.dev/paths-behind";
 /// Annotation of an HTTPRoute behind another: the version of the truth that it shows.
 pub(super) const VERSION: &str = "drover.dev/paths-version";
+
+/// Most HTTPRoutes of a host: not even one path in each would need more.
+const MAX_ROUTES: usize = MAX_PATHS + 1;
 
 /// All paths of a host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -67,14 +73,19 @@ impl Truth {
             return Ok(None);
         };
         let truth = serde_json::from_str(text).ok();
-        let readable = |truth: &Self| truth.paths.iter().all(|entry| entry.path().is_some());
-        truth.filter(readable).map(Some).ok_or_else(|| {
+        truth.filter(Self::is_sound).map(Some).ok_or_else(|| {
             let name = object.name_any();
             let message = format!(
                 "the annotation {PATHS} of the HTTPRoute {name:?} cannot be read; remove it, and the rules that the object shows count"
             );
             Error::new(Reason::Precondition, message).with_resource("HTTPRoute", name)
         })
+    }
+
+    /// Whether a server may have written it. Anybody may, and what it counts is counted to.
+    fn is_sound(&self) -> bool {
+        let sound = |entry: &Entry| entry.0 < self.routes && entry.path().is_some();
+        self.version < u64::MAX && self.routes <= MAX_ROUTES && self.paths.iter().all(sound)
     }
 
     fn entries(&self) -> Vec<Path> {
@@ -130,7 +141,7 @@ impl Truth {
             ));
         }
         let mut next = Self {
-            version: self.version + 1,
+            version: self.version.saturating_add(1),
             routes: self.routes,
             paths: entries,
         };
@@ -142,7 +153,7 @@ impl Truth {
     fn needed(&self) -> usize {
         self.paths
             .iter()
-            .map(|entry| entry.0 + 1)
+            .map(|entry| entry.0.saturating_add(1))
             .max()
             .unwrap_or(1)
     }
@@ -340,6 +351,7 @@ pub(super) fn count<'a>(behind: impl Iterator<Item = &'a DynamicObject>) -> usiz
         let name = object.name_any();
         name.rsplit_once('-')
             .and_then(|(_, number)| number.parse().ok())
+            .filter(|number| *number <= MAX_ROUTES)
     };
     behind.filter_map(number).max().unwrap_or(1)
 }

@@ -190,9 +190,10 @@ impl Paths {
 
     fn upsert_one(&mut self, wanted: &Path) -> Result<()> {
         if let Some(name) = &wanted.name {
-            let names = self.names();
+            // A name that nobody wrote is only shown: to write it elsewhere takes nothing from the path.
+            let moves = |it: &Path| it.name.as_ref() == Some(name) && it.key != wanted.key;
             let moved: Vec<usize> = (0..self.entries.len())
-                .filter(|&at| names[at] == Some(name) && self.entries[at].key != wanted.key)
+                .filter(|&at| moves(&self.entries[at]))
                 .collect();
             if let Some(&at) = moved.iter().find(|&&at| self.entries[at].is_opaque()) {
                 return Err(self.entries[at].untouchable());

@@ -1,13 +1,17 @@
 //! The objects that hold rules, as the writer reads and writes them.
 
+use std::collections::BTreeSet;
+
 use async_trait::async_trait;
-use drover_core::{Error, Result};
+use drover_core::{Error, Reason, Result};
 use kube::{ResourceExt, core::DynamicObject};
 
 use super::{
     discovery::Kind,
-    followers, hosts, kubernetes, meta,
+    followers, hosts, kubernetes,
+    meta::{self, INGRESS},
     objects::{self, Objects},
+    reserved::Reserved,
     route,
     rule::{Paths, Rules},
     upstreams, virtual_service,
@@ -44,6 +48,14 @@ impl Object for IngressObject {
             name,
         } = self;
         hosts::check_free(objects, Kind::Ingress, namespace, name, &hosts).await
+    }
+
+    async fn settle(&self, _: &State<DynamicObject>) -> Result<()> {
+        Ok(())
+    }
+
+    async fn reserve(&self, hosts: &BTreeSet<&str>) -> Reserved {
+        self.objects.reserve(Kind::Ingress, hosts).await
     }
 
     async fn write(
@@ -90,6 +102,29 @@ impl HostObject {
             rules: own.collect(),
             version: Place::In(Box::new(object)),
         })
+    }
+
+    /// Refuses an object that has the name of the part that would hold the host, and that nobody would find it in.
+    async fn check_way(&self, part: &DynamicObject) -> Result<()> {
+        let (kind, name) = (self.kind.name(), part.name_any());
+        let resource = self.kind.resource();
+        let Some(other) = self.objects.get(&resource, &self.namespace, &name).await? else {
+            return Ok(());
+        };
+        let label = other.labels().get(INGRESS);
+        let found =
+            name == self.ingress || label.is_some_and(|it| *it == meta::label(&self.ingress));
+        let why = if !found {
+            format!("it lacks the label {INGRESS} of the ingress")
+        } else if route::is_behind(&other) {
+            format!("it follows from another {kind}")
+        } else if !objects::hosts(self.kind, &other).contains(&self.host) {
+            format!("it does not route the host {:?}", self.host)
+        } else {
+            return Ok(());
+        };
+        let message = format!("the {kind} {name:?} is in the way: {why}");
+        Err(Error::new(Reason::Precondition, message).with_resource(kind, name))
     }
 
     fn new_object(&self, like: &DynamicObject, routes: usize, paths: &Paths) -> DynamicObject {
@@ -145,12 +180,26 @@ impl Object for HostObject {
         .await
     }
 
+    async fn settle(&self, state: &State<Place>) -> Result<()> {
+        match &state.version {
+            Place::In(object) if self.kind == Kind::HttpRoute => {
+                settle(&self.objects, object).await
+            }
+            Place::In(_) | Place::Nowhere { .. } => Ok(()),
+        }
+    }
+
+    async fn reserve(&self, hosts: &BTreeSet<&str>) -> Reserved {
+        self.objects.reserve(self.kind, hosts).await
+    }
+
     async fn write(&self, state: &State<Place>, rules: &Rules) -> Result<State<Place>> {
         let paths = rules
             .get(&self.host)
             .ok_or_else(|| Error::internal("a host was written that nobody changed"))?;
         let written = match &state.version {
             Place::In(object) => {
+                check_single(self.kind, object)?;
                 let patch = match self.kind {
                     Kind::VirtualService => virtual_service::patch(object, paths),
                     Kind::HttpRoute | Kind::Ingress => route::patch(object, paths)?,
@@ -160,20 +209,52 @@ impl Object for HostObject {
             }
             Place::Nowhere { like, routes } => {
                 let object = self.new_object(like, *routes, paths);
-                self.objects.create_part(self.kind, &object).await?
+                match self.objects.create_part(self.kind, &object).await {
+                    Err(error) if error.reason() == Reason::AlreadyExists => {
+                        self.check_way(&object).await?;
+                        return Err(error);
+                    }
+                    other => other?,
+                }
             }
         };
         if self.kind == Kind::HttpRoute {
-            followers::complete(&self.objects, &written)
-                .await
-                .map_err(|error| {
-                    // The truth is written, so that nobody may take this for a refusal.
-                    let what = "the rule is written, but not all HTTPRoutes show it yet";
-                    Error::unavailable(format!("{what}: {}", error.message()))
-                })?;
+            settle(&self.objects, &written).await?;
         }
         self.state(written).await
     }
+}
+
+/// Makes the HTTPRoutes behind a leading one follow.
+pub(super) async fn settle(objects: &Objects, leading: &DynamicObject) -> Result<()> {
+    let outcome = followers::complete(objects, leading).await;
+    outcome.map_err(|error| {
+        // The truth is written, so that nobody may take this for a refusal.
+        let what = "the rule is written, but not all HTTPRoutes show it yet";
+        Error::unavailable(format!("{what}: {}", error.message()))
+    })
+}
+
+/// Refuses an object that routes several hosts: a change of one would change the others.
+fn check_single(kind: Kind, object: &DynamicObject) -> Result<()> {
+    let hosts: BTreeSet<String> = match kind {
+        Kind::VirtualService => virtual_service::hosts_without_ports(object),
+        Kind::Ingress | Kind::HttpRoute => objects::hosts(kind, object).into_iter().collect(),
+    };
+    if hosts.len() <= 1 {
+        return Ok(());
+    }
+    let named = |host: &String| match host.as_str() {
+        "" => "every host".to_owned(),
+        host => format!("{host:?}"),
+    };
+    let hosts: Vec<String> = hosts.iter().map(named).collect();
+    let hosts = hosts.join(", ");
+    let (kind, name) = (kind.name(), object.name_any());
+    let message = format!(
+        "the {kind} {name:?} routes several hosts, {hosts}, and a change of one would change all; change it where it was made"
+    );
+    Err(Error::new(Reason::Precondition, message).with_resource(kind, name))
 }
 
 /// The rules that one object holds.
@@ -188,3 +269,6 @@ pub(super) async fn rules(objects: &Objects, kind: Kind, object: &DynamicObject)
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

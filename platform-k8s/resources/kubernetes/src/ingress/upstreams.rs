@@ -29,7 +29,7 @@ use super::{
     rule::{Path, Port, Selected, ServicePort, Target, Upstream},
     virtual_service::{self, Known, UpstreamName},
 };
-use crate::client::Call;
+use crate::client::{Call, escape};
 
 /// Upstreams that are read one by one, at once; more are listed.
 const SINGLY: usize = 16;
@@ -81,6 +81,12 @@ fn service_of(upstream: &DynamicObject, namespace: &str) -> Option<ServicePort> 
     })
 }
 
+/// Whether an ingress of a namespace may lead to an upstream: not to services of other namespaces.
+fn may_lead(upstream: &DynamicObject, namespace: &str) -> bool {
+    let kube = &upstream.data["spec"]["kube"];
+    kube.is_null() || kube["serviceNamespace"].as_str() == Some(namespace)
+}
+
 /// Finds what paths lead to.
 pub(super) struct Targets<'a> {
     pub(super) objects: &'a Objects,
@@ -113,7 +119,13 @@ impl Targets<'_> {
                 }
                 Target::Upstream(wanted) => {
                     let (namespace, name) = (&wanted.namespace, &wanted.name);
-                    let found = self.objects.get(&resource(), namespace, name).await?;
+                    let found = if self.may_name(namespace) {
+                        self.objects.get(&resource(), namespace, name).await?
+                    } else {
+                        None
+                    };
+                    // One that may not be led to is not told from none: who asks may not know of it.
+                    let found = found.filter(|it| may_lead(it, self.namespace));
                     let found = found.ok_or_else(|| {
                         missing(format!("there is no Upstream \"{namespace}/{name}\""))
                     })?;
@@ -130,6 +142,11 @@ impl Targets<'_> {
             });
         }
         Ok(found)
+    }
+
+    /// Whether paths may name upstreams of a namespace.
+    fn may_name(&self, namespace: &str) -> bool {
+        namespace == self.namespace || self.upstreams.iter().any(|it| it == namespace)
     }
 
     /// The service that has to be read. An upstream says by itself for which port it stands.
@@ -168,8 +185,8 @@ impl Targets<'_> {
     }
 
     async fn service(&self, name: &str) -> Result<Option<Service>> {
-        let api: Api<Service> = Api::namespaced(self.objects.client(), self.namespace);
-        let found = api.get_opt(name).await;
+        let api: Api<Service> = Api::namespaced(self.objects.client(), &escape(self.namespace));
+        let found = api.get_opt(&escape(name)).await;
         found.map_err(|error| {
             objects::of_kube(&Call::new("get", "services", self.namespace, name), error)
         })
@@ -307,7 +324,8 @@ impl Targets<'_> {
             .filter_map(|path| self.asks_for(path).map(str::to_owned))
             .collect();
         if !services.is_empty() {
-            let api: Api<Service> = Api::namespaced(self.objects.client(), self.namespace);
+            let namespace = escape(self.namespace);
+            let api: Api<Service> = Api::namespaced(self.objects.client(), &namespace);
             let call = Call::new("watch", "services", self.namespace, "");
             all.push(watched(api, call, move |it| {
                 services.contains(&it.name_any())

@@ -1,6 +1,6 @@
 //! VirtualServices of Gloo, to and from the model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use drover_proto::kubernetes::v1 as api;
 use kube::{
@@ -40,6 +40,18 @@ pub(super) fn hosts(object: &DynamicObject) -> Vec<String> {
         hosts.push(String::new());
     }
     hosts
+}
+
+/// The hosts without their ports: Gloo wants a host that has a port once with it and once without.
+pub(super) fn hosts_without_ports(object: &DynamicObject) -> BTreeSet<String> {
+    let bare = |host: String| match host.rsplit_once(':') {
+        Some((bare, port)) if port.parse::<u16>().is_ok() => match bare {
+            "*" => String::new(),
+            _ => bare.to_owned(),
+        },
+        Some(_) | None => host,
+    };
+    hosts(object).into_iter().map(bare).collect()
 }
 
 /// The rules of a VirtualService: its routes, for each of its hosts.

@@ -11,7 +11,8 @@ use kube::{ResourceExt, core::DynamicObject};
 use prost::Message as _;
 
 use super::{
-    IngressBackends, Kind, Paths, discovery, hosts, kubernetes, meta, objects, request, route,
+    IngressBackends, Kind, Objects, Paths, discovery, hosts, kubernetes, meta, objects, request,
+    route,
     rule::{self, Change, Rules},
     store, virtual_service,
 };
@@ -33,46 +34,17 @@ impl IngressBackends {
             given => given,
         };
         let built = new_objects(kind, &metadata, &rules, &ingress.tls, class_name)?;
-        if !self
-            .objects
-            .of_ingress(kind, namespace, name)
-            .await?
-            .is_empty()
-        {
-            return Err(exists(namespace, name));
-        }
-        let hosts: BTreeSet<&str> = rules.keys().map(String::as_str).collect();
-        hosts::check_free(&self.objects, kind, namespace, name, &hosts).await?;
-        let mut created: Vec<DynamicObject> = Vec::with_capacity(built.len());
-        for object in &built {
-            match self.objects.create_part(kind, object).await {
-                Ok(object) => created.push(object),
-                Err(error) => {
-                    self.undo(kind, &created).await;
-                    return Err(match error.reason() {
-                        Reason::AlreadyExists => exists(namespace, name),
-                        _ => error,
-                    });
-                }
-            }
-        }
-        if kind == Kind::HttpRoute {
-            for leading in &created {
-                super::followers::complete(&self.objects, leading).await?;
-            }
-        }
+        let new = New {
+            objects: self.objects.clone(),
+            kind,
+            namespace: namespace.clone(),
+            name: name.clone(),
+            hosts: rules.into_keys().collect(),
+            built,
+        };
+        let created = self.writers.whole(new.create()).await?;
         self.answer(kind, (namespace, name), created, &mut BTreeMap::new())
             .await
-    }
-
-    /// Removes what was created of an ingress that could not be created whole.
-    async fn undo(&self, kind: Kind, created: &[DynamicObject]) {
-        for object in created {
-            if let Err(error) = self.objects.delete(&kind.resource(), object, true).await {
-                let name = object.name_any();
-                tracing::warn!(kind = kind.name(), name, %error, "part of an ingress stays");
-            }
-        }
     }
 
     async fn new_rules(
@@ -180,7 +152,7 @@ impl IngressBackends {
         let after = position(&request.page_token, &query)?;
         let scope = match request.namespace.as_str() {
             "" => self.objects.everywhere(),
-            namespace => objects::Scope::of(namespace),
+            namespace => self.objects.within(namespace),
         };
         let found = self
             .objects
@@ -197,6 +169,7 @@ impl IngressBackends {
                 groups.entry(at).or_default().push(object);
             }
         }
+        groups.retain(|_, objects| is_readable(kind, objects));
         let most = match usize::try_from(request.page_size) {
             Ok(0) => PAGE,
             Ok(size) => size.min(MAX_PAGE),
@@ -234,6 +207,79 @@ impl IngressBackends {
         }
         Ok(existed)
     }
+}
+
+/// An ingress that is to be created whole or not at all.
+struct New {
+    objects: Objects,
+    kind: Kind,
+    namespace: String,
+    name: String,
+    hosts: BTreeSet<String>,
+    built: Vec<DynamicObject>,
+}
+
+impl New {
+    async fn create(self) -> Result<Vec<DynamicObject>> {
+        let Self {
+            objects,
+            kind,
+            namespace,
+            name,
+            hosts,
+            built,
+        } = &self;
+        let hosts: BTreeSet<&str> = hosts.iter().map(String::as_str).collect();
+        let reserved = objects.reserve(*kind, &hosts).await;
+        if !objects.of_ingress(*kind, namespace, name).await?.is_empty() {
+            return Err(exists(namespace, name));
+        }
+        hosts::check_free(objects, *kind, namespace, name, &hosts).await?;
+        let mut created: Vec<DynamicObject> = Vec::with_capacity(built.len());
+        for object in built {
+            match objects.create_part(*kind, object).await {
+                Ok(object) => created.push(object),
+                Err(error) => {
+                    self.undo(&created).await;
+                    return Err(match error.reason() {
+                        Reason::AlreadyExists => exists(namespace, name),
+                        _ => error,
+                    });
+                }
+            }
+        }
+        drop(reserved);
+        if *kind == Kind::HttpRoute {
+            for leading in &created {
+                store::settle(objects, leading).await?;
+            }
+        }
+        Ok(created)
+    }
+
+    /// Removes what was created of an ingress that could not be created whole.
+    async fn undo(&self, created: &[DynamicObject]) {
+        let kind = self.kind;
+        for object in created {
+            if let Err(error) = self.objects.delete(&kind.resource(), object, true).await {
+                let name = object.name_any();
+                tracing::warn!(kind = kind.name(), name, %error, "part of an ingress stays");
+            }
+        }
+    }
+}
+
+/// Logs and passes over what would keep a list from all else.
+fn is_readable(kind: Kind, objects: &[DynamicObject]) -> bool {
+    if kind != Kind::HttpRoute {
+        return true;
+    }
+    let failed = |object: &DynamicObject| route::Truth::of(object).err();
+    let Some(error) = objects.iter().find_map(failed) else {
+        return true;
+    };
+    tracing::warn!(%error, "an ingress is not listed");
+    false
 }
 
 fn exists(namespace: &str, name: &str) -> Error {

@@ -2,7 +2,7 @@
 //! one compare-and-swap, and gives each its own outcome. It ends as soon as nothing waits.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{BTreeSet, HashMap, hash_map::Entry},
     future::Future,
     pin::Pin,
     sync::{
@@ -18,7 +18,10 @@ use drover_proto::kubernetes::v1 as api;
 use parking_lot::Mutex;
 use tokio::{sync::oneshot, task::JoinSet};
 
-use super::rule::{self, Change, Rules};
+use super::{
+    reserved::Reserved,
+    rule::{self, Change, Rules},
+};
 
 /// Longest pause after a conflict: another process has just written, and its own batch grows meanwhile.
 const MAX_PAUSE: Duration = Duration::from_millis(200);
@@ -33,6 +36,12 @@ pub(super) trait Object: Send + Sync + 'static {
 
     /// Whether a host may be added.
     async fn admit(&self, version: &Self::Version, host: &str) -> Result<()>;
+
+    /// Makes what follows from the object as it was read follow: an earlier write may have ended in between.
+    async fn settle(&self, state: &State<Self::Version>) -> Result<()>;
+
+    /// Keeps others in this process from adding any of these hosts elsewhere, until it is dropped.
+    async fn reserve(&self, hosts: &BTreeSet<&str>) -> Reserved;
 
     /// Writes the rules if the object is still as it was read. `Conflict`, `AlreadyExists` and `NotFound` mean that it
     /// is not, and that nothing was written.
@@ -96,14 +105,28 @@ impl Writers {
                 key,
                 left: AtomicBool::new(false),
             };
-            let mut tasks = self.tasks.lock();
-            while tasks.try_join_next().is_some() {}
-            tasks.spawn(run(object, place));
+            self.spawn(run(object, place));
         }
-        answer.await.unwrap_or_else(|_| {
-            let ended = "the server ended while it wrote; the outcome is unknown";
-            Err(Error::unavailable(ended))
-        })
+        answer.await.unwrap_or_else(|_| Err(ended()))
+    }
+
+    /// Does what must not end in between because whoever asked has gone.
+    pub(super) async fn whole<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let (reply, answer) = oneshot::channel();
+        self.spawn(async move {
+            // Whoever has gone does not want to know.
+            let _ = reply.send(work.await);
+        });
+        answer.await.unwrap_or_else(|_| Err(ended()))
+    }
+
+    fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.tasks.lock();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(work);
     }
 
     /// How many objects have a writer.
@@ -111,6 +134,10 @@ impl Writers {
     pub(super) fn running(&self) -> usize {
         self.queues.lock().len()
     }
+}
+
+fn ended() -> Error {
+    Error::unavailable("the server ended while it wrote; the outcome is unknown")
 }
 
 /// The writer's place among the others, given up when it ends in any way.
@@ -187,6 +214,10 @@ fn write<'a, O: Object>(
                     Err(error) => return refuse(batch, &error),
                 },
             };
+            let reserved = match added(&before.rules, &batch) {
+                hosts if hosts.is_empty() => None,
+                hosts => Some(object.reserve(&hosts).await),
+            };
             let mut after = before.rules.clone();
             let outcomes = apply_all(object, &before.version, &mut after, &batch).await;
             if after == before.rules {
@@ -194,10 +225,20 @@ fn write<'a, O: Object>(
                 if !fresh {
                     continue;
                 }
+                drop(reserved);
+                let done = outcomes.iter().any(Result::is_ok);
+                let settled = if done {
+                    object.settle(&before).await
+                } else {
+                    Ok(())
+                };
                 *known = Some(before);
-                return reply(batch, outcomes);
+                return reply(batch, all_and(outcomes, &settled));
             }
-            match object.write(&before, &after).await {
+            let written = object.write(&before, &after).await;
+            // A smaller batch reserves again.
+            drop(reserved);
+            match written {
                 Ok(written) => {
                     *known = Some(written);
                     return reply(batch, outcomes);
@@ -212,9 +253,7 @@ fn write<'a, O: Object>(
                     return write(object, place, known, rest, false).await;
                 }
                 Err(error) => {
-                    let outcomes = outcomes.into_iter();
-                    let outcomes = outcomes.map(|outcome| outcome.and(Err(error.clone())));
-                    return reply(batch, outcomes.collect());
+                    return reply(batch, all_and(outcomes, &Err(error)));
                 }
             }
         }
@@ -251,6 +290,27 @@ async fn apply_all<O: Object>(
         });
     }
     outcomes
+}
+
+/// The outcomes, where each success is one only if this is.
+fn all_and(
+    outcomes: Vec<Result<api::IngressRule>>,
+    also: &Result<()>,
+) -> Vec<Result<api::IngressRule>> {
+    let both = |outcome: Result<api::IngressRule>| {
+        let rule = outcome?;
+        also.clone().map(|()| rule)
+    };
+    outcomes.into_iter().map(both).collect()
+}
+
+/// The hosts that a batch may add.
+fn added<'a>(rules: &Rules, batch: &'a [Waiting]) -> BTreeSet<&'a str> {
+    let adds = batch.iter().filter(|waiting| match waiting.change {
+        Change::Upsert(_) => !rules.contains_key(&waiting.host),
+        Change::Remove(_) => false,
+    });
+    adds.map(|waiting| waiting.host.as_str()).collect()
 }
 
 fn reply(batch: Vec<Waiting>, outcomes: Vec<Result<api::IngressRule>>) {

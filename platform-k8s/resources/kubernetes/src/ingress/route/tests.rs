@@ -216,3 +216,41 @@ fn the_parent_is_named_by_namespace_and_name() {
     let parents = parents(&by_hand(json!([])));
     assert_eq!(parents[0].0, "n/gw");
 }
+
+#[test]
+fn an_annotation_out_of_bounds_cannot_be_read() {
+    let of = |text: &str| {
+        let mut object = ours(&Paths::new());
+        let annotations = object.metadata.annotations.as_mut().unwrap();
+        annotations.insert(PATHS.to_owned(), text.to_owned());
+        Truth::of(&object)
+    };
+    let path =
+        |route: &str| format!(r#"{{"v":1,"n":2,"p":[[{route},"/","Prefix","web",80,null]]}}"#);
+    for text in [
+        r#"{"v":1,"n":1000000000000,"p":[]}"#,
+        r#"{"v":1,"n":1002,"p":[]}"#,
+        r#"{"v":18446744073709551615,"n":1,"p":[]}"#,
+        &path("2"),
+        &path("18446744073709551615"),
+    ] {
+        assert_eq!(
+            of(text).unwrap_err().reason(),
+            Reason::Precondition,
+            "{text}"
+        );
+    }
+    of(r#"{"v":1,"n":1001,"p":[]}"#).unwrap();
+    of(&path("1")).unwrap();
+}
+
+#[test]
+fn routes_are_counted_by_names_that_a_server_could_have_given() {
+    let named = |name: &str| object(json!({"metadata": {"name": name}, "spec": {}}));
+    let behind = [
+        named("web-1a2b-3"),
+        named("web-1a2b-1000000000000"),
+        named("web"),
+    ];
+    assert_eq!(count(behind.iter()), 3);
+}

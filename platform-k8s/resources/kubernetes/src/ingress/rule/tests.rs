@@ -76,9 +76,13 @@ fn a_name_that_stands_under_another_path_moves_it() {
     let mut rules = host(vec![path("/a", "sim", "one"), path("/b", "", "two")]);
     let rule = upsert(&mut rules, vec![path("/c", "sim", "one")]).unwrap();
     assert_eq!(shown(&rule), ["/b two two", "/c sim one"]);
-    // The name that answers show is as good as one that was written.
+}
+
+#[test]
+fn a_name_that_nobody_wrote_moves_no_path() {
+    let mut rules = host(vec![path("/b", "", "two")]);
     let rule = upsert(&mut rules, vec![path("/d", "two", "two")]).unwrap();
-    assert_eq!(shown(&rule), ["/c sim one", "/d two two"]);
+    assert_eq!(shown(&rule), ["/b  two", "/d two two"]);
 }
 
 #[test]

@@ -1,4 +1,7 @@
-use super::*;
+use super::{
+    super::{memory::Memory, writer::Writers},
+    *,
+};
 
 #[test]
 fn a_page_token_belongs_to_its_query() {
@@ -77,4 +80,70 @@ fn what_a_kind_of_object_cannot_say_is_refused_with_its_field() {
         assert_eq!(error.fields()[0].field, field, "{kind:?}");
     }
     made(Kind::VirtualService, &cert, "").unwrap();
+}
+
+fn new(objects: &Objects, kind: Kind) -> New {
+    New {
+        objects: objects.clone(),
+        kind,
+        namespace: "n".to_owned(),
+        name: "web".to_owned(),
+        hosts: two_hosts().into_keys().collect(),
+        built: made(kind, &[], "n/gw").unwrap(),
+    }
+}
+
+#[tokio::test]
+async fn an_ingress_is_created_whole_though_whoever_asked_has_gone() {
+    let memory = Memory::default();
+    let objects = memory.objects();
+    let (kind, writers) = (Kind::HttpRoute.resource(), Writers::default());
+    let mut asks = Box::pin(writers.whole(new(&objects, Kind::HttpRoute).create()));
+    while memory.names(&kind).is_empty() {
+        assert!(futures::poll!(&mut asks).is_pending());
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(memory.names(&kind).len(), 1);
+    drop(asks);
+    while memory.names(&kind).len() < 2 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn routes_that_cannot_be_completed_after_a_creation_are_no_refusal() {
+    let memory = Memory::default();
+    let objects = memory.objects();
+    let path = |n: usize| super::super::rule::Path {
+        key: rule::Key {
+            path: format!("/{n}"),
+            matching: rule::Matching::Prefix,
+        },
+        name: None,
+        target: rule::Target::Service(rule::ServicePort {
+            name: "web".to_owned(),
+            port: rule::Port::Number(80),
+        }),
+        raw: None,
+    };
+    let mut new = new(&objects, Kind::HttpRoute);
+    let paths = Paths::of((0..20).map(path).collect(), rule::Holder::Any);
+    let parents = route::parent("n/gw").unwrap();
+    let metadata = new.built[0].metadata.clone();
+    new.built = vec![route::leading(metadata, "a.example", &parents, &paths, 1)];
+    // Somebody else's, in the way of what follows.
+    let name = route::name_behind("web", "a.example", 1);
+    let other = serde_json::json!({"metadata": {"name": name, "namespace": "n"}, "spec": {}});
+    memory.put(&Kind::HttpRoute.resource(), other);
+    let error = new.create().await.unwrap_err();
+    assert_eq!(error.reason(), Reason::Unavailable, "{error}");
+}
+
+#[test]
+fn an_ingress_that_cannot_be_read_is_not_listed() {
+    let mut objects = made(Kind::HttpRoute, &[], "n/gw").unwrap();
+    assert!(is_readable(Kind::HttpRoute, &objects));
+    let annotations = objects[1].metadata.annotations.as_mut().unwrap();
+    annotations.insert(route::PATHS.to_owned(), "{".to_owned());
+    assert!(!is_readable(Kind::HttpRoute, &objects));
 }

@@ -24,6 +24,8 @@ struct Inner {
     others: AtomicUsize,
     /// Whether somebody else writes right after a write.
     follows: AtomicBool,
+    /// Whether what follows from the object cannot be made to, once.
+    unsettled: AtomicBool,
     /// What a write is answered with in place of success.
     refuses: fn(&Rules) -> Option<Error>,
 }
@@ -43,6 +45,7 @@ impl Server {
             permits: Semaphore::new(Semaphore::MAX_PERMITS),
             others: AtomicUsize::new(0),
             follows: AtomicBool::new(false),
+            unsettled: AtomicBool::new(false),
             refuses,
         }))
     }
@@ -75,6 +78,17 @@ impl Object for Server {
             "taken.example" => Err(Error::new(Reason::IngressHostTaken, "taken")),
             _ => Ok(()),
         }
+    }
+
+    async fn settle(&self, _: &State<u64>) -> Result<()> {
+        match self.0.unsettled.swap(false, Ordering::Relaxed) {
+            true => Err(Error::unavailable("not settled")),
+            false => Ok(()),
+        }
+    }
+
+    async fn reserve(&self, _: &BTreeSet<&str>) -> Reserved {
+        Reserved::new()
     }
 
     async fn write(&self, state: &State<u64>, rules: &Rules) -> Result<State<u64>> {
@@ -293,4 +307,16 @@ async fn nobody_waits_for_a_writer_that_has_ended() {
     let error = make(&writers, &server, put("/a")).await.unwrap_err();
     assert_eq!(error.reason(), Reason::Unavailable);
     until(|| writers.running() == 0).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_of_nothing_is_done_only_once_all_follows_from_what_is_there() {
+    let server = Server::new();
+    let writers = Writers::default();
+    make(&writers, &server, put("/a")).await.unwrap();
+    server.0.unsettled.store(true, Ordering::Relaxed);
+    let error = make(&writers, &server, put("/a")).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::Unavailable);
+    make(&writers, &server, put("/a")).await.unwrap();
+    assert_eq!(server.0.writes.load(Ordering::Relaxed), 1);
 }

@@ -179,7 +179,7 @@ async fn server(rig: &Rig, kind: Kind, namespace: &str) -> IngressBackends {
         backend: kind.backend(),
         class_name: kind.class_name().to_owned(),
         namespaces: vec![namespace.to_owned()],
-        upstream_namespaces: Vec::new(),
+        ..Options::default()
     };
     IngressBackends::new(ApiClient::open(&settings).await.unwrap(), options)
 }
