@@ -20,7 +20,12 @@ static KIND: Kind = Kind {
         object: "configuration",
         names: &[],
     },
+    // One may be a MiB large, and many MiB of JSON are read before the first is seen.
+    first_limit: 16,
 };
+
+/// Updates without a revision that meet another one's, before that is told.
+const MAX_CONFLICTS: usize = 5;
 
 /// The configurations of an API server.
 pub struct KubernetesConfigurations(Objects<ConfigMap>);
@@ -67,12 +72,26 @@ impl Configurations for KubernetesConfigurations {
     }
 
     async fn update(&self, configuration: api::Configuration) -> Result<api::Configuration> {
-        let object = convert::config_map(configuration);
-        let conditional = object.metadata.resource_version.is_some();
-        let replaced = self.0.replace(&object).await;
-        replaced.map(convert::configuration).map_err(|error| {
-            let name = object.metadata.name.unwrap_or_default();
-            match error.reason() {
+        let wanted = convert::config_map(configuration);
+        let metadata = wanted.metadata.clone();
+        let conditional = metadata.resource_version.is_some();
+        let name = metadata.name.unwrap_or_default();
+        let namespace = metadata.namespace.unwrap_or_default();
+        let mut conflicts = 0;
+        let replaced = loop {
+            let present = self.0.get(&namespace, &name).await?;
+            let replaced = self.0.replace(&merged(wanted.clone(), present)).await;
+            let conflict = replaced
+                .as_ref()
+                .is_err_and(|error| error.reason() == Reason::Conflict);
+            conflicts += usize::from(conflict);
+            if !conflict || conditional || conflicts == MAX_CONFLICTS {
+                break replaced;
+            }
+        };
+        replaced
+            .map(convert::configuration)
+            .map_err(|error| match error.reason() {
                 Reason::Conflict if conditional => {
                     let message = format!("configuration {name:?} no longer has this revision");
                     Error::new(Reason::RevisionMismatch, message)
@@ -82,8 +101,7 @@ impl Configurations for KubernetesConfigurations {
                     Error::new(Reason::Immutable, message)
                 }
                 _ => error,
-            }
-        })
+            })
     }
 
     async fn delete(&self, namespace: &str, name: &str) -> Result<bool> {
@@ -91,6 +109,52 @@ impl Configurations for KubernetesConfigurations {
     }
 }
 
+/// What is to be written: what the caller knows of is theirs, the rest (owners, finalizers) stays as it is.
+fn merged(wanted: ConfigMap, present: ConfigMap) -> ConfigMap {
+    let theirs = wanted.metadata;
+    let mut metadata = present.metadata;
+    metadata.labels = theirs.labels;
+    metadata.annotations = theirs.annotations;
+    if theirs.resource_version.is_some() {
+        metadata.resource_version = theirs.resource_version;
+    }
+    ConfigMap { metadata, ..wanted }
+}
+
 fn is_immutable(error: &Error) -> bool {
     error.message().contains("when `immutable` is set")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn map(metadata: Value) -> ConfigMap {
+        serde_json::from_value(json!({"metadata": metadata, "data": metadata["labels"]})).unwrap()
+    }
+
+    #[test]
+    fn an_update_keeps_owners_and_finalizers_and_the_revision_of_the_caller() {
+        let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": "o", "uid": "u"});
+        let present = map(json!({
+            "name": "c", "uid": "1", "resourceVersion": "7", "finalizers": ["a/b"],
+            "ownerReferences": [owner], "labels": {"old": "1"}, "annotations": {"old": "1"},
+        }));
+        let new = merged(
+            map(json!({"name": "c", "labels": {"new": "1"}})),
+            present.clone(),
+        );
+        assert_eq!(new.metadata.finalizers, present.metadata.finalizers);
+        assert_eq!(
+            new.metadata.owner_references,
+            present.metadata.owner_references
+        );
+        assert!(new.metadata.annotations.is_none());
+        assert_eq!(new.metadata.labels, new.data);
+        assert_eq!(new.metadata.resource_version.as_deref(), Some("7"));
+        let conditional = merged(map(json!({"name": "c", "resourceVersion": "5"})), present);
+        assert_eq!(conditional.metadata.resource_version.as_deref(), Some("5"));
+    }
 }

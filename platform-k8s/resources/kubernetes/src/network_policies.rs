@@ -28,6 +28,7 @@ static KIND: Kind = Kind {
             ("policy_types", "directions"),
         ],
     },
+    first_limit: u32::MAX,
 };
 
 /// Policies that are read at once before they are deleted.

@@ -13,7 +13,7 @@ use prost::Message;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    client::{ApiClient, Call, escape},
+    client::{ApiClient, Call, escape, limits},
     errors::{self, Fields},
 };
 
@@ -29,6 +29,8 @@ pub(crate) struct Kind {
     /// In errors.
     pub(crate) name: &'static str,
     pub(crate) fields: Fields,
+    /// How many the first call of a page asks for at most, before it is known how large they are.
+    pub(crate) first_limit: u32,
 }
 
 impl Kind {
@@ -214,30 +216,84 @@ pub(crate) async fn page<K, T: Message>(
 where
     K: Clone + Debug + DeserializeOwned,
 {
-    let mut limit = u32::try_from(query.page_size).unwrap_or(0).max(1);
+    let mut filling = Filling::new(query.page_size, kind.first_limit, query.page_token);
     loop {
+        let limit = filling.limit;
         let parameters = ListParams {
             label_selector: Some(query.labels.clone()).filter(|it| !it.is_empty()),
             field_selector: Some(query.fields.clone()).filter(|it| !it.is_empty()),
             limit: Some(limit),
-            continue_token: Some(query.page_token.to_owned()).filter(|it| !it.is_empty()),
+            continue_token: Some(filling.page.next.clone()).filter(|it| !it.is_empty()),
             ..ListParams::default()
         };
-        let list = api.list(&parameters).await;
-        let list = list.map_err(|error| kind.failed(call, error))?;
+        let list = match api.list(&parameters).await {
+            Ok(list) => list,
+            Err(error) if limit > 1 && limits::is_too_large(&error) => {
+                filling.limit = limit / 2;
+                continue;
+            }
+            Err(error) => return Err(kind.failed(call, error)),
+        };
         let items: Vec<T> = list.items.into_iter().map(&convert).collect();
+        if filling.add(items, list.metadata.continue_.unwrap_or_default()) {
+            return Ok(filling.page);
+        }
+    }
+}
+
+/// A page that becomes full in several calls.
+struct Filling<T> {
+    page: Page<T>,
+    most: usize,
+    size: usize,
+    /// How many the next call asks for.
+    limit: u32,
+}
+
+impl<T: Message> Filling<T> {
+    fn new(page_size: i32, first_limit: u32, token: &str) -> Self {
+        let most = u32::try_from(page_size).unwrap_or(0).max(1);
+        Self {
+            page: Page {
+                items: Vec::new(),
+                next: token.to_owned(),
+            },
+            most: usize::try_from(most).unwrap_or(usize::MAX),
+            size: 0,
+            limit: most.min(first_limit),
+        }
+    }
+
+    /// Whether the page is complete with an answer.
+    fn add(&mut self, items: Vec<T>, next: String) -> bool {
+        let room = MAX_PAGE_BYTES.saturating_sub(self.size);
         let mut size = 0;
         let fits = items.iter().take_while(|item| {
             size += item.encoded_len();
-            size <= MAX_PAGE_BYTES
+            size <= room
         });
-        let fits = fits.count().max(1);
-        if fits >= items.len() {
-            let next = list.metadata.continue_.unwrap_or_default();
-            return Ok(Page { items, next });
+        let mut fits = fits.count();
+        if self.page.items.is_empty() {
+            // One is told however large it is.
+            fits = fits.max(1);
         }
-        // Where the next page begins only the API server can say, so that it is asked for fewer.
-        limit = u32::try_from(fits).unwrap_or(1);
+        if fits < items.len() {
+            // Where the next page begins only the API server can say, so that it is asked for fewer.
+            self.limit = u32::try_from(fits).unwrap_or(1);
+            return fits == 0;
+        }
+        self.size += items.iter().map(Message::encoded_len).sum::<usize>();
+        self.page.items.extend(items);
+        self.page.next = next;
+        let count = self.page.items.len();
+        if self.page.next.is_empty() || count >= self.most {
+            return true;
+        }
+        let average = (self.size / count.max(1)).max(1);
+        let room = MAX_PAGE_BYTES.saturating_sub(self.size) / average;
+        let more = room.min(self.most - count);
+        self.limit = u32::try_from(more).unwrap_or(u32::MAX);
+        more == 0
     }
 }
 
@@ -251,5 +307,54 @@ pub(crate) fn post() -> PostParams {
     PostParams {
         dry_run: false,
         field_manager: Some(FIELD_MANAGER.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_proto::kubernetes::v1::Configuration;
+
+    use super::*;
+
+    fn sized(bytes: usize, count: u32) -> Vec<Configuration> {
+        let data = [("k".to_owned(), "x".repeat(bytes))];
+        let one = Configuration {
+            data: data.into(),
+            ..Configuration::default()
+        };
+        vec![one; usize::try_from(count).unwrap()]
+    }
+
+    /// The limits of the calls for one page of objects of one size, and how many objects it has.
+    fn calls(page_size: i32, bytes: usize, all: u32) -> (Vec<u32>, usize) {
+        let mut filling = Filling::new(page_size, 16, "");
+        let mut calls = Vec::new();
+        loop {
+            let limit = filling.limit;
+            calls.push(limit);
+            let told = u32::try_from(filling.page.items.len()).unwrap();
+            let count = limit.min(all - told);
+            let next = if told + count < all { "next" } else { "" };
+            if filling.add(sized(bytes, count), next.to_owned()) {
+                return (calls, filling.page.items.len());
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_of_small_objects_is_filled_in_two_calls() {
+        assert_eq!(calls(500, 100, 1000), (vec![16, 484], 500));
+        assert_eq!(calls(5, 100, 1000), (vec![5], 5));
+        assert_eq!(calls(500, 100, 3), (vec![16], 3));
+    }
+
+    #[test]
+    fn many_large_objects_are_never_asked_for_at_once() {
+        let (limits, count) = calls(500, 1_000_000, 500);
+        assert_eq!(count, 1);
+        assert!(limits.iter().all(|limit| *limit <= 16), "{limits:?}");
+        let (limits, count) = calls(500, 100_000, 500);
+        assert_eq!(count, 10);
+        assert!(limits.iter().all(|limit| *limit <= 16), "{limits:?}");
     }
 }

@@ -61,6 +61,7 @@ pub(crate) static KIND: Kind = Kind {
             ("toleration_seconds", "toleration_period"),
         ],
     },
+    first_limit: u32::MAX,
 };
 
 /// The pods of an API server.

@@ -20,6 +20,7 @@ static KIND: Kind = Kind {
         object: "service",
         names: &[("cluster_ips[0]", "cluster_ip")],
     },
+    first_limit: u32::MAX,
 };
 
 /// The services of an API server.

@@ -12,7 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt as _, Full, Limited, combinators::UnsyncBoxBody};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited, combinators::UnsyncBoxBody};
 use kube::client::Body;
 use parking_lot::Mutex;
 use serde::de::IgnoredAny;
@@ -29,6 +29,9 @@ const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Pause if the server names none.
 const DEFAULT_PAUSE: Duration = Duration::from_secs(1);
 
+/// Largest answer that is read as a whole.
+const MAX_ANSWER: usize = 32 * 1024 * 1024;
+
 /// The body of an answer: read already, or as it comes.
 pub type Answer = UnsyncBoxBody<Bytes, BoxError>;
 
@@ -39,6 +42,8 @@ pub enum LimitError {
     Timeout(Duration),
     /// The answer ended too early.
     CutOff(BoxError),
+    /// The answer is larger than is read.
+    TooLarge,
     /// The answer is no JSON.
     Unreadable {
         /// Line of the first fault.
@@ -53,6 +58,7 @@ impl fmt::Display for LimitError {
         match self {
             Self::Timeout(limit) => write!(f, "no answer within {} s", limit.as_secs_f64()),
             Self::CutOff(_) => f.write_str("the answer was cut off"),
+            Self::TooLarge => write!(f, "the answer is larger than {MAX_ANSWER} bytes"),
             Self::Unreadable { line, column } => {
                 write!(
                     f,
@@ -67,9 +73,18 @@ impl std::error::Error for LimitError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::CutOff(error) => Some(&**error),
-            Self::Timeout(_) | Self::Unreadable { .. } => None,
+            Self::Timeout(_) | Self::TooLarge | Self::Unreadable { .. } => None,
         }
     }
+}
+
+/// Whether a call failed for the size of its answer alone.
+pub(crate) fn is_too_large(error: &kube::Error) -> bool {
+    let kube::Error::Service(error) = error else {
+        return false;
+    };
+    let error = error.downcast_ref::<LimitError>();
+    matches!(error, Some(LimitError::TooLarge))
 }
 
 /// The limits of one API server. All clients that are made with clones of it share them.
@@ -272,9 +287,12 @@ impl Limits {
             let body = body.map_err(Into::into).boxed_unsync();
             return Ok(Response::from_parts(head, body));
         }
-        let body = body.collect().await;
+        let body = Limited::new(body, MAX_ANSWER).collect().await;
         let body = body
-            .map_err(|error| LimitError::CutOff(error.into()))?
+            .map_err(|error| match error.is::<LengthLimitError>() {
+                true => LimitError::TooLarge,
+                false => LimitError::CutOff(error),
+            })?
             .to_bytes();
         // kube logs an answer that it cannot read, whatever stands in it.
         serde_json::from_slice::<IgnoredAny>(&body).map_err(|error| LimitError::Unreadable {

@@ -17,6 +17,7 @@ pub fn of(call: &Call, error: kube::Error) -> Error {
                 "{call}: the answer was cut off: {}",
                 chain(source.as_ref())
             )),
+            Some(error @ LimitError::TooLarge) => Error::unavailable(format!("{call}: {error}")),
             Some(LimitError::Unreadable { line, column }) => unreadable_at(call, *line, *column),
             None => transport(call, &error),
         },

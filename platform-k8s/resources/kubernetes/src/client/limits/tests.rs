@@ -137,3 +137,23 @@ async fn an_answer_that_is_cut_in_half_reaches_nobody() {
         .unwrap_err();
     assert!(!error.to_string().contains("hun"), "{error}");
 }
+
+#[tokio::test]
+async fn an_answer_without_end_is_not_collected() {
+    let endless = tower::service_fn(|_: Request<Body>| async {
+        let piece = Bytes::from(vec![b' '; 1024 * 1024]);
+        let pieces = futures::stream::repeat_with(move || {
+            Ok::<_, Infallible>(http_body::Frame::data(piece.clone()))
+        });
+        let body = http_body_util::StreamBody::new(pieces);
+        Ok::<_, BoxError>(Response::new(body))
+    });
+    let client = limits(30).layer(endless);
+    let error = client
+        .oneshot(request(Method::GET, PODS))
+        .await
+        .unwrap_err();
+    let error = error.downcast::<LimitError>().unwrap();
+    assert!(matches!(*error, LimitError::TooLarge), "{error}");
+    assert!(is_too_large(&kube::Error::Service(error)));
+}
