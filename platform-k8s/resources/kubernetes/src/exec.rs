@@ -1,26 +1,31 @@
 //! Commands in containers. What they read and write is neither stored nor logged.
 
+mod session;
+
+use std::pin::Pin;
+
+use bytes::Bytes;
 use drover_core::{Error, Result};
 use drover_proto::{
     common::v1::{Chunk, ProcessOutput, TerminalSize, chunk::Content, process_output::Output},
-    kubernetes::v1::{self as api, exec_request},
+    kubernetes::v1 as api,
 };
 use drover_resources::parts::{Answers, Input};
-use futures::{SinkExt as _, StreamExt as _, stream};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
-use kube::api::{AttachParams, AttachedProcess};
-use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
-    sync::mpsc,
+use futures::{Sink, SinkExt as _, StreamExt as _, TryStreamExt as _, stream};
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Status};
+use kube::{
+    Resource as _,
+    api::{AttachParams, Request},
 };
+use tokio::sync::mpsc;
+use tower::BoxError;
 
+use self::session::Client;
 use crate::{
     client::{ApiClient, Call, escape},
     place::Place,
 };
 
-/// Bytes buffered in each direction between the API server and the client of a command.
-const BUFFER: usize = 64 * 1024;
 /// Pieces of output buffered for a slow client.
 const MAX_PIECES: usize = 4;
 /// Exit codes of shells for a command that was not found, and for one that is not executable.
@@ -46,22 +51,46 @@ pub(crate) async fn exec(
         .stdin(start.stdin)
         .stdout(true)
         .stderr(!start.tty)
-        .tty(start.tty)
-        .max_stdin_buf_size(BUFFER)
-        .max_stdout_buf_size(BUFFER)
-        .max_stderr_buf_size(BUFFER);
-    let command = start.command.iter().map(String::as_str);
-    let pods = place.api(client);
-    let opened = pods.exec(&escape(&place.pod), command, &parameters).await;
-    let process = opened.map_err(|error| place.refused(&call, &pod, error))?;
-    let size = start.tty.then(|| start.terminal_size.unwrap_or(TERMINAL));
+        .tty(start.tty);
+    let kube = client.kube();
+    let pods = Pod::url_path(&(), Some(&escape(&place.namespace)));
+    let request = Request::new(pods)
+        .exec(&escape(&place.pod), &start.command, &parameters)
+        .map_err(|_| Error::internal(format!("{call}: the request cannot be written")))?;
+    let opened = kube.connect(request).await;
+    let connection = opened.map_err(|error| place.refused(&call, &pod, error))?;
     let (sender, receiver) = mpsc::channel(MAX_PIECES);
+    let client = Client {
+        input,
+        output: sender.clone(),
+        stdin: start.stdin,
+        terminal: start.tty.then(|| start.terminal_size.unwrap_or(TERMINAL)),
+        closes: connection.supports_stream_close(),
+    };
+    let (to, from) = connection.into_stream().split();
+    // Text, and what keeps the connection alive, tells nothing.
+    let frames = from.map_ok(|it| {
+        if it.is_binary() {
+            it.into_data()
+        } else {
+            Bytes::new()
+        }
+    });
+    let to = to
+        .sink_map_err(BoxError::from)
+        .with(|frame: Vec<u8>| std::future::ready(Ok::<_, BoxError>(frame.into())));
+    let (frames, to) = (frames.boxed(), Box::pin(to) as Frames);
     // Ends with the process, or when the receiver of its output is dropped.
     tokio::spawn(async move {
-        let closed = sender.clone();
+        let talked = async {
+            let status = session::talk(frames, to, client).await;
+            let last = status.and_then(|status| ended(&place, &call, status));
+            // Fails only if the receiver is gone.
+            let _ = sender.send(last).await;
+        };
         tokio::select! {
-            () = run(process, place, call, size, input, sender) => {}
-            () = closed.closed() => {}
+            () = talked => {}
+            () = sender.closed() => {}
         }
     });
     Ok(stream::unfold(receiver, |mut receiver| async {
@@ -70,41 +99,9 @@ pub(crate) async fn exec(
     .boxed())
 }
 
+/// Where frames for a command go.
+type Frames = Pin<Box<dyn Sink<Vec<u8>, Error = BoxError> + Send>>;
 type Sender = mpsc::Sender<Result<ProcessOutput>>;
-
-async fn run(
-    mut process: AttachedProcess,
-    place: Place,
-    call: Call,
-    size: Option<TerminalSize>,
-    input: Input,
-    output: Sender,
-) {
-    let (stdout, stderr) = (process.stdout(), process.stderr());
-    let status = process.take_status();
-    let write = feed(process.stdin(), process.terminal_size(), size, input);
-    let read = async {
-        futures::join!(
-            copy(stdout, &output, Output::Stdout),
-            copy(stderr, &output, Output::Stderr)
-        );
-        match status {
-            Some(status) => status.await,
-            None => None,
-        }
-    };
-    // The input may outlast the command: the status of the command ends the session.
-    tokio::pin!(read, write);
-    let last = tokio::select! {
-        status = &mut read => ended(&place, &call, status),
-        fed = &mut write => match fed {
-            Ok(()) => ended(&place, &call, read.await),
-            Err(error) => Err(error),
-        },
-    };
-    // Fails only if the receiver is gone.
-    let _ = output.send(last).await;
-}
 
 fn ended(place: &Place, call: &Call, status: Option<Status>) -> Result<ProcessOutput> {
     let cut = || Error::unavailable(format!("{call}: the connection to the command was cut"));
@@ -114,74 +111,9 @@ fn ended(place: &Place, call: &Call, status: Option<Status>) -> Result<ProcessOu
     })
 }
 
-async fn copy(from: Option<impl AsyncRead + Unpin>, to: &Sender, kind: fn(Chunk) -> Output) {
-    let Some(mut from) = from else { return };
-    let mut buffer = vec![0; BUFFER];
-    while let Ok(count) = from.read(&mut buffer).await
-        && count > 0
-    {
-        let piece = ProcessOutput {
-            output: Some(kind(chunk(&buffer[..count]))),
-        };
-        if to.send(Ok(piece)).await.is_err() {
-            return;
-        }
-    }
-}
-
 pub(crate) fn chunk(data: &[u8]) -> Chunk {
     Chunk {
         content: Some(Content::Data(data.to_vec())),
-    }
-}
-
-/// Forwards input and terminal sizes until the input ends, well or with an error.
-async fn feed(
-    mut stdin: Option<impl AsyncWrite + Unpin>,
-    mut terminal: Option<futures::channel::mpsc::Sender<kube::api::TerminalSize>>,
-    size: Option<TerminalSize>,
-    mut input: Input,
-) -> Result<()> {
-    if let (Some(terminal), Some(size)) = (&mut terminal, &size) {
-        // Fails only if the command has ended.
-        let _ = terminal.send(characters(size)).await;
-    }
-    while let Some(message) = input.next().await {
-        match message? {
-            exec_request::Input::Stdin(chunk) => {
-                let data = drover_resources::bytes(chunk);
-                let failed = match &mut stdin {
-                    Some(to) => to.write_all(&data).await.is_err() || to.flush().await.is_err(),
-                    None => false,
-                };
-                if failed {
-                    stdin = None;
-                }
-            }
-            exec_request::Input::Resize(size) => {
-                if let Some(terminal) = &mut terminal {
-                    let _ = terminal.send(characters(&size)).await;
-                }
-            }
-            exec_request::Input::StdinClosed(_) => close(stdin.take()).await,
-            exec_request::Input::Start(_) => {}
-        }
-    }
-    close(stdin).await;
-    Ok(())
-}
-
-async fn close(stdin: Option<impl AsyncWrite + Unpin>) {
-    if let Some(mut stdin) = stdin {
-        // Fails only if the command has ended.
-        let _ = stdin.shutdown().await;
-    }
-}
-
-fn characters(size: &TerminalSize) -> kube::api::TerminalSize {
-    kube::api::TerminalSize {
-        width: u16::try_from(size.columns).unwrap_or(u16::MAX),
-        height: u16::try_from(size.rows).unwrap_or(u16::MAX),
     }
 }
 
