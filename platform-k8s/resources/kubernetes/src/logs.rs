@@ -1,6 +1,8 @@
 //! Logs of containers, in pieces as they come. What is read is neither stored nor logged.
 
-use std::{ops::ControlFlow, pin::Pin};
+mod runs;
+
+use std::pin::Pin;
 
 use drover_core::{Error, Reason, Result};
 use drover_proto::{
@@ -12,11 +14,12 @@ use futures::{AsyncBufRead, AsyncBufReadExt as _, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::api::LogParams;
 
+use self::runs::{Run, Runs};
 use crate::{
     client::{ApiClient, Call, escape},
     convert, errors, exec,
     place::Place,
-    wait::{self, Change, watch},
+    wait::{self, watch},
 };
 
 /// Largest piece in bytes.
@@ -33,26 +36,24 @@ pub(crate) async fn logs(
     let mut log = Log {
         client: client.clone(),
         call: place.call("get", "pods/log"),
-        place,
+        runs: Runs::new(place, &pod),
         parameters,
-        run: None,
         body: None,
         partial: Vec::new(),
     };
-    if request.follow && !request.previous && !has_started(log.place.status(&pod)) {
+    let started = has_started(log.runs.place.status(&pod));
+    if request.follow && !request.previous && !started {
         // Opened as soon as it has started, with the first piece.
         return Ok(log.stream());
     }
-    if !request.follow && !has_started(log.place.status(&pod)) {
+    if !request.follow && !started {
         // Of a pod without a node the API server answers an empty log.
-        return Err(log.place.not_running("has not started"));
+        return Err(log.runs.place.not_running("has not started"));
     }
-    log.run = log
-        .place
-        .status(&pod)
-        .and_then(|it| it.container_id.clone());
+    log.runs.last = log.runs.place.status(&pod).map(Run::of);
     let body = log.open().await;
-    log.body = Some(body.map_err(|error| refused(&log.place, &pod, request.previous, error))?);
+    let place = &log.runs.place;
+    log.body = Some(body.map_err(|error| refused(place, &pod, request.previous, error))?);
     Ok(log.stream())
 }
 
@@ -105,10 +106,8 @@ fn has_started(status: Option<&ContainerStatus>) -> bool {
 struct Log {
     client: ApiClient,
     call: Call,
-    place: Place,
+    runs: Runs,
     parameters: LogParams,
-    /// Id of the container whose log is read.
-    run: Option<String>,
     /// `None`: to be opened, when the container that comes next has started.
     body: Option<Pin<Box<dyn AsyncBufRead + Send>>>,
     /// A line whose end has not come.
@@ -129,8 +128,8 @@ impl Log {
     }
 
     async fn open(&mut self) -> std::result::Result<Pin<Box<dyn AsyncBufRead + Send>>, Failure> {
-        let pods = self.place.api(&self.client);
-        let name = escape(&self.place.pod);
+        let pods = self.runs.place.api(&self.client);
+        let name = escape(&self.runs.place.pod);
         match pods.log_stream(&name, &self.parameters).await {
             Ok(body) => Ok(Box::pin(body)),
             Err(error) => Err((self.call.clone(), error)),
@@ -186,20 +185,24 @@ impl Log {
         if !self.parameters.follow {
             return Ok(false);
         }
-        if self.run.is_some() {
+        if self.runs.last.is_some() {
             // The beginning of the next log is wanted, too.
             self.parameters.tail_lines = None;
             self.parameters.since_seconds = None;
             self.parameters.since_time = None;
         }
-        let Some((pod, run)) = self.until_started().await? else {
+        let place = &self.runs.place;
+        let pods = wait::pod_api(&self.client, &place.namespace);
+        let config = wait::config("", std::slice::from_ref(&place.pod));
+        let call = place.call("watch", "pods");
+        let changes = watch::follow::<Pod, _>(pods, config, call);
+        let Some(pod) = self.runs.until_started(changes).await? else {
             return Ok(false);
         };
-        self.run = run;
         match self.open().await {
             Ok(body) => self.body = Some(body),
             Err((call, error)) => {
-                let error = self.place.refused(&call, &pod, error);
+                let error = self.runs.place.refused(&call, &pod, error);
                 // It has ended again; the next one is waited for.
                 if error.reason() != Reason::ContainerNotRunning {
                     return Err(error);
@@ -207,67 +210,5 @@ impl Log {
             }
         }
         Ok(true)
-    }
-
-    /// The pod once another container runs than the last one. `None` if there will be none.
-    async fn until_started(&mut self) -> Result<Option<(Pod, Option<String>)>> {
-        let names = [self.place.pod.clone()];
-        let pods = wait::pod_api(&self.client, &self.place.namespace);
-        let config = wait::config("", &names);
-        let call = self.place.call("watch", "pods");
-        let mut changes = watch::follow::<Pod, _>(pods, config, call);
-        let mut listed = None;
-        while let Some(change) = changes.next().await {
-            let pod = match change? {
-                Change::Listing => {
-                    listed = None;
-                    continue;
-                }
-                Change::Listed(pod) => {
-                    listed = Some(pod);
-                    continue;
-                }
-                Change::Complete => listed.take(),
-                Change::Changed(pod) => Some(pod),
-                Change::Gone(_) => None,
-            };
-            let Some(pod) = pod else {
-                return Ok(None);
-            };
-            if let ControlFlow::Break(next) = self.decide(&pod) {
-                return Ok(next.map(|run| (pod, run)));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Whether another container has started, or none will.
-    fn decide(&self, pod: &Pod) -> ControlFlow<Option<Option<String>>> {
-        let status = self.place.status(pod);
-        let state = status.and_then(|it| it.state.as_ref());
-        let id = status.and_then(|it| it.container_id.clone());
-        let started = state.is_some_and(|it| it.running.is_some() || it.terminated.is_some());
-        if started && (self.run.is_none() || id != self.run) {
-            return ControlFlow::Break(Some(id));
-        }
-        let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
-        let over = matches!(
-            convert::phase(phase),
-            api::PodPhase::Succeeded | api::PodPhase::Failed
-        );
-        let policy = pod
-            .spec
-            .as_ref()
-            .and_then(|it| it.restart_policy.as_deref());
-        let ended = state.and_then(|it| it.terminated.as_ref());
-        let stays = ended.is_some_and(|ended| match policy {
-            Some("Never") => true,
-            Some("OnFailure") => ended.exit_code == 0,
-            _ => false,
-        });
-        if over || stays || pod.metadata.deletion_timestamp.is_some() {
-            return ControlFlow::Break(None);
-        }
-        ControlFlow::Continue(())
     }
 }
