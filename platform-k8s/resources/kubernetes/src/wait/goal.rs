@@ -24,6 +24,8 @@ pub(crate) struct Goal {
     pub(crate) gone: bool,
     /// With `gone`: about the object with this uid only.
     pub(crate) uid: Option<String>,
+    /// With `gone`: what is not seen any more may have lost its labels only, and counts when it is confirmed to be gone.
+    pub(crate) confirm: bool,
 }
 
 /// Whether an object is as wanted.
@@ -80,7 +82,9 @@ pub(crate) struct Step {
     pub(crate) failed: Option<Error>,
 }
 
-type Key = (String, String);
+pub(crate) type Key = (String, String);
+/// An object by key and uid.
+pub(crate) type Subject = (Key, String);
 
 /// A wait.
 #[derive(Debug)]
@@ -90,7 +94,9 @@ pub(crate) struct Wait {
     /// Objects of a list that is not complete.
     arriving: Option<BTreeMap<Key, Seen>>,
     /// With `gone`: the objects of the first list, by key and uid.
-    subjects: Option<BTreeSet<(Key, String)>>,
+    subjects: Option<BTreeSet<Subject>>,
+    /// Subjects that are gone for certain.
+    confirmed: BTreeSet<Subject>,
     told: Option<api::WaitProgress>,
 }
 
@@ -101,6 +107,7 @@ impl Wait {
             objects: BTreeMap::new(),
             arriving: None,
             subjects: None,
+            confirmed: BTreeSet::new(),
             told: None,
         }
     }
@@ -141,6 +148,34 @@ impl Wait {
         Step::default()
     }
 
+    /// Subjects that are not seen any more, and not known to be gone.
+    pub(crate) fn unconfirmed(&self) -> Vec<Subject> {
+        if !self.goal.confirm {
+            return Vec::new();
+        }
+        let subjects = self.subjects.iter().flatten();
+        let lost = subjects.filter(|it| !self.objects.contains_key(&it.0));
+        let lost = lost.filter(|it| !self.confirmed.contains(it));
+        lost.cloned().collect()
+    }
+
+    /// What a look at a subject by its name has found.
+    pub(crate) fn confirm(&mut self, subject: Subject, found: Option<Seen>) -> Step {
+        match found.filter(|seen| seen.uid == subject.1) {
+            Some(seen) => {
+                self.objects.insert(subject.0, seen);
+            }
+            None => {
+                let same = |known: &Seen| known.uid == subject.1;
+                if self.objects.get(&subject.0).is_some_and(same) {
+                    self.objects.remove(&subject.0);
+                }
+                self.confirmed.insert(subject);
+            }
+        }
+        self.decide()
+    }
+
     fn wants(&self, seen: &Seen) -> bool {
         let named = self.goal.names.is_empty() || self.goal.names.contains(&seen.name);
         named && self.goal.uid.as_ref().is_none_or(|uid| *uid == seen.uid)
@@ -164,6 +199,9 @@ impl Wait {
     }
 
     fn decide(&mut self) -> Step {
+        if !self.unconfirmed().is_empty() {
+            return Step::default();
+        }
         let progress = self.progress();
         let failed = if progress.done {
             None

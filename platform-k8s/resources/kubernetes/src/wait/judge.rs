@@ -121,7 +121,9 @@ impl Ends {
         let main = status.container_statuses.iter().flatten();
         let main: Vec<i32> = main.filter_map(code).collect();
         let init = status.init_container_statuses.iter().flatten();
-        let mut init = init.filter_map(code);
+        let mut init = init
+            .filter(|it| !is_sidecar(pod, &it.name))
+            .filter_map(code);
         match policy {
             "Never" => {
                 let failed = main.iter().any(|it| *it != 0) || init.any(|it| it != 0);
@@ -140,6 +142,13 @@ impl Ends {
             },
         }
     }
+}
+
+/// Whether an init container runs beside the others, and is started again however it ends.
+fn is_sidecar(pod: &Pod, name: &str) -> bool {
+    let spec = pod.spec.iter();
+    let mut init = spec.flat_map(|spec| spec.init_containers.iter().flatten());
+    init.any(|it| it.name == name && it.restart_policy.as_deref() == Some("Always"))
 }
 
 fn restart_policy(pod: &Pod) -> &str {

@@ -4,23 +4,40 @@ mod goal;
 pub(crate) mod judge;
 pub(crate) mod watch;
 
-use std::{collections::VecDeque, fmt::Debug, sync::Arc};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    fmt::Debug,
+    sync::Arc,
+    time::Duration,
+};
 
-use drover_core::{Error, Result};
+use drover_core::{Error, Reason, Result};
 use drover_proto::kubernetes::v1 as api;
 use drover_resources::parts::Answers;
-use futures::{StreamExt as _, stream, stream::BoxStream};
+use futures::{
+    FutureExt as _, StreamExt as _,
+    future::{self, BoxFuture},
+    stream,
+    stream::BoxStream,
+};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, Resource, runtime::watcher};
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 
 pub(crate) use self::goal::{Change, Goal, Seen, Verdict, Wait, count};
+use self::goal::{Key, Subject};
 use self::judge::{PodConditions, node_verdict, pod_verdict, seen};
 use crate::{
     client::{ApiClient, Call, escape},
     convert::selector_text,
-    nodes, pods,
+    nodes,
+    objects::Objects,
+    pods,
 };
+
+/// Pause after which objects that no watch tells of are looked at again.
+const STRAYS: Duration = Duration::from_secs(5);
 
 /// Waits for nodes.
 pub(crate) async fn nodes(
@@ -51,6 +68,8 @@ pub(crate) async fn nodes(
         watch::follow(api, config, call),
         Wait::new(goal),
         judge,
+        // Only what is to be gone is looked at again.
+        |_| future::ready(Ok(None)).boxed(),
     ))
 }
 
@@ -70,6 +89,7 @@ pub(crate) async fn pods(
         fail_if_none: request.fail_if_none,
         gone: conditions.gone,
         uid: None,
+        confirm: conditions.gone && !labels.is_empty(),
     };
     Ok(of_pods(
         client,
@@ -119,7 +139,20 @@ fn of_pods(
     let call = Call::new("watch", pods::KIND.plural, namespace, "");
     let pods = pod_api(client, namespace);
     let judge = move |pod: &Pod| seen(pod, pod_verdict(pod, conditions));
-    run(watch::follow(pods, config, call), Wait::new(goal), judge)
+    let objects = Objects::<Pod>::new(client.clone(), &pods::KIND);
+    let look = move |(namespace, name): Key| {
+        let objects = objects.clone();
+        async move {
+            match objects.get(&namespace, &name).await {
+                Ok(pod) => Ok(Some(pod)),
+                Err(error) if error.reason() == Reason::NotFound => Ok(None),
+                Err(error) => Err(error),
+            }
+        }
+        .boxed()
+    };
+    let changes = watch::follow(pods, config, call);
+    run(changes, Wait::new(goal), judge, look)
 }
 
 /// The pods of a namespace, with the credentials of the moment.
@@ -146,10 +179,18 @@ pub(crate) fn config(labels: &str, names: &[String]) -> watcher::Config {
     config
 }
 
+type Look<K> = dyn Fn(Key) -> BoxFuture<'static, Result<Option<K>>> + Send + Sync;
+
 struct Run<K> {
     changes: BoxStream<'static, Result<Change<K>>>,
     wait: Wait,
     judge: Arc<dyn Fn(&K) -> Seen + Send + Sync>,
+    /// Reads an object by its name.
+    look: Arc<Look<K>>,
+    /// Subjects that do not match any more and are still there. Nothing tells when they will be gone.
+    strays: BTreeSet<Subject>,
+    /// When the strays are looked at.
+    due: Instant,
     answers: VecDeque<Result<api::WaitProgress>>,
     ended: bool,
 }
@@ -159,6 +200,7 @@ fn run<K>(
     changes: BoxStream<'static, Result<Change<K>>>,
     wait: Wait,
     judge: impl Fn(&K) -> Seen + Send + Sync + 'static,
+    look: impl Fn(Key) -> BoxFuture<'static, Result<Option<K>>> + Send + Sync + 'static,
 ) -> Answers<api::WaitProgress>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -167,6 +209,9 @@ where
         changes,
         wait,
         judge: Arc::new(judge),
+        look: Arc::new(look),
+        strays: BTreeSet::new(),
+        due: Instant::now(),
         answers: VecDeque::new(),
         ended: false,
     };
@@ -178,26 +223,81 @@ where
             if run.ended {
                 return None;
             }
-            let change = match run.changes.next().await {
-                Some(Ok(change)) => change.map(|object| (run.judge)(&object)),
-                Some(Err(error)) => {
-                    run.ended = true;
-                    return Some((Err(error), run));
-                }
-                None => return None,
-            };
-            let step = run.wait.apply(change);
-            if let Some(progress) = step.progress {
-                run.ended |= progress.done;
-                run.answers.push_back(Ok(progress));
-            }
-            if let Some(error) = step.failed {
-                run.ended = true;
-                run.answers.push_back(Err(error));
+            if let Err(error) = run.step().await {
+                run.fail(error);
             }
         }
     })
     .boxed()
+}
+
+impl<K: 'static> Run<K> {
+    async fn step(&mut self) -> Result<()> {
+        let again = async {
+            if self.strays.is_empty() {
+                std::future::pending::<()>().await;
+            }
+            tokio::time::sleep_until(self.due).await;
+        };
+        let change = tokio::select! {
+            change = self.changes.next() => Some(change),
+            () = again => None,
+        };
+        match change {
+            Some(Some(change)) => {
+                let change = change?.map(|object| (self.judge)(&object));
+                let step = self.wait.apply(change);
+                self.take(step);
+            }
+            Some(None) => self.ended = true,
+            None => {
+                for stray in std::mem::take(&mut self.strays) {
+                    self.confirm(stray).await?;
+                }
+            }
+        }
+        for lost in self.wait.unconfirmed() {
+            self.confirm(lost).await?;
+        }
+        Ok(())
+    }
+
+    async fn confirm(&mut self, subject: Subject) -> Result<()> {
+        let mut failures = 0;
+        let found = loop {
+            match (self.look)(subject.0.clone()).await {
+                Ok(found) => break found.map(|object| (self.judge)(&object)),
+                Err(error) => {
+                    failures += 1;
+                    watch::pause(error, failures).await?;
+                }
+            }
+        };
+        if found.as_ref().is_some_and(|seen| seen.uid == subject.1) {
+            if self.strays.is_empty() {
+                self.due = Instant::now() + STRAYS;
+            }
+            self.strays.insert(subject.clone());
+        }
+        let step = self.wait.confirm(subject, found);
+        self.take(step);
+        Ok(())
+    }
+
+    fn take(&mut self, step: goal::Step) {
+        if let Some(progress) = step.progress {
+            self.ended |= progress.done;
+            self.answers.push_back(Ok(progress));
+        }
+        if let Some(error) = step.failed {
+            self.fail(error);
+        }
+    }
+
+    fn fail(&mut self, error: Error) {
+        self.ended = true;
+        self.answers.push_back(Err(error));
+    }
 }
 
 #[cfg(test)]

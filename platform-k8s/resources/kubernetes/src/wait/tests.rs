@@ -138,6 +138,45 @@ fn gone_means_the_objects_of_the_beginning_by_uid() {
     assert!(list(&mut Wait::new(goal), vec![]).failed.is_some());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_lost_its_labels_is_not_gone_until_it_is() {
+    let named = |uid: &str| -> Pod {
+        let meta = json!({"namespace": "n", "name": "p", "uid": uid});
+        serde_json::from_value(json!({"metadata": meta})).unwrap()
+    };
+    // Deleted without delay, after three looks, and replaced by another of the name.
+    for (looks, after) in [(0, None), (3, None), (2, Some("other"))] {
+        let changes = [
+            Change::Listing,
+            Change::Listed(named("u")),
+            Change::Complete,
+            Change::Gone(named("u")),
+        ];
+        let changes = stream::iter(changes).map(Ok).chain(stream::pending());
+        let wait = Wait::new(Goal {
+            gone: true,
+            confirm: true,
+            min_count: 0,
+            ..goal()
+        });
+        let judge = |pod: &Pod| seen(pod, Verdict::Pending(Why::new("Running", None)));
+        let looked = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let count = Arc::clone(&looked);
+        let look = move |_| {
+            let number = count.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            let uid = if number < looks { Some("u") } else { after };
+            future::ready(Ok(uid.map(named))).boxed()
+        };
+        let begin = tokio::time::Instant::now();
+        let steps = run(changes.boxed(), wait, judge, look);
+        let steps: Vec<_> = steps.map(Result::unwrap).collect().await;
+        let met: Vec<_> = steps.iter().map(|it| (it.met, it.done)).collect();
+        assert_eq!(met, [(0, false), (1, true)]);
+        assert_eq!(looked.load(std::sync::atomic::Ordering::SeqCst), looks + 1);
+        assert_eq!(begin.elapsed(), STRAYS * u32::try_from(looks).unwrap());
+    }
+}
+
 #[test]
 fn the_end_of_another_object_of_the_name_is_not_that_of_the_present_one() {
     let mut wait = Wait::new(goal());
@@ -221,6 +260,18 @@ fn conditions_that_a_pod_cannot_reach_any_more_are_impossible_and_others_are_not
     assert_eq!(verdict(&failed, &[Ready, Failed]), Verdict::Met);
     let addressed = pod(json!({}), json!({"phase": "Pending", "podIP": "10.0.0.1"}));
     assert_eq!(verdict(&addressed, &[HasIp]), Verdict::Met);
+}
+
+#[test]
+fn a_sidecar_that_has_ended_makes_nothing_impossible_and_another_init_container_does() {
+    for (policy, possible) in [(json!("Always"), true), (Value::Null, false)] {
+        let init = json!({"name": "c", "restartPolicy": policy});
+        let spec = json!({"restartPolicy": "Never", "initContainers": [init]});
+        let status = json!({"phase": "Pending", "initContainerStatuses": [ended(1)]});
+        let verdict = verdict(&pod(spec, status), &[api::PodWaitCondition::Ready]);
+        let pending = matches!(verdict, Verdict::Pending(_));
+        assert_eq!(pending, possible, "{verdict:?}");
+    }
 }
 
 #[test]

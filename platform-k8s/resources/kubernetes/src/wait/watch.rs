@@ -85,7 +85,7 @@ where
                     continue;
                 }
             };
-            if !matches!(event, Event::Init) {
+            if proves(&event) {
                 (self.failures, self.refusals) = (0, 0);
             }
             return Ok(match event {
@@ -112,18 +112,38 @@ where
                 // To be opened with new credentials.
                 self.events = None;
             }
-            Reason::Unavailable
-            | Reason::RateLimited
-            | Reason::DeadlineExceeded
-            | Reason::Internal
-                if self.begun => {}
+            _ if self.begun && may_pass(&error) => {}
             _ => return Err(error),
         }
         self.failures += 1;
-        let pause = back_off_for(FIRST_PAUSE, LAST_PAUSE, self.failures);
-        tokio::time::sleep(pause).await;
+        back_off(self.failures).await;
         Ok(())
     }
+}
+
+async fn back_off(failures: u32) {
+    tokio::time::sleep(back_off_for(FIRST_PAUSE, LAST_PAUSE, failures)).await;
+}
+
+/// Waits after a call that failed, beside a watch that has begun, where the failure may pass.
+pub(super) async fn pause(error: Error, failures: u32) -> Result<()> {
+    if !may_pass(&error) {
+        return Err(error);
+    }
+    back_off(failures).await;
+    Ok(())
+}
+
+fn may_pass(error: &Error) -> bool {
+    matches!(
+        error.reason(),
+        Reason::Unavailable | Reason::RateLimited | Reason::DeadlineExceeded | Reason::Internal
+    )
+}
+
+/// Whether an event tells that list and watch work. An object of a list does not: the next page may fail every time.
+fn proves<K>(event: &Event<K>) -> bool {
+    matches!(event, Event::InitDone | Event::Apply(_) | Event::Delete(_))
 }
 
 fn told(call: &Call, error: watcher::Error) -> Error {
@@ -135,5 +155,18 @@ fn told(call: &Call, error: watcher::Error) -> Error {
         watcher::Error::NoResourceVersion => {
             Error::unavailable(format!("{call}: the answer has no resourceVersion"))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_of_a_list_that_is_not_complete_ends_no_back_off() {
+        assert!(!proves(&Event::InitApply(())));
+        assert!(!proves(&Event::<()>::Init));
+        assert!(proves(&Event::<()>::InitDone));
+        assert!(proves(&Event::Apply(())) && proves(&Event::Delete(())));
     }
 }
