@@ -23,6 +23,7 @@ pub(crate) static KIND: Kind = Kind {
         object: "node",
         names: &[],
     },
+    first_limit: u32::MAX,
 };
 
 /// The nodes of an API server.
@@ -81,6 +82,8 @@ impl Nodes for KubernetesNodes {
     }
 
     async fn drain(&self, request: api::DrainNodeRequest) -> Result<Answers<api::WaitProgress>> {
+        // What is refused leaves the node as it is.
+        drain::check(&self.0, &request).await?;
         self.set_unschedulable(&request.name, true).await?;
         drain::drain(&self.0, request).await
     }

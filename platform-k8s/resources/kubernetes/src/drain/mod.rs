@@ -12,7 +12,12 @@ use k8s_openapi::{
     api::{core::v1::Pod, policy::v1::Eviction},
     apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions},
 };
-use kube::{Api, api::PostParams, core::Status, runtime::watcher};
+use kube::{
+    Api,
+    api::{ListParams, PostParams},
+    core::Status,
+    runtime::watcher,
+};
 use tokio::time::Instant;
 
 use self::plan::{Plan, Target};
@@ -25,6 +30,32 @@ use crate::{
 
 /// Time after which a pod that a budget protects is tried again: nothing tells when a budget allows it.
 const RETRY: Duration = Duration::from_secs(5);
+/// Pods that are read at once. A node has some hundred.
+const PAGE: u32 = 250;
+
+/// Fails if one of the pods of a node must not be evicted.
+pub(crate) async fn check(client: &ApiClient, request: &api::DrainNodeRequest) -> Result<()> {
+    let call = Call::new("list", pods::KIND.plural, "", "");
+    let pods: Api<Pod> = Api::all(client.kube());
+    let mut plan = Plan::new(
+        request.name.clone(),
+        request.force,
+        request.delete_empty_dir_data,
+    );
+    let fields = format!("spec.nodeName={}", request.name);
+    let mut parameters = ListParams::default().fields(&fields).limit(PAGE);
+    loop {
+        let page = pods.list(&parameters).await;
+        let page = page.map_err(|error| pods::KIND.failed(&call, error))?;
+        for pod in page.items {
+            plan.apply(Change::Listed(pod))?;
+        }
+        parameters.continue_token = page.metadata.continue_.filter(|it| !it.is_empty());
+        if parameters.continue_token.is_none() {
+            return plan.apply(Change::Complete);
+        }
+    }
+}
 
 /// Evicts the pods of a node that is cordoned.
 pub(crate) async fn drain(
@@ -130,7 +161,6 @@ impl Drain {
 #[derive(Clone, Debug, PartialEq)]
 enum Outcome {
     Evicted,
-    /// The pod is gone, or another one has its name.
     Gone,
     /// To be tried again after a while.
     Later(Why, Duration),
@@ -139,7 +169,12 @@ enum Outcome {
 fn outcome(call: &Call, error: kube::Error) -> Result<Outcome> {
     if let kube::Error::Api(status) = &error {
         match status.code {
-            404 | 409 => return Ok(Outcome::Gone),
+            404 => return Ok(Outcome::Gone),
+            // Another pod has the name, which the watch tells; or this one was changed at the same time.
+            409 => {
+                let why = Why::new("Conflict", status.message.clone());
+                return Ok(Outcome::Later(why, RETRY));
+            }
             429 => return Ok(Outcome::Later(budget(status), wait(status))),
             _ => {}
         }

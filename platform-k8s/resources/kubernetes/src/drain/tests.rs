@@ -111,3 +111,18 @@ fn the_word_of_a_budget_is_kept_and_a_busy_server_is_not_one() {
     let busy = budget(&status(json!({"retryAfterSeconds": 1})));
     assert_eq!(busy.reason, "Throttled");
 }
+
+#[test]
+fn a_conflict_does_not_mean_that_the_pod_is_gone() {
+    let call = Call::new("create", "pods/eviction", "n", "a");
+    let refused = |code: u16| {
+        let status = json!({"code": code, "message": "the object has been modified"});
+        outcome(
+            &call,
+            kube::Error::Api(Box::new(serde_json::from_value(status).unwrap())),
+        )
+        .unwrap()
+    };
+    assert!(matches!(refused(409), Outcome::Later(..)));
+    assert_eq!(refused(404), Outcome::Gone);
+}
