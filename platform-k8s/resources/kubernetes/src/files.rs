@@ -118,6 +118,9 @@ impl Reading {
                 Some(Output::Stderr(chunk)) => keep(&mut self.words, chunk),
                 Some(Output::ExitCode(0)) => {
                     self.ended = true;
+                    if self.size.is_some_and(|size| self.read < size) {
+                        return Some(Err(cut_short(&self.path, self.read)));
+                    }
                     let empty = api::ReadFileResponse {
                         chunk: None,
                         total_size: Some(0),
@@ -143,9 +146,7 @@ fn keep(words: &mut Vec<u8>, chunk: Chunk) {
 /// Why `cat` failed. Its words are read, but not repeated.
 fn failed(path: &str, code: i32, words: &str, read: u64) -> Error {
     if read > 0 {
-        return Error::unavailable(format!(
-            "the file {path:?} was cut short after {read} bytes"
-        ));
+        return cut_short(path, read);
     }
     if [NOT_FOUND, NOT_EXECUTABLE].contains(&code) {
         let message = "the container has no command `cat`, which reads files for this call";
@@ -164,6 +165,12 @@ fn failed(path: &str, code: i32, words: &str, read: u64) -> Error {
     }
     Error::unavailable(format!(
         "{path:?} could not be read: cat ended with exit code {code}"
+    ))
+}
+
+fn cut_short(path: &str, read: u64) -> Error {
+    Error::unavailable(format!(
+        "the file {path:?} was cut short after {read} bytes"
     ))
 }
 
@@ -192,5 +199,24 @@ mod tests {
         );
         assert_eq!(reason(127, "", 0), Reason::Precondition);
         assert_eq!(reason(1, missing, 7), Reason::Unavailable);
+    }
+
+    #[tokio::test]
+    async fn fewer_bytes_than_the_size_of_the_file_are_an_error_even_if_cat_ends_well() {
+        for (size, cut) in [(Some(5), true), (Some(4), false), (None, false)] {
+            let output = [Output::Stdout(exec::chunk(b"four")), Output::ExitCode(0)];
+            let output = output.map(|it| Ok(ProcessOutput { output: Some(it) }));
+            let mut reading = Reading {
+                output: stream::iter(output).boxed(),
+                path: "/f".to_owned(),
+                size,
+                read: 0,
+                words: Vec::new(),
+                ended: false,
+            };
+            assert!(reading.next().await.unwrap().is_ok());
+            let last = reading.next().await;
+            assert_eq!(last.is_some_and(|it| it.is_err()), cut, "{size:?}");
+        }
     }
 }
