@@ -242,7 +242,10 @@ impl New {
                 Err(error) => {
                     self.undo(&created).await;
                     return Err(match error.reason() {
-                        Reason::AlreadyExists => exists(namespace, name),
+                        Reason::AlreadyExists if object.name_any() == *name => {
+                            exists(namespace, name)
+                        }
+                        Reason::AlreadyExists => in_the_way(*kind, &object.name_any()),
                         _ => error,
                     });
                 }
@@ -280,6 +283,13 @@ fn is_readable(kind: Kind, objects: &[DynamicObject]) -> bool {
     };
     tracing::warn!(%error, "an ingress is not listed");
     false
+}
+
+/// A part of the ingress cannot be made, though there is no ingress of that name.
+fn in_the_way(kind: Kind, part: &str) -> Error {
+    let kind = kind.name();
+    let message = format!("the {kind} {part:?} is in the way");
+    Error::new(Reason::Precondition, message).with_resource(kind, part)
 }
 
 fn exists(namespace: &str, name: &str) -> Error {

@@ -139,6 +139,23 @@ async fn routes_that_cannot_be_completed_after_a_creation_are_no_refusal() {
     assert_eq!(error.reason(), Reason::Unavailable, "{error}");
 }
 
+#[tokio::test]
+async fn what_is_in_the_way_of_a_part_is_named_and_the_other_parts_go_again() {
+    let memory = Memory::default();
+    let objects = memory.objects();
+    let new = new(&objects, Kind::HttpRoute);
+    // Without our label, so that nobody takes it for a part of the ingress before.
+    let name = new.built[1].name_any();
+    let other = serde_json::json!({
+        "metadata": {"name": name, "namespace": "n", "annotations": {meta::INGRESS: "web"}}, "spec": {},
+    });
+    memory.put(&Kind::HttpRoute.resource(), other);
+    let error = new.create().await.unwrap_err();
+    assert_eq!(error.reason(), Reason::Precondition, "{error}");
+    assert_eq!(error.resource(), Some(("HTTPRoute", name.as_str())));
+    assert_eq!(memory.names(&Kind::HttpRoute.resource()), [name]);
+}
+
 #[test]
 fn an_ingress_that_cannot_be_read_is_not_listed() {
     let mut objects = made(Kind::HttpRoute, &[], "n/gw").unwrap();
