@@ -32,7 +32,8 @@ fn ready(holds: bool) -> Condition {
     };
     Condition {
         r#type: "Ready".to_owned(),
-        status: Some(holds),
+        // Unknown, not false: nobody hears of the node any more.
+        status: holds.then_some(true),
         reason: reason.to_owned(),
         message: message.to_owned(),
         last_transition_time: Some(now()),
@@ -131,11 +132,10 @@ impl Store {
     /// Refuses to evict what the request does not allow.
     fn check_drain(&self, request: &api::DrainNodeRequest) -> Result<()> {
         for key in self.pods_on(&request.name) {
-            let spec = self
-                .pods
-                .get(&key)
-                .and_then(|pod| pod.spec.clone())
-                .unwrap_or_default();
+            let Some(pod) = self.pods.get(&key).filter(|pod| !wait::is_over(pod)) else {
+                continue;
+            };
+            let spec = pod.spec.clone().unwrap_or_default();
             let local = |one: &api::Volume| matches!(one.source, Some(volume::Source::EmptyDir(_)));
             let why = if !request.force && !self.owned.contains(&key) {
                 "nothing makes it again (force)"
@@ -288,5 +288,20 @@ impl Nodes for Shared {
     async fn drain(&self, request: api::DrainNodeRequest) -> Result<Answers<api::WaitProgress>> {
         self.call("nodes.drain", async { drain(self.0.clone(), request) })
             .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_node_that_is_lost_nobody_knows_whether_it_is_ready() {
+        let mut store = Store::new(1);
+        store.add_node("node", BTreeMap::new());
+        let ready = |store: &Store| store.nodes.get(&at("node")).unwrap().conditions[0].status;
+        assert_eq!(ready(&store), Some(true));
+        store.set_node_ready("node", false);
+        assert_eq!(ready(&store), None);
     }
 }

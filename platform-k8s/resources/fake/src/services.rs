@@ -18,12 +18,24 @@ const CLUSTER: (u8, u8) = (10, 96);
 /// The range of node ports.
 const NODE_PORTS: (u32, u32) = (30_000, 32_767);
 const HEADLESS: &str = "None";
+/// Cluster IPs that are given out by themselves.
+const ADDRESSES: u32 = 65_000;
 
 fn taken(field: String, what: &str) -> Error {
     Error::violations(vec![Violation {
         field,
         description: format!("{what} is already allocated"),
     }])
+}
+
+/// An API server answers this with 500.
+fn full(what: &str) -> Error {
+    Error::unavailable(format!("failed to allocate {what}: range is full"))
+}
+
+/// All numbers below `count`, beginning with one of them.
+fn from(begin: u32, count: u32) -> impl Iterator<Item = u32> {
+    (begin..count).chain(0..begin)
 }
 
 impl Store {
@@ -65,14 +77,14 @@ impl Store {
             .collect();
         let field = || "service.spec.cluster_ip".to_owned();
         if spec.cluster_ip.is_empty() {
-            loop {
-                let [_, _, c, d] = (1 + self.below(65_000)).to_be_bytes();
+            let begin = self.below(ADDRESSES);
+            let free = from(begin, ADDRESSES).find_map(|number| {
+                let [_, _, c, d] = (1 + number).to_be_bytes();
                 let address = Ipv4Addr::new(CLUSTER.0, CLUSTER.1, c, d).to_string();
-                if !used.contains(&address) {
-                    spec.cluster_ip = address;
-                    return Ok(());
-                }
-            }
+                (!used.contains(&address)).then_some(address)
+            });
+            spec.cluster_ip = free.ok_or_else(|| full("a serviceIP"))?;
+            return Ok(());
         }
         if !spec
             .cluster_ip
@@ -99,13 +111,10 @@ impl Store {
         for (at, port) in spec.ports.iter_mut().enumerate() {
             let field = || format!("service.spec.ports[{at}].node_port");
             if port.node_port == 0 {
-                loop {
-                    let number = first + self.below(last - first + 1);
-                    if !used.contains(&(port.protocol, number)) {
-                        port.node_port = number;
-                        break;
-                    }
-                }
+                let count = last - first + 1;
+                let mut numbers = from(self.below(count), count).map(|number| first + number);
+                let free = numbers.find(|number| !used.contains(&(port.protocol, *number)));
+                port.node_port = free.ok_or_else(|| full("a nodePort"))?;
             } else if !(first..=last).contains(&port.node_port) {
                 let why = format!("is not in the range of node ports, {first} to {last}");
                 return Err(Error::invalid(field(), why));
@@ -172,5 +181,48 @@ impl Services for Shared {
             Ok(self.change(|store| store.services.remove(&key)).is_some())
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_core::Reason;
+
+    use super::*;
+
+    #[test]
+    fn node_ports_are_given_out_until_all_are_used_and_then_refused() {
+        let mut store = Store::new(1);
+        let mut service = |name: &str, ports: u32| {
+            let port = api::ServicePort {
+                port: 80,
+                ..api::ServicePort::default()
+            };
+            store.create_service(api::Service {
+                metadata: Some(api::Metadata {
+                    namespace: "n".to_owned(),
+                    name: name.to_owned(),
+                    ..api::Metadata::default()
+                }),
+                spec: Some(api::ServiceSpec {
+                    r#type: ServiceType::NodePort as i32,
+                    ports: vec![port; usize::try_from(ports).unwrap()],
+                    ..api::ServiceSpec::default()
+                }),
+                ..api::Service::default()
+            })
+        };
+        let (first, last) = NODE_PORTS;
+        let all = service("all", last - first + 1).unwrap();
+        let ports: BTreeSet<u32> = all
+            .spec
+            .unwrap()
+            .ports
+            .iter()
+            .map(|it| it.node_port)
+            .collect();
+        assert!(ports.into_iter().eq(first..=last));
+        let error = service("more", 1).unwrap_err();
+        assert_eq!(error.reason(), Reason::Unavailable, "{error}");
     }
 }

@@ -264,7 +264,9 @@ impl Store {
     pub(crate) fn check_namespace(&self, namespace: &str) -> Result<()> {
         let missing = |all: &BTreeSet<String>| !all.contains(namespace);
         if self.namespaces.as_ref().is_some_and(missing) {
-            return Err(Error::not_found("namespace", namespace));
+            let message = format!("there is no namespace {namespace:?}");
+            let error = Error::new(Reason::Precondition, message);
+            return Err(error.with_resource("namespace", namespace));
         }
         Ok(())
     }

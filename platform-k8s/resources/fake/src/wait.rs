@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use drover_core::{Error, Reason, Result};
-use drover_proto::kubernetes::v1::{self as api, PodPhase, PodWaitCondition};
+use drover_proto::kubernetes::v1::{self as api, PodPhase, PodWaitCondition, RestartPolicy};
 use drover_resources::parts::Answers;
 use futures::{StreamExt, stream};
 
@@ -123,7 +123,13 @@ pub(crate) fn nodes(
                     .conditions
                     .iter()
                     .find(|one| one.r#type == request.condition);
-                let why = found.map_or(("NoCondition", ""), |one| (&*one.reason, &*one.message));
+                let why = match found {
+                    None => ("ConditionMissing", ""),
+                    Some(one) if one.r#type == "Ready" && request.status != Some(false) => {
+                        ("NotReady", &*one.message)
+                    }
+                    Some(one) => (&*one.reason, &*one.message),
+                };
                 pending(*node, why)
             })
             .collect();
@@ -196,49 +202,152 @@ fn gone_of(
     Ok(report(begun.len(), others, 0))
 }
 
+/// Whether a pod has ended for good.
+pub(crate) fn is_over(pod: &api::Pod) -> bool {
+    let phase = pod.status.as_ref().map(api::PodStatus::phase);
+    matches!(phase, Some(PodPhase::Succeeded | PodPhase::Failed))
+}
+
 /// Why a pod meets none of the conditions. `None`: it meets one. An error if it never will.
 fn unmet(pod: &api::Pod, conditions: &[i32]) -> Result<Option<api::WaitPending>> {
     let status = pod.status.clone().unwrap_or_default();
     let phase = status.phase();
-    let over = matches!(phase, PodPhase::Succeeded | PodPhase::Failed);
-    let mut possible = false;
+    let metadata = pod.metadata.as_ref();
+    let leaving = metadata.is_some_and(|one| one.delete_time.is_some());
+    let ends = Ends::of(pod, &status);
+    let ready = [PodWaitCondition::Ready as i32];
+    let conditions = if conditions.is_empty() {
+        &ready
+    } else {
+        conditions
+    };
+    // Whoever deletes a pod may put another one in its place.
+    let mut possible = leaving;
     for condition in conditions {
         let condition = PodWaitCondition::try_from(*condition).unwrap_or_default();
         let (met, can) = match condition {
-            PodWaitCondition::Ready => (status.ready, !over),
-            PodWaitCondition::Succeeded => (phase == PodPhase::Succeeded, !over),
-            PodWaitCondition::Failed => (phase == PodPhase::Failed, !over),
-            PodWaitCondition::HasIp => (!status.ip.is_empty(), !over),
+            PodWaitCondition::Ready => (status.ready && !leaving, !ends.unready),
+            PodWaitCondition::Succeeded => (phase == PodPhase::Succeeded, !ends.unsuccessful),
+            PodWaitCondition::Failed => (phase == PodPhase::Failed, true),
+            PodWaitCondition::HasIp => (!status.ip.is_empty(), true),
             PodWaitCondition::Gone => (false, true),
             PodWaitCondition::Unspecified => (false, false),
         };
         if met {
             return Ok(None);
         }
-        possible |= can;
+        possible |= can && (condition == PodWaitCondition::Gone || !is_over(pod));
     }
-    let (namespace, name) = key(pod);
     if !possible {
-        let phase = if phase == PodPhase::Failed {
-            "failed"
-        } else {
-            "succeeded"
-        };
-        let message = format!(
-            "the pod {namespace}/{name} has {phase}: what is waited for cannot come any more"
-        );
-        let error = Error::new(Reason::WaitImpossible, message);
-        return Err(error.with_resource("pod", format!("{namespace}/{name}")));
+        return Err(never(pod, phase));
     }
-    let deleted = pod
-        .metadata
-        .as_ref()
-        .is_some_and(|one| one.delete_time.is_some());
-    let why = match (&*status.reason, deleted) {
+    let why = match (&*status.reason, leaving) {
         (_, true) => "Terminating",
         ("", false) if phase == PodPhase::Pending => "Pending",
         ("", false) => "NotReady",
         (reason, false) => reason,
     };
     Ok(Some(pending(pod, (why, &status.message))))
+}
+
+fn never(pod: &api::Pod, phase: PodPhase) -> Error {
+    let why = match (phase, policy(pod)) {
+        (PodPhase::Failed, _) => "it has failed",
+        (PodPhase::Succeeded, _) => "it has succeeded",
+        (_, RestartPolicy::Always | RestartPolicy::Unspecified) => {
+            "a pod whose containers are always started again does not succeed"
+        }
+        _ => "a container has ended for good",
+    };
+    let (namespace, name) = key(pod);
+    let message = format!("pod \"{namespace}/{name}\" will never be as wanted: {why}");
+    let error = Error::new(Reason::WaitImpossible, message);
+    error.with_resource("pod", format!("{namespace}/{name}"))
+}
+
+/// What containers that have ended for good leave impossible.
+struct Ends {
+    unready: bool,
+    unsuccessful: bool,
+}
+
+impl Ends {
+    fn of(pod: &api::Pod, status: &api::PodStatus) -> Self {
+        let code = |one: &api::ContainerStatus| {
+            let ended = one.state() == api::ContainerState::Terminated;
+            ended.then(|| one.exit_code.unwrap_or_default())
+        };
+        let main: Vec<i32> = status.containers.iter().filter_map(code).collect();
+        let mut init = status.init_containers.iter().filter_map(code);
+        match policy(pod) {
+            RestartPolicy::Never => {
+                let failed = main.iter().any(|code| *code != 0) || init.any(|code| code != 0);
+                Self {
+                    unready: failed || !main.is_empty(),
+                    unsuccessful: failed,
+                }
+            }
+            RestartPolicy::OnFailure => Self {
+                unready: main.contains(&0),
+                unsuccessful: false,
+            },
+            RestartPolicy::Always | RestartPolicy::Unspecified => Self {
+                unready: false,
+                unsuccessful: true,
+            },
+        }
+    }
+}
+
+fn policy(pod: &api::Pod) -> RestartPolicy {
+    let policy = pod.spec.as_ref().map(api::PodSpec::restart_policy);
+    policy.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(phase: PodPhase, policy: RestartPolicy, leaving: bool) -> api::Pod {
+        api::Pod {
+            metadata: Some(api::Metadata {
+                delete_time: leaving.then(crate::store::now),
+                ..api::Metadata::default()
+            }),
+            spec: Some(api::PodSpec {
+                restart_policy: policy as i32,
+                ..api::PodSpec::default()
+            }),
+            status: Some(api::PodStatus {
+                phase: phase as i32,
+                ready: phase == PodPhase::Running,
+                ..api::PodStatus::default()
+            }),
+        }
+    }
+
+    #[test]
+    fn a_pod_that_is_being_deleted_is_neither_ready_nor_impossible() {
+        let ready = [PodWaitCondition::Ready as i32];
+        for phase in [PodPhase::Running, PodPhase::Failed] {
+            let leaving = pod(phase, RestartPolicy::Never, true);
+            let why = unmet(&leaving, &ready).unwrap().unwrap();
+            assert_eq!(why.reason, "Terminating");
+        }
+        let here = pod(PodPhase::Running, RestartPolicy::Never, false);
+        assert!(unmet(&here, &ready).unwrap().is_none());
+        let failed = pod(PodPhase::Failed, RestartPolicy::Never, false);
+        assert!(unmet(&failed, &ready).is_err());
+    }
+
+    #[test]
+    fn a_pod_that_is_always_started_again_never_succeeds() {
+        let succeeded = [PodWaitCondition::Succeeded as i32];
+        for policy in [RestartPolicy::Always, RestartPolicy::Unspecified] {
+            let error = unmet(&pod(PodPhase::Running, policy, false), &succeeded).unwrap_err();
+            assert_eq!(error.reason(), Reason::WaitImpossible);
+        }
+        let once = pod(PodPhase::Running, RestartPolicy::OnFailure, false);
+        assert!(unmet(&once, &succeeded).unwrap().is_some());
+    }
 }

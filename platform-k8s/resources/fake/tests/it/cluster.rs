@@ -128,7 +128,7 @@ async fn a_namespace_that_is_deleted_takes_its_pods_and_refuses_new_ones() {
     fake.delete_namespace("default");
     until(&mut answers, |progress| progress.done).await;
     let error = failed(pods.create_pod(pod("web-1")).await);
-    assert_eq!(error.reason(), Reason::NotFound);
+    assert_eq!(error.reason(), Reason::Precondition);
     assert_eq!(error.resource(), Some(("namespace", "default")));
 }
 
