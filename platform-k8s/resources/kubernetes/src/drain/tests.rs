@@ -63,7 +63,7 @@ fn nothing_is_evicted_if_one_pod_must_not_be() {
     }
     // One that has ended is lost to nobody.
     let over = pod("over", None, |pod| {
-        pod["status"] = json!({"phase": "Failed"})
+        pod["status"] = json!({"phase": "Failed"});
     });
     assert!(begin(false, false, vec![over]).is_ok());
 }
