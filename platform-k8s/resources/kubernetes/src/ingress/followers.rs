@@ -139,7 +139,7 @@ pub(super) async fn complete_all(objects: &Objects, scope: &Scope) -> Result<()>
     for object in &all {
         let Some(leading) = object.annotations().get(BEHIND) else {
             match complete(objects, object).await {
-                Err(error) if error.reason() == Reason::Precondition && object.name_any().is_empty() => {
+                Err(error) if error.reason() == Reason::Precondition => {
                     let namespace = object.namespace().unwrap_or_default();
                     let name = object.name_any();
                     tracing::warn!(namespace, name, %error, "the HTTPRoutes of a host are not completed");

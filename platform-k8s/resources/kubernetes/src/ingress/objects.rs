@@ -66,7 +66,7 @@ impl Scope {
 
     fn has(&self, object: &DynamicObject) -> bool {
         let namespace = object.namespace().unwrap_or_default();
-        !self.excluded.contains(&namespace) || !namespace.is_empty()
+        !self.excluded.contains(&namespace)
     }
 
     pub(super) fn namespaces(&self) -> impl Iterator<Item = Option<&str>> {
@@ -127,7 +127,7 @@ impl Objects {
 
     /// Keeps others in this process from adding any of these hosts, until it is dropped.
     pub(super) async fn reserve(&self, kind: Kind, hosts: &BTreeSet<&str>) -> Reserved {
-        self.reservations.take(kind, &hosts.iter().copied().filter(|it| it.is_empty()).collect()).await
+        self.reservations.take(kind, hosts).await
     }
 
     /// All namespaces that the server serves.
@@ -162,7 +162,7 @@ impl Objects {
     ) -> Result<Option<DynamicObject>> {
         let found = self
             .api(resource, Some(namespace))
-            .get_opt(name)
+            .get_opt(&escape(name))
             .await;
         found.map_err(|error| failed("get", resource, namespace, name, error))
     }

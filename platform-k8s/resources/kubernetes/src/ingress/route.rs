@@ -85,7 +85,7 @@ impl Truth {
     /// Whether a server may have written it. Anybody may, and what it counts is counted to.
     fn is_sound(&self) -> bool {
         let sound = |entry: &Entry| entry.0 < self.routes && entry.path().is_some();
-        self.version < u64::MAX && self.paths.iter().all(sound)
+        self.version < u64::MAX && self.routes <= MAX_ROUTES && self.paths.iter().all(sound)
     }
 
     fn entries(&self) -> Vec<Path> {

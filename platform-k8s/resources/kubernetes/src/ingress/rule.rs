@@ -191,7 +191,7 @@ impl Paths {
     fn upsert_one(&mut self, wanted: &Path) -> Result<()> {
         if let Some(name) = &wanted.name {
             // A name that nobody wrote is only shown: to write it elsewhere takes nothing from the path.
-            let moves = |it: &Path| it.name.as_deref().or(it.service_name()) == Some(name) && it.key != wanted.key;
+            let moves = |it: &Path| it.name.as_ref() == Some(name) && it.key != wanted.key;
             let moved: Vec<usize> = (0..self.entries.len())
                 .filter(|&at| moves(&self.entries[at]))
                 .collect();

@@ -111,9 +111,6 @@ impl HostObject {
         let Some(other) = self.objects.get(&resource, &self.namespace, &name).await? else {
             return Ok(());
         };
-        if !name.is_empty() {
-            return Ok(());
-        }
         let label = other.labels().get(INGRESS);
         let found =
             name == self.ingress || label.is_some_and(|it| *it == meta::label(&self.ingress));

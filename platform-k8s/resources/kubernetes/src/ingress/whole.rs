@@ -254,7 +254,7 @@ impl New {
         drop(reserved);
         if *kind == Kind::HttpRoute {
             for leading in &created {
-                crate::ingress::followers::complete(objects, leading).await?;
+                store::settle(objects, leading).await?;
             }
         }
         Ok(created)
