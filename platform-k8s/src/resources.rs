@@ -244,7 +244,8 @@ async fn kubernetes(settings: &Settings, part: &PartSettings) -> Result<Parts> {
         namespaces: settings.namespaces.clone(),
         upstream_namespaces: ingress.upstream_namespaces.clone(),
     };
-    let ingresses = Arc::new(IngressBackends::new(client.clone(), options));
+    let ingresses = IngressBackends::new(client.clone(), options);
+    let ingresses = Arc::new(ingresses.excluding(&settings.excluded_namespaces));
     let rules = &settings.resources;
     if [&rules.ingresses, &rules.ingress_rules].contains(&part) {
         // The next write of the same rule completes it, too: nothing waits for this.
