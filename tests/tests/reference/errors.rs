@@ -154,6 +154,10 @@ const WAYS_OUT: &[(&str, &str)] = &[
         "Make the secret, or correct name or key.",
     ),
     ("SECRET_IN_USE", "Remove it from what `user` names first."),
+    (
+        "INGRESS_UPSTREAM_MISSING",
+        "Make the service, and let Gloo's discovery make its upstream; or ask with `wait`.",
+    ),
 ];
 
 pub(crate) fn page() -> String {

@@ -74,6 +74,7 @@ const FLAGS: &[(&str, &str)] = &[
     ("allowed_hosts", "allowed-host"),
     ("excluded_namespaces", "excluded-namespace"),
     ("plain_labels", "plain-label"),
+    ("resources.enabled", "resources"),
 ];
 /// Flags that are not settings.
 const NO_SETTING: &[&str] = &["config", "print-config", "help", "version"];
