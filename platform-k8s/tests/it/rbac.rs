@@ -584,7 +584,13 @@ async fn every_manifest_is_accepted_by_the_api_server() {
     };
     // The namespaces enforce the strictest pod security standard: the pods of the Deployment pass it.
     let mut known = BTreeSet::new();
-    for folder in ["base", "all-namespaces", "cert-manager", "stores"] {
+    for folder in [
+        "base",
+        "all-namespaces",
+        "cert-manager",
+        "resources",
+        "stores",
+    ] {
         known.extend(files(folder));
         for (folder, own) in kustomizations(folder) {
             known.insert(format!("{folder}/kustomization.yaml"));
@@ -594,7 +600,7 @@ async fn every_manifest_is_accepted_by_the_api_server() {
             }
         }
     }
-    for folder in ["all-namespaces", "base", "stores"] {
+    for folder in ["all-namespaces", "base", "resources", "stores"] {
         apply(&system.raw, built(folder, places)).await;
     }
     // Kustomize knows every file in the folders.

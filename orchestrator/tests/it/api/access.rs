@@ -22,6 +22,8 @@ tokens:
   - {name: admin, token: admin-0123456789abcdef}
   - {name: platform, token: platform-0123456789abcdef}
   - {name: agent, token: agent-0123456789abcdef}
+  - {name: resource-viewer, token: resource-viewer-0123456789abcdef}
+  - {name: resource-operator, token: resource-operator-0123456789abcdef}
   - {name: nobody, token: nobody-0123456789abcdef}
   - {name: orders, token: orders-0123456789abcdef}
   - {name: shop, token: shop-0123456789abcdef}
@@ -31,6 +33,8 @@ bindings:
   - {role: admin, subjects: ['token:admin']}
   - {role: platform, subjects: ['token:platform']}
   - {role: agent, subjects: ['token:agent']}
+  - {role: resource-viewer, subjects: ['token:resource-viewer']}
+  - {role: resource-operator, subjects: ['token:resource-operator']}
   - {role: operator, subjects: ['token:orders'], clusters: ['orders*']}
   - {role: operator, subjects: ['token:shop'], labels: {team: shop}}
 ";

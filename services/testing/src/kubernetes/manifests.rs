@@ -92,9 +92,16 @@ pub fn built(folder: &str, places: Places<'_>) -> Vec<Value> {
             });
             let object = meant.next().unwrap();
             for operation in operations.as_array().unwrap() {
-                assert_eq!(operation["op"], "replace", "{operation}");
-                let part = object.pointer_mut(operation["path"].as_str().unwrap());
-                *part.unwrap() = operation["value"].clone();
+                let path = operation["path"].as_str().unwrap();
+                let value = operation["value"].clone();
+                match (operation["op"].as_str(), path.strip_suffix("/-")) {
+                    (Some("replace"), _) => *object.pointer_mut(path).unwrap() = value,
+                    (Some("add"), Some(list)) => {
+                        let list = object.pointer_mut(list).unwrap();
+                        list.as_array_mut().unwrap().push(value);
+                    }
+                    _ => panic!("{operation}"),
+                }
             }
         }
     }
@@ -130,10 +137,11 @@ pub fn placed(file: &str, places: Places<'_>) -> Vec<Value> {
         let metadata = &mut document["metadata"];
         if kind == "Namespace" {
             metadata["name"] = places.of(metadata["name"].as_str().unwrap()).into();
-        } else if kind.starts_with("Cluster") && metadata["name"] == NAME {
-            metadata["name"] = format!("{NAME}-{}", places.system).into();
+        } else if kind.starts_with("ClusterRole") {
+            let own = |name: &Value| format!("{}-{}", name.as_str().unwrap(), places.system);
+            metadata["name"] = own(&metadata["name"]).into();
             if kind == "ClusterRoleBinding" {
-                document["roleRef"]["name"] = format!("{NAME}-{}", places.system).into();
+                document["roleRef"]["name"] = own(&document["roleRef"]["name"]).into();
             }
         } else {
             let given = metadata["namespace"].as_str().or(own["namespace"].as_str());
