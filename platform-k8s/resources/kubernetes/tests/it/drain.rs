@@ -93,18 +93,16 @@ async fn nothing_is_evicted_if_one_pod_needs_force() {
     let node = Node::start().await;
     node.pod("owned", true, json!([])).await;
     node.pod("alone", false, json!([])).await;
-    let mut drain = node.bench.nodes.drain(node.request()).await.unwrap();
-    let error = next(&mut drain).await.unwrap().unwrap_err();
+    let Err(error) = node.bench.nodes.drain(node.request()).await else {
+        panic!("not refused");
+    };
     assert_eq!(error.reason(), Reason::Precondition);
     assert!(error.message().contains("alone") && !error.message().contains("owned"));
     assert_eq!(node.bench.namespace.list("pods").await.len(), 2);
+    let left = node.bench.nodes.get(&node.name).await.unwrap();
     assert!(
-        node.bench
-            .nodes
-            .get(&node.name)
-            .await
-            .unwrap()
-            .unschedulable
+        !left.unschedulable,
+        "a drain that is refused changes nothing"
     );
     let mut request = node.request();
     request.force = true;
