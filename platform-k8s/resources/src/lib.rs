@@ -17,11 +17,10 @@ pub mod pod_policy;
 pub mod remote;
 mod served;
 mod service;
-mod text;
 
 pub use check::ingress::MAX_PATHS;
 pub use cluster::{Cluster, Parts};
+pub use drover_convert::chunk::bytes;
 pub use pod_policy::{PodPolicies, PodPolicy};
 pub use served::{MAX_STREAMS, MAX_WAITS, Served};
 pub use service::Resources;
-pub use text::bytes;

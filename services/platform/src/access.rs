@@ -6,10 +6,13 @@ use std::{
     task::{Context, Poll},
 };
 
-use drover_convert::error::{from_status, to_status};
+use drover_convert::{
+    chunk::{Text, bytes},
+    error::{from_status, to_status},
+};
 use drover_core::{Error, Result};
 use drover_proto::{
-    common::v1::{Chunk, ProcessOutput, chunk::Content, process_output::Output},
+    common::v1::{Chunk, ProcessOutput, process_output::Output},
     platform::v1::{
         Capability, ExecRequest, ExecResponse, ExecStart, NodeTarget, StreamLogsRequest,
         StreamLogsResponse, exec_request::Input, node_access_service_server::NodeAccessService,
@@ -27,7 +30,6 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::{
     check::{self, Checker},
     driver::{ExecInput, ExecOutput},
-    limits::MAX_CHUNK,
     platform::Platform,
     service::{Answers, Service},
 };
@@ -238,12 +240,7 @@ fn pieces(
         }
         None => return Vec::new(),
     };
-    let data = match chunk.content {
-        Some(Content::Data(data)) => data,
-        Some(Content::Text(text)) => text.into_bytes(),
-        None => Vec::new(),
-    };
-    text.chunks(data)
+    text.chunks(bytes(chunk))
         .into_iter()
         .map(|chunk| {
             Ok(ProcessOutput {
@@ -284,118 +281,5 @@ impl Stream for Refusable {
 impl Refusable {
     fn refused_is_over(&self) -> bool {
         self.refused.is_terminated()
-    }
-}
-
-/// Splits bytes into chunks. In text mode, invalid UTF-8 is replaced by U+FFFD, and characters are never split.
-struct Text {
-    as_text: bool,
-    /// Start of a character that is still incomplete.
-    begun: Vec<u8>,
-}
-
-impl Text {
-    fn new(as_text: bool) -> Self {
-        Self {
-            as_text,
-            begun: Vec::new(),
-        }
-    }
-
-    fn chunks(&mut self, data: Vec<u8>) -> Vec<Chunk> {
-        if !self.as_text {
-            return data
-                .chunks(MAX_CHUNK)
-                .map(|piece| chunk(Content::Data(piece.to_vec())))
-                .collect();
-        }
-        let mut bytes = std::mem::take(&mut self.begun);
-        bytes.extend(data);
-        if let Some(invalid) = bytes.utf8_chunks().last()
-            && is_begun(invalid.invalid())
-        {
-            self.begun = invalid.invalid().to_vec();
-            bytes.truncate(bytes.len() - self.begun.len());
-        }
-        let text = String::from_utf8_lossy(&bytes);
-        let mut rest = &*text;
-        let mut chunks = Vec::new();
-        while !rest.is_empty() {
-            let (piece, after) = rest.split_at(rest.floor_char_boundary(MAX_CHUNK));
-            chunks.push(chunk(Content::Text(piece.to_owned())));
-            rest = after;
-        }
-        chunks
-    }
-
-    fn rest(&mut self) -> Option<Chunk> {
-        let begun = std::mem::take(&mut self.begun);
-        (!begun.is_empty())
-            .then(|| chunk(Content::Text(String::from_utf8_lossy(&begun).into_owned())))
-    }
-}
-
-/// Whether these bytes may be the start of a character.
-fn is_begun(bytes: &[u8]) -> bool {
-    !bytes.is_empty()
-        && std::str::from_utf8(bytes)
-            .is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
-}
-
-fn chunk(content: Content) -> Chunk {
-    Chunk {
-        content: Some(content),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn joined(pieces: &[&[u8]]) -> String {
-        let mut text = Text::new(true);
-        let mut chunks: Vec<Chunk> = pieces
-            .iter()
-            .flat_map(|piece| text.chunks(piece.to_vec()))
-            .collect();
-        chunks.extend(text.rest());
-        let text = |chunk: Chunk| match chunk.content {
-            Some(Content::Text(text)) => text,
-            Some(Content::Data(_)) | None => "no text".to_owned(),
-        };
-        chunks.into_iter().map(text).collect()
-    }
-
-    #[test]
-    fn characters_that_come_in_pieces_are_put_together() {
-        let euro = "x€y".as_bytes();
-        for at in 0..=euro.len() {
-            assert_eq!(joined(&[&euro[..at], &euro[at..]]), "x€y");
-        }
-        let bytes: Vec<&[u8]> = euro.chunks(1).collect();
-        assert_eq!(joined(&bytes), "x€y");
-    }
-
-    #[test]
-    fn what_is_no_text_is_replaced() {
-        assert_eq!(joined(&[b"a\xffb", b"\xe2\x82"]), "a\u{fffd}b\u{fffd}");
-    }
-
-    #[test]
-    fn chunks_have_at_most_64_kibibytes() {
-        for as_text in [true, false] {
-            let chunks = Text::new(as_text).chunks("€".repeat(100_000).into_bytes());
-            let size = |chunk: &Chunk| match &chunk.content {
-                Some(Content::Text(text)) => text.len(),
-                Some(Content::Data(data)) => data.len(),
-                None => 0,
-            };
-            assert_eq!(chunks.iter().map(size).sum::<usize>(), 300_000);
-            assert!(
-                chunks
-                    .iter()
-                    .all(|chunk| (1..=MAX_CHUNK).contains(&size(chunk)))
-            );
-        }
     }
 }

@@ -12,8 +12,6 @@ pub(crate) const PAGE_SIZE: usize = 500;
 pub(crate) const MAX_PAGE_SIZE: usize = 1000;
 /// Maximum number of nodes per watch message.
 pub(crate) const MAX_WATCH_NODES: usize = 256;
-/// Maximum chunk size of logs and command output, in bytes.
-pub(crate) const MAX_CHUNK: usize = 64 * 1024;
 
 /// Nodes that one Provision may ask for.
 #[must_use]

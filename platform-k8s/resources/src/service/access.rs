@@ -1,6 +1,9 @@
 //! Commands, scripts, files and logs. Nothing that passes through is kept, logged or repeated in an error.
 
-use drover_convert::error::from_status;
+use drover_convert::{
+    chunk::{MAX_CHUNK, Text, bytes},
+    error::from_status,
+};
 use drover_core::{Error, Result};
 use drover_proto::{
     common::v1::{Chunk, ProcessOutput, StdinClosed, chunk::Content, process_output::Output},
@@ -15,7 +18,6 @@ use super::{Call, Resources};
 use crate::{
     check,
     parts::{Answers, Input},
-    text::{MAX_CHUNK, Text},
 };
 
 type Stated<T> = BoxStream<'static, Result<T, Status>>;
@@ -116,7 +118,11 @@ impl Resources {
                     total_size,
                 }];
             };
-            let mut answers: Vec<_> = text.chunks(chunk).into_iter().map(piece_of_file).collect();
+            let mut answers: Vec<_> = text
+                .chunks(bytes(chunk))
+                .into_iter()
+                .map(piece_of_file)
+                .collect();
             if let Some(first) = answers.first_mut() {
                 first.total_size = total_size;
             }
@@ -137,7 +143,7 @@ impl Resources {
         let mut text = Text::new(std::mem::take(&mut request.as_text));
         let log = pods.logs(request).await?;
         let log = pieces(log, move |item| match item {
-            Some(chunk) => text.chunks(chunk),
+            Some(chunk) => text.chunks(bytes(chunk)),
             None => text.rest().into_iter().collect(),
         });
         Ok(call.stream(log, permit, |chunk| api::StreamLogsResponse {
@@ -176,11 +182,11 @@ fn pieces<T: Send + 'static>(
 fn spoken(item: ProcessOutput, stdout: &mut Text, stderr: &mut Text) -> Vec<ProcessOutput> {
     let all: Vec<Output> = match item.output {
         Some(Output::Stdout(chunk)) => {
-            let chunks = stdout.chunks(chunk).into_iter();
+            let chunks = stdout.chunks(bytes(chunk)).into_iter();
             chunks.map(Output::Stdout).collect()
         }
         Some(Output::Stderr(chunk)) => {
-            let chunks = stderr.chunks(chunk).into_iter();
+            let chunks = stderr.chunks(bytes(chunk)).into_iter();
             chunks.map(Output::Stderr).collect()
         }
         Some(Output::ExitCode(code)) => {

@@ -1,11 +1,12 @@
 //! Nodes.
 
+use drover_core::Result;
 use drover_proto::kubernetes::v1::{self as api, node_service_server::NodeService};
 use drover_server::access::Permission;
 use futures::stream::BoxStream;
 use tonic::{Request, Response, Status};
 
-use super::{Resources, answer, list::pages};
+use super::{Call, Resources, answer, list::pages};
 use crate::check;
 
 #[tonic::async_trait]
@@ -44,13 +45,7 @@ impl NodeService for Resources {
         let call = self.call(&request, Permission::ResourceChange);
         let done = async {
             let name = request.into_inner().name;
-            check::node_name(&name)?;
-            call.about("kubernetes-node", &name)?;
-            let node = self
-                .cluster()
-                .nodes()?
-                .set_unschedulable(&name, true)
-                .await?;
+            let node = set_unschedulable(&call, &name, true).await?;
             Ok(api::CordonNodeResponse { node: Some(node) })
         };
         answer(done.await)
@@ -63,13 +58,7 @@ impl NodeService for Resources {
         let call = self.call(&request, Permission::ResourceChange);
         let done = async {
             let name = request.into_inner().name;
-            check::node_name(&name)?;
-            call.about("kubernetes-node", &name)?;
-            let node = self
-                .cluster()
-                .nodes()?
-                .set_unschedulable(&name, false)
-                .await?;
+            let node = set_unschedulable(&call, &name, false).await?;
             Ok(api::UncordonNodeResponse { node: Some(node) })
         };
         answer(done.await)
@@ -117,4 +106,11 @@ impl NodeService for Resources {
         };
         answer(done.await)
     }
+}
+
+async fn set_unschedulable(call: &Call, name: &str, unschedulable: bool) -> Result<api::Node> {
+    check::node_name(name)?;
+    call.about("kubernetes-node", name)?;
+    let nodes = call.resources.cluster().nodes()?;
+    nodes.set_unschedulable(name, unschedulable).await
 }

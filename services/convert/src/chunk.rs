@@ -3,28 +3,30 @@
 use drover_proto::common::v1::{Chunk, chunk::Content};
 
 /// Largest chunk, in bytes.
-pub(crate) const MAX_CHUNK: usize = 64 * 1024;
+pub const MAX_CHUNK: usize = 64 * 1024;
 
-/// Splits bytes into chunks. As text, what is no UTF-8 becomes U+FFFD, and characters are never split.
-#[derive(Default)]
-pub(crate) struct Text {
+/// Splits bytes into chunks. Nothing becomes no chunk. As text, what is no UTF-8 becomes U+FFFD, and characters are never split.
+#[derive(Debug, Default)]
+pub struct Text {
     as_text: bool,
     /// Beginning of a character whose end has not come yet.
     begun: Vec<u8>,
 }
 
 impl Text {
-    pub(crate) fn new(as_text: bool) -> Self {
+    /// `as_text`: whether the chunks are text.
+    #[must_use]
+    pub fn new(as_text: bool) -> Self {
         Self {
             as_text,
             begun: Vec::new(),
         }
     }
 
-    pub(crate) fn chunks(&mut self, chunk: Chunk) -> Vec<Chunk> {
-        let data = bytes(chunk);
+    /// The chunks of what came next.
+    pub fn chunks(&mut self, data: Vec<u8>) -> Vec<Chunk> {
         if !self.as_text {
-            if data.len() <= MAX_CHUNK {
+            if (1..=MAX_CHUNK).contains(&data.len()) {
                 return vec![of(Content::Data(data))];
             }
             let pieces = data.chunks(MAX_CHUNK);
@@ -52,7 +54,7 @@ impl Text {
     }
 
     /// What is left at the end.
-    pub(crate) fn rest(&mut self) -> Option<Chunk> {
+    pub fn rest(&mut self) -> Option<Chunk> {
         let begun = std::mem::take(&mut self.begun);
         let text = || String::from_utf8_lossy(&begun).into_owned();
         (!begun.is_empty()).then(|| of(Content::Text(text())))
