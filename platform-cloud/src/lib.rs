@@ -2,7 +2,6 @@
 
 pub mod cloud;
 pub mod drivers;
-mod placement;
 mod server;
 
 pub use server::{DriverSettings, PlatformServer, Settings};

@@ -9,6 +9,7 @@
 //!         ├─ adopt                                                     new owner of existing nodes
 //!         ├─ peers                                                     data of pods about each other
 //!         └─ labels, selected                                          ownership of objects, selection by labels
+//! hosts ──── another driver: nodes are hosts of metal3
 //! resources ── the services of drover.kubernetes.v1, beside the platform
 //! client ─── the only access to the API server: permits, timeouts, pauses, credentials, errors
 //! ```
@@ -23,6 +24,7 @@ pub mod discover;
 pub mod driver;
 pub mod errors;
 mod group;
+pub mod hosts;
 pub mod labels;
 pub mod objects;
 mod peers;

@@ -3,7 +3,7 @@
 use std::{error::Error as StdError, path::PathBuf, process::ExitCode};
 
 use clap::Args;
-use drover_platform_k8s::{PlatformServer, Settings, resources};
+use drover_platform_k8s::{PlatformServer, Settings, resources, settings::DriverKind};
 use drover_server::{Binary, ServerSettings, Service, Shutdown};
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
@@ -17,6 +17,10 @@ const BINARY: Binary = Binary {
 /// The flags of this server.
 #[derive(Clone, Debug, Args, Serialize)]
 struct Flags {
+    /// What nodes are (pods)
+    #[arg(long, value_name = "KIND")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    driver: Option<DriverKind>,
     /// Kubeconfig file (KUBECONFIG, ~/.kube/config, or the service account of the pod)
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -8,7 +8,12 @@ use drover_replicante::ReplicanteApi;
 use drover_server::Service;
 use drover_templates::Catalogue;
 
-use crate::{driver::KubernetesDriver, objects::CATALOGUE, settings::Settings};
+use crate::{
+    driver::KubernetesDriver,
+    hosts::HostDriver,
+    objects::CATALOGUE,
+    settings::{DriverKind, Settings},
+};
 
 const NAME: &str = "drover-platform-k8s";
 
@@ -28,11 +33,20 @@ impl PlatformServer {
     pub async fn open(settings: Settings) -> Result<Self> {
         let clock = Clock::start();
         let directory = settings.templates.clone();
-        let catalogue = Catalogue::open(CATALOGUE, directory.as_deref())?;
-        let templates = Templates::Catalogue(Arc::new(catalogue));
         let replicante = settings.replicante.clone();
         let policy = settings.policy.common().read()?;
-        let driver: Arc<dyn Driver> = Arc::new(KubernetesDriver::open(settings).await?);
+        let (driver, templates): (Arc<dyn Driver>, _) = match settings.driver {
+            DriverKind::Pods => {
+                let catalogue = Catalogue::open(CATALOGUE, directory.as_deref())?;
+                let templates = Templates::Catalogue(Arc::new(catalogue));
+                (Arc::new(KubernetesDriver::open(settings).await?), templates)
+            }
+            // Nothing is installed on hosts.
+            DriverKind::Hosts => (
+                Arc::new(HostDriver::open(settings).await?),
+                Templates::Anything,
+            ),
+        };
         let served = drover_platform::PlatformServer::new(NAME, driver, templates, clock)?;
         Ok(Self {
             replicante: ReplicanteApi::new(Arc::clone(served.platform()), replicante),

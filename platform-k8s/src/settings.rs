@@ -7,6 +7,7 @@ use drover_replicante::ReplicanteSettings;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    hosts::HostsSettings,
     labels::{self, LabelKeys},
     objects::PodPolicySettings,
     resources::ResourcesSettings,
@@ -16,6 +17,8 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
+    /// What nodes are.
+    pub driver: DriverKind,
     /// Kubeconfig file. `None`: `KUBECONFIG`, `~/.kube/config`, or the service account of the pod that this runs in.
     pub kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig. `None`: its current one.
@@ -64,8 +67,21 @@ pub struct Settings {
     pub page_size: usize,
     /// The resources of this Kubernetes, one by one (`drover.kubernetes.v1`).
     pub resources: ResourcesSettings,
+    /// How hosts are read, with driver `hosts`.
+    pub hosts: HostsSettings,
     /// Serves a Kubernetes in memory and no platform, for tests of callers.
     pub fake: bool,
+}
+
+/// What nodes are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum DriverKind {
+    /// Pods, made from templates.
+    #[default]
+    Pods,
+    /// Hosts of metal3 (BareMetalHost), claimed.
+    Hosts,
 }
 
 /// Default of [`Settings::kinds`], in the order of their removal.
@@ -93,6 +109,7 @@ pub const DEFAULT_KINDS: &[&str] = &[
 impl Default for Settings {
     fn default() -> Self {
         Self {
+            driver: DriverKind::default(),
             kubeconfig: None,
             context: None,
             namespaces: Vec::new(),
@@ -114,6 +131,7 @@ impl Default for Settings {
             max_concurrent_calls: 32,
             page_size: 500,
             resources: ResourcesSettings::default(),
+            hosts: HostsSettings::default(),
             fake: false,
         }
     }

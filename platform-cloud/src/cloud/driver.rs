@@ -16,7 +16,7 @@ use super::{
     Cloud, CloudDeleted, CloudInfo, CloudListing, CloudSettings, Filter, Machine, address, launch,
     tags,
 };
-use crate::placement::{self, HOST, Placer};
+use drover_platform::placement::domains::{self, HOST, Placer};
 use drover_platform::{
     driver::{
         Batch, Change, Deleted, Deletion, Description, Driver, Found, Listing, LogStream, Outcome,
@@ -219,7 +219,7 @@ impl<C: Cloud> Driver for CloudDriver<C> {
     async fn check(&self, batch: &Batch) -> Result<()> {
         let info = self.info(batch);
         let group = batch.request.group.as_ref();
-        placement::check(
+        domains::check(
             &info.failure_domains,
             group.and_then(|group| group.placement.as_ref()),
             // Every machine is its own host.

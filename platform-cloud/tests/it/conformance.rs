@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use drover_platform_cloud::{
     PlatformServer,
-    drivers::simulated::{DomainSettings, SimulatedSettings},
+    drivers::simulated::{DomainSettings, HostSettings, SimulatedSettings},
 };
 use drover_proto::platform::v1::{EndpointSpec, FirewallSpec, InfrastructureSpec, NetworkSpec};
 use drover_testing::platform::{Subject, conformance};
@@ -91,6 +91,38 @@ async fn the_simulated_platform_conforms_in_real_time_with_latency_and_restarts(
         latency: Duration::from_millis(1),
         jitter: Duration::from_millis(1),
         boot_jitter: Duration::from_millis(20),
+        ..SimulatedSettings::default()
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_simulated_platform_conforms_when_its_nodes_are_hosts_of_an_inventory() {
+    let zone = |at: usize| format!("rack-{}", at % 5);
+    let host = |at: usize| HostSettings {
+        id: format!("host-{at}"),
+        failure_domain: zone(at),
+        labels: [("slot".to_owned(), (at / 5).to_string())].into(),
+        addresses: [("oam".to_owned(), format!("192.0.2.{}", at % 250))].into(),
+        claimed_by: if at == 7 { "bob" } else { "" }.to_owned(),
+        unusable: if at == 8 {
+            "its power supply is dead"
+        } else {
+            ""
+        }
+        .to_owned(),
+        ..HostSettings::default()
+    };
+    conforms(SimulatedSettings {
+        inventory: true,
+        hosts: (0..400).map(host).collect(),
+        failure_domains: (0..5)
+            .map(|at| DomainSettings {
+                name: zone(at),
+                ..DomainSettings::default()
+            })
+            .collect(),
+        max_batch: 500,
         ..SimulatedSettings::default()
     })
     .await;

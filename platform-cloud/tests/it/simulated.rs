@@ -14,7 +14,7 @@ use drover_proto::common::v1::{LabelOperator, LabelRequirement, LabelSelector};
 use drover_proto::platform::v1::{
     DeprovisionRequest, Fence, FenceRequest, NodePhase, ProvisionRequest, UnsatisfiableAction,
 };
-use drover_proto::platform::v1::{Node, Placement, Storage};
+use drover_proto::platform::v1::{Node, Placement, ProvisionResponse, Spread, Storage};
 use drover_testing::platform::requests;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -318,6 +318,64 @@ async fn machines_are_chosen_by_their_labels_and_spread() {
     select(&mut request, LabelOperator::In);
     let error = plain.provision(&request).await.unwrap_err();
     assert_eq!(error.reason(), Reason::CapabilityMissing);
+}
+
+#[tokio::test(start_paused = true)]
+async fn hosts_of_an_inventory_are_claimed_whole_and_a_shortage_names_what_is_short() {
+    let host = |id: &str, rack: &str, unusable: &str| HostSettings {
+        id: id.to_owned(),
+        labels: [("rack".to_owned(), rack.to_owned())].into(),
+        unusable: unusable.to_owned(),
+        ..HostSettings::default()
+    };
+    let world = World::new(SimulatedSettings {
+        inventory: true,
+        hosts: vec![
+            host("a1", "a", ""),
+            host("a2", "a", ""),
+            host("b1", "b", ""),
+            host("c1", "c", "Secret c1-networkdata is missing"),
+        ],
+        ..SimulatedSettings::default()
+    })
+    .await;
+    let ask = |first: u32, count: u32| {
+        let mut request = world.request("x", first, count);
+        request.group.as_mut().unwrap().placement = Some(Placement {
+            spread: vec![Spread {
+                topology_key: "rack".to_owned(),
+                max_per_domain: Some(1),
+                ..Spread::default()
+            }],
+            ..Placement::default()
+        });
+        request
+    };
+    let refused = |answer: ProvisionResponse| {
+        assert!(answer.nodes.is_empty());
+        let error = from_rpc_status(answer.failures[0].error.as_ref().unwrap());
+        assert_eq!(error.reason(), Reason::NoCapacity);
+        error.message().to_owned()
+    };
+    let three = world.provision(&ask(0, 3)).await.unwrap();
+    assert_eq!(
+        refused(three),
+        "free: 4 hosts; usable: 3 (c1: Secret c1-networkdata is missing); 2 more hosts fit, 3 are wanted"
+    );
+    assert!(world.simulated().is_empty());
+    let two = world.provision(&ask(0, 2)).await.unwrap();
+    let hosts: Vec<_> = two
+        .nodes
+        .iter()
+        .map(|node| node.host_id.clone().unwrap())
+        .collect();
+    assert_eq!(hosts, ["a1", "b1"]);
+    let another = world.provision(&ask(2, 1)).await.unwrap();
+    assert_eq!(
+        refused(another),
+        "free: 2 hosts; usable: 1 (c1: Secret c1-networkdata is missing); rack: 2 of 3 domains take no other node; \
+         0 more hosts fit, 1 is wanted"
+    );
 }
 
 #[tokio::test(start_paused = true)]

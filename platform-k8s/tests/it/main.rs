@@ -14,6 +14,7 @@ mod direct;
 mod discovery;
 mod encoding;
 mod faults;
+mod hosts;
 mod labels;
 mod outages;
 mod provision;

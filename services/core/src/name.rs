@@ -35,6 +35,23 @@ pub fn check_cluster_name(name: &str) -> Result<(), String> {
     check(name, MAX_CLUSTER_NAME, name)
 }
 
+/// The name of a cluster that is an object of Kubernetes: `NAMESPACE.NAME`. One that would be too long is cut, and a hash
+/// of all of it follows.
+#[must_use]
+pub fn cluster_in_namespace(namespace: &str, name: &str) -> String {
+    /// Characters of the hash, which 10,000 names of one beginning share with a probability below 1 in 10,000.
+    const HASH: usize = 10;
+    let whole = format!("{namespace}.{name}");
+    if whole.chars().count() <= MAX_CLUSTER_NAME {
+        return whole;
+    }
+    let hash = Sha256::digest(whole.as_bytes());
+    let kept: String = whole.chars().take(MAX_CLUSTER_NAME - HASH - 1).collect();
+    let kept = kept.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
+    let digits = hash.iter().take(HASH / 2).map(|byte| format!("{byte:02x}"));
+    format!("{kept}-{}", digits.collect::<String>())
+}
+
 /// Validates the name of a group or platform.
 ///
 /// # Errors
@@ -243,6 +260,19 @@ mod tests {
         for name in ["", "-a", "a-", "a b", "a/b", "ä", "_", &"x".repeat(41)] {
             assert!(check_cluster_name(name).is_err(), "{name:?}");
         }
+    }
+
+    #[test]
+    fn a_cluster_in_a_namespace_has_a_name_that_is_valid_and_its_own() {
+        assert_eq!(cluster_in_namespace("tenants", "blue"), "tenants.blue");
+        let long = "a".repeat(30);
+        let names: Vec<String> = ["blue", "red", "blue-"]
+            .map(|name| cluster_in_namespace(&long, &format!("{name}-{long}")))
+            .into();
+        for name in &names {
+            assert_eq!(check_cluster_name(name), Ok(()), "{name}");
+        }
+        assert!(names[0] != names[1] && names[0] != names[2], "{names:?}");
     }
 
     #[test]

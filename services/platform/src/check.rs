@@ -351,7 +351,7 @@ fn placement(check: &mut Checker, placement: &Placement) {
     }
 }
 
-fn selector(check: &mut Checker, field: &str, selector: &LabelSelector) {
+pub(crate) fn selector(check: &mut Checker, field: &str, selector: &LabelSelector) {
     for (at, requirement) in selector.match_expressions.iter().enumerate() {
         let field = format!("{field}.match_expressions[{at}]");
         check.required(&format!("{field}.key"), &requirement.key);

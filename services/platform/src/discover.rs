@@ -149,7 +149,7 @@ fn page_size(request: &DiscoverRequest) -> Result<usize> {
 }
 
 /// Returns how many of these items fit into a page. At least one, to guarantee progress.
-fn page_end(sizes: impl Iterator<Item = usize>, max: usize) -> usize {
+pub(crate) fn page_end(sizes: impl Iterator<Item = usize>, max: usize) -> usize {
     let mut bytes = 0;
     sizes
         .take(max)

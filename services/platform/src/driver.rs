@@ -14,7 +14,7 @@ use drover_proto::{
 };
 use futures::stream::BoxStream;
 
-use crate::infrastructure::Infrastructure;
+use crate::{infrastructure::Infrastructure, inventory::Inventory};
 
 pub use crate::{
     batch::Batch,
@@ -127,6 +127,11 @@ pub trait Driver: Send + Sync + 'static {
 
     /// The infrastructure interface, if the backend supports it.
     fn infrastructure(&self) -> Option<&dyn Infrastructure> {
+        None
+    }
+
+    /// The inventory, if nodes are hosts that exist before.
+    fn inventory(&self) -> Option<&dyn Inventory> {
         None
     }
 

@@ -185,6 +185,9 @@ impl Platform {
         if self.driver.infrastructure().is_some() {
             description.capabilities.push(Capability::Infrastructure);
         }
+        if self.driver.inventory().is_some() {
+            description.capabilities.push(Capability::Inventory);
+        }
         description.capabilities.sort_unstable();
         description.capabilities.dedup();
         description

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use drover_core::Result;
 use drover_proto::platform::v1::{
     infrastructure_service_server::InfrastructureServiceServer,
+    inventory_service_server::InventoryServiceServer,
     node_access_service_server::NodeAccessServiceServer,
     platform_service_server::PlatformServiceServer, storage_service_server::StorageServiceServer,
 };
@@ -90,5 +91,6 @@ fn service(name: &'static str, platform: &Arc<Platform>) -> Server {
         .add(PlatformServiceServer::new(service.clone()))
         .add(NodeAccessServiceServer::new(service.clone()))
         .add(StorageServiceServer::new(service.clone()))
-        .add(InfrastructureServiceServer::new(service))
+        .add(InfrastructureServiceServer::new(service.clone()))
+        .add(InventoryServiceServer::new(service))
 }

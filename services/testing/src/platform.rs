@@ -29,6 +29,7 @@ mod fixture;
 mod fuzz;
 mod handshake;
 mod infrastructure;
+mod inventory;
 mod provision;
 mod remove;
 pub mod requests;
@@ -176,6 +177,13 @@ checks! {
     infrastructure::infrastructure_is_checked_without_making_it,
     infrastructure::wrong_infrastructure_is_named_and_nothing_is_made,
     infrastructure::infrastructure_calls_are_fenced,
+    inventory::hosts_are_listed_in_order_whatever_the_page,
+    inventory::hosts_are_selected_by_labels_and_by_cluster,
+    inventory::a_claimed_host_says_whose_it_is_until_it_is_released,
+    inventory::a_request_for_more_hosts_than_fit_claims_none,
+    inventory::of_two_clusters_for_one_host_one_gets_it,
+    inventory::a_node_stays_on_its_host_when_its_request_is_repeated,
+    inventory::wrong_fields_of_a_list_of_hosts_are_named,
     fuzz::random_requests_get_documented_answers,
     fuzz::random_bytes_get_an_answer,
     restart::nodes_and_fingerprints_outlive_a_restart,

@@ -8,8 +8,8 @@ use futures::{StreamExt, stream};
 use tokio::time::Instant;
 
 use super::super::{Cloud, CloudInfo, CloudOutcome, Filter, Launch, gate, launch};
-use crate::placement::Placer;
 use drover_platform::driver::{Batch, Outcome, index};
+use drover_platform::placement::domains::Placer;
 
 use super::CloudDriver;
 use super::node_cache::{NodePlacement, PLACEMENTS_TTL, placement_of};

@@ -6,10 +6,10 @@ use async_trait::async_trait;
 use drover_convert::value::to_duration;
 use drover_core::{Class, Error, Reason, Result};
 use drover_proto::{
-    common::v1::{Chunk, LabelSelector, ProcessOutput, chunk::Content, process_output::Output},
+    common::v1::{Chunk, ProcessOutput, chunk::Content, process_output::Output},
     platform::v1::{
-        Capability, DeprovisionState, ExecRequest, ExecStart, KeptStorage, Limits, Node, NodeClass,
-        NodePhase, Slot, StreamLogsRequest, exec_request::Input,
+        Capability, DeprovisionState, ExecRequest, ExecStart, Host, KeptStorage, Limits, Node,
+        NodeClass, NodePhase, Slot, StreamLogsRequest, exec_request::Input,
     },
 };
 use futures::{StreamExt, stream};
@@ -20,12 +20,13 @@ use super::{
     placement,
     world::{World, number},
 };
-use crate::placement::Placer;
 use drover_platform::driver::{
     Batch, Change, Changes, Deleted, Deletion, Description, Driver, ExecInput, ExecOutput, Found,
-    Listing, Live, LogStream, Outcome, Place, Target,
+    Listing, Live, LogStream, Outcome, Place, Target, index,
 };
 use drover_platform::infrastructure::Infrastructure;
+use drover_platform::inventory::Inventory;
+use drover_platform::placement::domains::Placer;
 
 /// Time after which a create call has taken effect or never will.
 const MAX_CREATION: Duration = Duration::from_secs(10);
@@ -75,9 +76,9 @@ impl Simulated {
         let mut world = self.world.lock();
         let domains = world.failure_domains();
         let mut placer = placement::placer(&world, &domains, &batch.request);
+        let mut hosts = placement::hosts(&world, batch, self.settings.inventory);
         let mut shared = None;
         let storage = batch.request.storage.as_ref();
-        let selector = placement::selector(&batch.request);
         let mut make = |slot: &Slot, data: Result<Option<Vec<u8>>>| {
             if !batch.may_start() {
                 return Outcome::NotStarted;
@@ -86,21 +87,24 @@ impl Simulated {
                 Ok(data) => data,
                 Err(error) => return Outcome::not_begun(error),
             };
-            let made =
-                choose_placement(&world, &mut placer, slot, selector).and_then(|(domain, host)| {
-                    let (identity, settings) = (batch.identity(slot), &self.settings);
-                    let made =
-                        world.create(identity, storage, (domain, host), &mut shared, settings);
-                    let name = domain.map_or("", |at| domains[at].name.as_str());
-                    match (&made, host) {
-                        (Ok(_), Some(_)) => placer.count(name, true),
-                        (Ok(_), None) => placer.confirm(),
-                        (Err(_), Some(_)) => {}
-                        (Err(_), None) => placer.take_back(name),
-                    }
-                    placement::fill(&world, &mut placer);
-                    made
-                });
+            let host = hosts.remove(&index(slot)).transpose();
+            let place = host.and_then(|host| match host {
+                Some(host) => Ok((world.hosts[host].domain, Some(host))),
+                None => Ok((domain(&world, &mut placer)?, None)),
+            });
+            let made = place.and_then(|(domain, host)| {
+                let (identity, settings) = (batch.identity(slot), &self.settings);
+                let made = world.create(identity, storage, (domain, host), &mut shared, settings);
+                let name = domain.map_or("", |at| domains[at].name.as_str());
+                match (&made, host) {
+                    (Ok(_), Some(_)) => placer.count(name, true),
+                    (Ok(_), None) => placer.confirm(),
+                    (Err(_), Some(_)) => {}
+                    (Err(_), None) => placer.take_back(name),
+                }
+                placement::fill(&world, &mut placer);
+                made
+            });
             if let (Ok(node), Some(data)) = (&made, data)
                 && let Some(number) = number(&node.node_id)
             {
@@ -150,27 +154,10 @@ impl Simulated {
     }
 }
 
-/// Failure domain of the next node, and its host if one is named or selected by labels.
-fn choose_placement(
-    world: &World,
-    placer: &mut Placer<'_>,
-    slot: &Slot,
-    selector: Option<&LabelSelector>,
-) -> Result<(Option<usize>, Option<usize>)> {
-    if let (None, Some(selector)) = (&slot.host_id, selector) {
-        return placement::labelled(world, placer, selector);
-    }
-    let Some(id) = &slot.host_id else {
-        let domain = placer.choose()?;
-        let at = domain.and_then(|name| world.domains.iter().position(|room| room.name == name));
-        return Ok((at, None));
-    };
-    let host = world.host(id)?;
-    let domain = world.hosts[host].domain;
-    if let Some(at) = domain {
-        placer.check(&world.domains[at].name)?;
-    }
-    Ok((domain, Some(host)))
+/// The failure domain of the next node that is no host.
+fn domain(world: &World, placer: &mut Placer<'_>) -> Result<Option<usize>> {
+    let domain = placer.choose()?;
+    Ok(domain.and_then(|name| world.domains.iter().position(|room| room.name == name)))
 }
 
 async fn pause(latency: Duration) {
@@ -196,8 +183,12 @@ impl Driver for Simulated {
             // Preferred only: without failure domains every placement satisfies it.
             Capability::SpreadPreferred,
         ];
+        // Hosts are spread over their own labels.
+        if self.settings.inventory || !self.settings.failure_domains.is_empty() {
+            capabilities.push(Capability::SpreadRequired);
+        }
         if !self.settings.failure_domains.is_empty() {
-            capabilities.extend([Capability::SpreadRequired, Capability::FailureDomains]);
+            capabilities.push(Capability::FailureDomains);
         }
         if self.settings.hosts.iter().any(|it| !it.labels.is_empty()) {
             capabilities.push(Capability::HostLabels);
@@ -251,7 +242,7 @@ impl Driver for Simulated {
                 )
                 .with_resource("node class", class));
             }
-            placement::check(&world, &batch.request)?;
+            placement::check(&world, &batch.request, self.settings.inventory)?;
         }
         match batch.slots().next() {
             Some(slot) => batch.render(slot, Place::default()).await.map(drop),
@@ -459,6 +450,10 @@ impl Driver for Simulated {
         Some(self)
     }
 
+    fn inventory(&self) -> Option<&dyn Inventory> {
+        self.settings.inventory.then_some(self as &dyn Inventory)
+    }
+
     fn live(&self) -> Option<&dyn Live> {
         self.settings.push.then_some(self as &dyn Live)
     }
@@ -468,6 +463,17 @@ impl Driver for Simulated {
         if let Some(timers) = timers {
             timers.abort();
         }
+    }
+}
+
+#[async_trait]
+impl Inventory for Simulated {
+    async fn hosts(&self) -> Result<Vec<Host>> {
+        let lost_answer = self.call(Operation::List).await?;
+        if lost_answer {
+            return Err(lost());
+        }
+        Ok(self.world.lock().inventory())
     }
 }
 

@@ -2,14 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use drover_core::{Error, Reason, Result};
-use drover_proto::{
-    common::v1::{LabelOperator, LabelRequirement, LabelSelector},
-    platform::v1::{FailureDomain, Placement, ProvisionRequest},
+use drover_core::{Error, Result};
+use drover_platform::{
+    driver::{Batch, index},
+    placement::{
+        domains::{self, Placer},
+        hosts::{self, Availability, Candidate, Placed},
+    },
 };
+use drover_proto::platform::v1::{FailureDomain, Placement, ProvisionRequest, Slot};
 
-use super::world::{Host, World};
-use crate::placement::{self, Placer};
+use super::world::World;
 
 /// A placer that knows the existing nodes.
 pub(super) fn placer<'a>(
@@ -39,58 +42,120 @@ pub(super) fn fill(world: &World, placer: &mut Placer<'_>) {
     }
 }
 
-/// Checks that this backend supports the placement.
-pub(super) fn check(world: &World, request: &ProvisionRequest) -> Result<()> {
-    placement::check(&world.failure_domains(), placement(request), &[])
+/// Checks that this backend supports the placement. A spread of hosts is over their labels, of which not all need be
+/// there.
+pub(super) fn check(world: &World, request: &ProvisionRequest, inventory: bool) -> Result<()> {
+    let keys: Vec<&str> = world
+        .hosts
+        .iter()
+        .filter(|_| inventory)
+        .flat_map(|host| host.labels.keys().map(String::as_str))
+        .collect();
+    domains::check(&world.failure_domains(), placement(request), &keys)
 }
 
-/// The labels that the hosts of a request must have. `None` if no host is selected by labels.
-pub(super) fn selector(request: &ProvisionRequest) -> Option<&LabelSelector> {
-    placement(request)?.selector.as_ref()
-}
-
-/// The failure domain and host of the next node: a free host with these labels, in the domain with the fewest nodes of
-/// its group.
-///
-/// # Errors
-/// `NoCapacity` if the placement allows no free host.
-pub(super) fn labelled(
-    world: &World,
-    placer: &Placer<'_>,
-    selector: &LabelSelector,
-) -> Result<(Option<usize>, Option<usize>)> {
-    let fits = |host: &Host| {
-        let domain = host.domain.map(|at| world.domains[at].name.as_str());
-        selects(selector, &host.labels) && domain.is_none_or(|name| placer.check(name).is_ok())
+/// The hosts of those slots that get one, by index: which name one, or whose placement selects by labels, or all of
+/// them where every node is a host. These get all of their hosts or none.
+pub(super) fn hosts(world: &World, batch: &Batch, inventory: bool) -> BTreeMap<u32, Result<usize>> {
+    let default = Placement::default();
+    let placement = placement(&batch.request).unwrap_or(&default);
+    let (named, others): (Vec<&Slot>, Vec<&Slot>) =
+        batch.slots().partition(|slot| slot.host_id.is_some());
+    let others = if inventory || placement.selector.is_some() {
+        others
+    } else {
+        Vec::new()
     };
-    let free = world.free_hosts().filter(|(_, host)| fits(host));
-    let emptiest = free.min_by_key(|(at, host)| {
-        let domain = host.domain.map(|at| world.domains[at].name.as_str());
-        (domain.map_or(0, |name| placer.of_group(name)), *at)
-    });
-    let (at, host) = emptiest.ok_or_else(|| {
-        Error::new(
-            Reason::NoCapacity,
-            "no free machine has the labels of placement.selector",
-        )
-    })?;
-    Ok((host.domain, Some(at)))
+    if named.is_empty() && others.is_empty() {
+        return BTreeMap::new();
+    }
+    let mut free = Free::new(world, &batch.request);
+    let mut found = BTreeMap::new();
+    for slot in named {
+        let id = slot.host_id.as_deref().unwrap_or_default();
+        let host = world.host(id).and_then(|at| free.named(at, placement));
+        found.insert(index(slot), host);
+    }
+    let mut chosen = free.choose(placement, others.len());
+    if inventory && let Err((_, error)) = &chosen {
+        chosen = Err((Vec::new(), error.clone()));
+    }
+    let (chosen, error) = match chosen {
+        Ok(chosen) => (chosen, None),
+        Err((chosen, error)) => (chosen, Some(error)),
+    };
+    let mut chosen = chosen.into_iter();
+    for slot in others {
+        let host = chosen.next().ok_or_else(|| {
+            let none = || Error::internal("fewer hosts were chosen than slots");
+            error.clone().unwrap_or_else(none)
+        });
+        found.insert(index(slot), host);
+    }
+    let refused = found.values().find_map(|host| host.as_ref().err()).cloned();
+    if inventory && let Some(error) = refused {
+        let all = found.values_mut().filter(|host| host.is_ok());
+        all.for_each(|host| *host = Err(error.clone()));
+    }
+    found
 }
 
-fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
-    let mut exact = selector.match_labels.iter();
-    let meets = |one: &LabelRequirement| {
-        let value = labels.get(&one.key);
-        match one.operator() {
-            LabelOperator::In => value.is_some_and(|value| one.values.contains(value)),
-            LabelOperator::NotIn => value.is_none_or(|value| !one.values.contains(value)),
-            LabelOperator::Exists => value.is_some(),
-            LabelOperator::NotExists => value.is_none(),
-            LabelOperator::Unspecified => false,
+/// The hosts, and the nodes that count.
+struct Free<'a> {
+    hosts: Vec<Candidate<'a>>,
+    placed: Vec<Placed<'a>>,
+}
+
+impl<'a> Free<'a> {
+    fn new(world: &'a World, request: &ProvisionRequest) -> Self {
+        let cluster = request.cluster.as_ref().map_or("", |cluster| &cluster.id);
+        let path = request.group.as_ref().map_or("", |group| &group.path);
+        let placed = world.in_cluster(cluster).filter(|node| node.is_placed());
+        let placed = placed.filter_map(|node| {
+            Some(Placed {
+                labels: &world.hosts.get(node.host()?)?.labels,
+                same_group: node.group() == path,
+            })
+        });
+        let domain = |at: Option<usize>| at.map_or("", |at| world.domains[at].name.as_str());
+        let hosts = world.hosts.iter().map(|host| Candidate {
+            id: &host.id,
+            labels: &host.labels,
+            failure_domain: domain(host.domain),
+            availability: world.availability(host),
+        });
+        Self {
+            hosts: hosts.collect(),
+            placed: placed.collect(),
         }
-    };
-    exact.all(|(key, value)| labels.get(key) == Some(value))
-        && selector.match_expressions.iter().all(meets)
+    }
+
+    fn named(&mut self, at: usize, placement: &Placement) -> Result<usize> {
+        hosts::check_named(&self.hosts[at], &self.hosts, &self.placed, placement)?;
+        self.take(at);
+        Ok(at)
+    }
+
+    fn take(&mut self, at: usize) {
+        self.hosts[at].availability = Availability::Claimed;
+        self.placed.push(Placed {
+            labels: self.hosts[at].labels,
+            same_group: true,
+        });
+    }
+
+    /// So many hosts, or those that there are and why not more.
+    fn choose(
+        &self,
+        placement: &Placement,
+        count: usize,
+    ) -> std::result::Result<Vec<usize>, (Vec<usize>, Error)> {
+        let choose = |count| hosts::choose(&self.hosts, &self.placed, placement, count);
+        choose(count).map_err(|shortage| {
+            let fewer = choose(shortage.fits).unwrap_or_default();
+            (fewer, shortage.into())
+        })
+    }
 }
 
 fn placement(request: &ProvisionRequest) -> Option<&Placement> {

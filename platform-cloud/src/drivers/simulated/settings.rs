@@ -55,8 +55,10 @@ pub struct SimulatedSettings {
     /// Rate of calls per second that callers are asked to respect. Absent: no limit.
     pub calls_per_second: Option<f64>,
     /// Hosts that can be requested by name, or by labels if they have some. Default: none. They are not used for other
-    /// nodes.
+    /// nodes, except with `inventory`.
     pub hosts: Vec<HostSettings>,
+    /// Whether every node is one of the hosts, of which a request gets all that it needs or none. Default false.
+    pub inventory: bool,
     /// Node classes. If empty, every name is accepted.
     pub node_classes: Vec<ClassSettings>,
     /// Fraction of failing calls, by operation. Default: none.
@@ -90,7 +92,7 @@ pub struct DomainSettings {
     pub capacity: Option<u32>,
 }
 
-/// A host that can be requested by name.
+/// A host that can be requested by name or by its labels.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HostSettings {
@@ -100,8 +102,12 @@ pub struct HostSettings {
     pub failure_domain: String,
     /// Claimant outside of this platform. Empty if the host is free.
     pub claimed_by: String,
-    /// Labels by which it can be selected. Default: none.
+    /// Labels by which it can be selected. Default: none. Those of its failure domain are added.
     pub labels: BTreeMap<String, String>,
+    /// Why it cannot be claimed (its secret is missing). Empty if it can.
+    pub unusable: String,
+    /// Its addresses by interface. Default: none; then its node gets one as nodes do that are no host.
+    pub addresses: BTreeMap<String, String>,
 }
 
 /// A node class.
@@ -163,6 +169,7 @@ impl Default for SimulatedSettings {
             max_bootstrap_bytes: None,
             calls_per_second: None,
             hosts: Vec::new(),
+            inventory: false,
             node_classes: Vec::new(),
             errors: ErrorRates::default(),
             boot_failure: 0.0,

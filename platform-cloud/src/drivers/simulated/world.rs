@@ -22,7 +22,9 @@ use super::{
     timers::{Event, Timers},
     volumes::{Volume, Volumes},
 };
-use drover_platform::{clock::Clock, driver::Changes, identity::Identity};
+use drover_platform::{
+    clock::Clock, driver::Changes, identity::Identity, placement::hosts::Availability,
+};
 use node::{SimNode, packed, sim_node};
 pub(super) use node::{node_id, number};
 use shown::Frozen;
@@ -55,6 +57,10 @@ pub(super) struct Host {
     /// Claimant outside of this platform. Empty if there is none.
     pub(super) claimed_by: String,
     pub(super) labels: BTreeMap<String, String>,
+    /// Why it cannot be claimed. Empty if it can.
+    pub(super) unusable: String,
+    /// By interface.
+    pub(super) addresses: BTreeMap<String, String>,
     /// Number of the node on it.
     node: Option<u32>,
 }
@@ -108,12 +114,19 @@ impl World {
             }
         });
         let domains: Vec<Room> = domains.collect();
-        let hosts = settings.hosts.iter().map(|host| Host {
-            id: host.id.clone(),
-            domain: domains.iter().position(|d| d.name == host.failure_domain),
-            claimed_by: host.claimed_by.clone(),
-            labels: host.labels.clone(),
-            node: None,
+        let hosts = settings.hosts.iter().map(|host| {
+            let domain = domains.iter().position(|d| d.name == host.failure_domain);
+            let mut labels = domain.map_or_else(BTreeMap::new, |at| domains[at].labels.clone());
+            labels.extend(host.labels.clone());
+            Host {
+                id: host.id.clone(),
+                domain,
+                claimed_by: host.claimed_by.clone(),
+                labels,
+                unusable: host.unusable.clone(),
+                addresses: host.addresses.clone(),
+                node: None,
+            }
         });
         let hosts = hosts.collect();
         let classes = settings.node_classes.iter().map(|class| {
@@ -341,14 +354,14 @@ impl World {
         }
     }
 
-    /// Hosts that are free.
-    pub(super) fn free_hosts(&self) -> impl Iterator<Item = (usize, &Host)> {
-        let free = |host: &&Host| {
-            let node = host.node.and_then(|number| self.nodes.get(&number));
-            node.is_none() && host.claimed_by.is_empty()
-        };
-        let free = move |(_, host): &(usize, &Host)| free(host);
-        self.hosts.iter().enumerate().filter(free)
+    /// Whether a host can be claimed.
+    pub(super) fn availability<'a>(&self, host: &'a Host) -> Availability<'a> {
+        let node = host.node.and_then(|number| self.nodes.get(&number));
+        match (node, host.claimed_by.as_str(), host.unusable.as_str()) {
+            (None, "", "") => Availability::Free,
+            (None, "", reason) => Availability::Unusable(reason),
+            _ => Availability::Claimed,
+        }
     }
 
     /// The free host with this name.
@@ -361,8 +374,12 @@ impl World {
         let host = &self.hosts[at];
         let owner = match host.node.and_then(|number| self.nodes.get(&number)) {
             Some(node) => format!("cluster {}", node.cluster_id()),
-            None if host.claimed_by.is_empty() => return Ok(at),
-            None => host.claimed_by.clone(),
+            None if !host.claimed_by.is_empty() => host.claimed_by.clone(),
+            None if host.unusable.is_empty() => return Ok(at),
+            None => {
+                let message = format!("machine {id:?} cannot be used: {}", host.unusable);
+                return Err(Error::new(Reason::NoCapacity, message).with_resource("host", id));
+            }
         };
         Err(Error::new(
             Reason::HostClaimed,

@@ -37,6 +37,10 @@ impl SimNode {
         &self.shared.cluster_id
     }
 
+    pub(in crate::drivers::simulated) fn host(&self) -> Option<usize> {
+        (self.host != NO_HOST).then_some(usize::from(self.host))
+    }
+
     pub(in crate::drivers::simulated) fn domain(&self) -> Option<usize> {
         (self.domain != NO_DOMAIN).then_some(usize::from(self.domain))
     }

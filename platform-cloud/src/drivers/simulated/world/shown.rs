@@ -8,16 +8,17 @@ use std::{
 
 use drover_proto::{
     common::v1::{Address, AddressType},
-    platform::v1::{Node, RemovalEvidence},
+    platform::v1::{self as wire, HostState, Node, RemovalEvidence},
 };
 
 use drover_platform::{
     clock::timestamp,
     driver::{Changes, Found},
+    placement::hosts::Availability,
 };
 
-use super::World;
 use super::node::{SimNode, node_id, number};
+use super::{Host, World};
 
 /// The frozen state and the changes that it hides.
 pub(super) struct Frozen {
@@ -32,6 +33,7 @@ impl World {
         let shared = &*node.shared;
         let foreign = shared.owner.is_empty();
         let [_, b, c, d] = number.to_be_bytes();
+        let host = node.host().and_then(|at| self.hosts.get(at));
         Node {
             id: node.id.to_string(),
             name: node.name.to_string(),
@@ -50,17 +52,52 @@ impl World {
                 .map_or_else(String::new, |room| room.name.clone()),
             create_time: Some(timestamp(UNIX_EPOCH + Duration::from_millis(node.created))),
             message: node.message.as_deref().unwrap_or_default().to_owned(),
-            host_id: self
-                .hosts
-                .get(usize::from(node.host))
-                .map(|host| host.id.clone()),
-            addresses: vec![Address {
-                r#type: AddressType::InternalIp.into(),
-                value: format!("10.{b}.{c}.{d}"),
-                interface: String::new(),
-            }],
+            host_id: host.map(|host| host.id.clone()),
+            addresses: match host.map_or_else(Vec::new, addresses) {
+                none if none.is_empty() => vec![Address {
+                    r#type: AddressType::InternalIp.into(),
+                    value: format!("10.{b}.{c}.{d}"),
+                    interface: String::new(),
+                }],
+                of_host => of_host,
+            },
             ..shared.node(node_id(number))
         }
+    }
+
+    /// All hosts, whoever has claimed them.
+    pub(in crate::drivers::simulated) fn inventory(&self) -> Vec<wire::Host> {
+        let show = |host: &Host| {
+            let node = host.node.and_then(|at| Some((at, self.nodes.get(&at)?)));
+            let availability = self.availability(host);
+            let message = match (node, availability) {
+                (None, Availability::Claimed) => format!("claimed by {}", host.claimed_by),
+                (None, Availability::Unusable(reason)) => reason.to_owned(),
+                _ => String::new(),
+            };
+            let state = match availability {
+                Availability::Free => HostState::Free,
+                Availability::Claimed => HostState::Claimed,
+                Availability::Unusable(_) => HostState::Unavailable,
+            };
+            let shared = node.map(|(_, node)| &node.shared);
+            wire::Host {
+                id: host.id.clone(),
+                labels: host.labels.clone(),
+                failure_domain: host
+                    .domain
+                    .and_then(|at| self.domains.get(at))
+                    .map_or_else(String::new, |room| room.name.clone()),
+                state: state.into(),
+                cluster_id: shared.map_or_else(String::new, |it| it.cluster_id.clone()),
+                owner: shared.map_or_else(String::new, |it| it.owner.clone()),
+                node_id: node.map_or_else(String::new, |(number, _)| node_id(number)),
+                addresses: addresses(host),
+                message,
+                ..wire::Host::default()
+            }
+        };
+        self.hosts.iter().map(show).collect()
     }
 
     fn found(&self, number: u32, node: &SimNode) -> Found {
@@ -189,4 +226,13 @@ impl World {
             .into_iter()
             .for_each(|number| self.tell(number));
     }
+}
+
+fn addresses(host: &Host) -> Vec<Address> {
+    let address = |(interface, value): (&String, &String)| Address {
+        r#type: AddressType::InternalIp.into(),
+        value: value.clone(),
+        interface: interface.clone(),
+    };
+    host.addresses.iter().map(address).collect()
 }

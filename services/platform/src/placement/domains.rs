@@ -1,83 +1,135 @@
 //! Chooses failure domains for the nodes of a group according to its spread.
 
-use std::collections::BTreeMap;
-
 use drover_core::{Error, Reason, Result};
-use drover_proto::platform::v1::{
-    FailureDomain, Placement, Spread, SpreadScope, UnsatisfiableAction,
-};
+use drover_proto::platform::v1::{FailureDomain, Placement, Spread, SpreadScope};
+
+use super::is_required;
 
 /// Topology key of the host that a node runs on.
-pub(crate) const HOST: &str = "host";
+pub const HOST: &str = "host";
 
 /// Chooses failure domains for the nodes of one request.
-pub(crate) struct Placer<'a> {
+#[derive(Debug)]
+pub struct Placer<'a> {
     domains: &'a [FailureDomain],
-    spreads: &'a [Spread],
+    spreads: Vec<Counted<'a>>,
     allowed: Vec<usize>,
     full: Vec<bool>,
     /// Number of nodes by failure domain, including those about to be created.
     group: Vec<u32>,
     cluster: Vec<u32>,
-    /// Number of nodes that certainly exist: a required spread must hold even if none of the others is created.
-    sure_group: Vec<u32>,
-    sure_cluster: Vec<u32>,
+}
+
+/// A spread with the number of nodes by value of its topology key.
+#[derive(Debug)]
+struct Counted<'a> {
+    spread: &'a Spread,
+    /// The value of each failure domain. `None` where the placement does not allow the domain.
+    value_of: Vec<Option<usize>>,
+    /// Including nodes about to be created.
+    nodes: Vec<u32>,
+    /// Those that certainly exist: a required spread must hold even if none of the others is created.
+    sure: Vec<u32>,
+}
+
+impl<'a> Counted<'a> {
+    fn new(spread: &'a Spread, domains: &[FailureDomain], allowed: &[usize]) -> Self {
+        let value = |at: usize| domains[at].labels.get(&spread.topology_key);
+        let mut values: Vec<_> = allowed.iter().map(|at| value(*at)).collect();
+        values.sort_unstable();
+        values.dedup();
+        let mut value_of = vec![None; domains.len()];
+        for &at in allowed {
+            value_of[at] = values.binary_search(&value(at)).ok();
+        }
+        Self {
+            spread,
+            value_of,
+            nodes: vec![0; values.len()],
+            sure: vec![0; values.len()],
+        }
+    }
+
+    fn counts(&self, same_group: bool) -> bool {
+        same_group || self.spread.scope() == SpreadScope::Cluster
+    }
+
+    fn of(&self, domain: usize) -> u32 {
+        self.value_of[domain].map_or(0, |value| self.nodes[value])
+    }
+
+    fn may_take(&self, domain: usize) -> bool {
+        if self.spread.topology_key == HOST || !is_required(self.spread) {
+            return true;
+        }
+        let emptiest = self.sure.iter().min().copied().unwrap_or_default();
+        let next = self.of(domain) + 1;
+        next - emptiest <= self.spread.max_skew.unwrap_or(1)
+            && self.spread.max_per_domain.is_none_or(|max| next <= max)
+    }
 }
 
 impl<'a> Placer<'a> {
     /// A placer without any nodes.
     #[must_use]
-    pub(crate) fn new(domains: &'a [FailureDomain], placement: Option<&'a Placement>) -> Self {
+    pub fn new(domains: &'a [FailureDomain], placement: Option<&'a Placement>) -> Self {
         let named = placement.map_or(&[][..], |placement| &placement.failure_domains);
         let is_allowed = |at: &usize| named.is_empty() || named.contains(&domains[*at].name);
+        let allowed: Vec<_> = (0..domains.len()).filter(is_allowed).collect();
+        let spreads = placement.map_or(&[][..], |placement| &placement.spread);
         Self {
             domains,
-            spreads: placement.map_or(&[][..], |placement| &placement.spread),
-            allowed: (0..domains.len()).filter(is_allowed).collect(),
+            spreads: spreads
+                .iter()
+                .map(|spread| Counted::new(spread, domains, &allowed))
+                .collect(),
+            allowed,
             full: vec![false; domains.len()],
             group: vec![0; domains.len()],
             cluster: vec![0; domains.len()],
-            sure_group: vec![0; domains.len()],
-            sure_cluster: vec![0; domains.len()],
         }
     }
 
     /// Counts an existing node of the cluster.
-    pub(crate) fn count(&mut self, domain: &str, same_group: bool) {
-        if let Some(at) = self.domains.iter().position(|known| known.name == domain) {
-            for cluster in [&mut self.cluster, &mut self.sure_cluster] {
-                cluster[at] += 1;
-            }
-            for group in [&mut self.group, &mut self.sure_group] {
-                group[at] += u32::from(same_group);
+    pub fn count(&mut self, domain: &str, same_group: bool) {
+        let Some(at) = self.position(domain) else {
+            return;
+        };
+        self.cluster[at] += 1;
+        self.group[at] += u32::from(same_group);
+        for counted in self.spreads.iter_mut().filter(|it| it.counts(same_group)) {
+            if let Some(value) = counted.value_of[at] {
+                counted.nodes[value] += 1;
+                counted.sure[value] += 1;
             }
         }
     }
 
-    /// Number of nodes of the group in a domain.
-    pub(crate) fn of_group(&self, domain: &str) -> u32 {
-        let at = self.domains.iter().position(|known| known.name == domain);
-        at.map_or(0, |at| self.group[at])
-    }
-
     /// Confirms that all nodes that were chosen and not taken back exist.
-    pub(crate) fn confirm(&mut self) {
-        self.sure_group.clone_from(&self.group);
-        self.sure_cluster.clone_from(&self.cluster);
+    pub fn confirm(&mut self) {
+        for counted in &mut self.spreads {
+            counted.sure.clone_from(&counted.nodes);
+        }
     }
 
     /// Marks a domain as full.
-    pub(crate) fn full(&mut self, domain: &str) {
-        if let Some(at) = self.domains.iter().position(|known| known.name == domain) {
+    pub fn full(&mut self, domain: &str) {
+        if let Some(at) = self.position(domain) {
             self.full[at] = true;
         }
     }
 
     /// Uncounts a node that was not created after all.
-    pub(crate) fn take_back(&mut self, domain: &str) {
-        if let Some(at) = self.domains.iter().position(|known| known.name == domain) {
-            self.cluster[at] = self.cluster[at].saturating_sub(1);
-            self.group[at] = self.group[at].saturating_sub(1);
+    pub fn take_back(&mut self, domain: &str) {
+        let Some(at) = self.position(domain) else {
+            return;
+        };
+        self.cluster[at] = self.cluster[at].saturating_sub(1);
+        self.group[at] = self.group[at].saturating_sub(1);
+        for counted in &mut self.spreads {
+            if let Some(value) = counted.value_of[at] {
+                counted.nodes[value] = counted.nodes[value].saturating_sub(1);
+            }
         }
     }
 
@@ -86,18 +138,21 @@ impl<'a> Placer<'a> {
     /// # Errors
     /// `NoCapacity` if no domain has capacity and satisfies the required spreads; a [`Placer::confirm`] may change
     /// that.
-    pub(crate) fn choose(&mut self) -> Result<Option<&'a str>> {
+    pub fn choose(&mut self) -> Result<Option<&'a str>> {
         if self.domains.is_empty() {
             return Ok(None);
         }
-        let fits = |at: &usize| !self.full[*at] && self.is_spread(*at);
+        let fits = |at: &usize| !self.full[*at] && self.may_take(*at);
         // The least loaded by the first spread, then by the others, then by nodes of the group, then by order of the
         // domains.
         let order = |at: &usize| {
             let by_spread: Vec<u32> = self
                 .spreads
                 .iter()
-                .map(|spread| self.of_value(spread, *at))
+                .map(|counted| match counted.spread.topology_key.as_str() {
+                    HOST => 0,
+                    _ => counted.of(*at),
+                })
                 .collect();
             (by_spread, self.group[*at], self.cluster[*at], *at)
         };
@@ -116,6 +171,11 @@ impl<'a> Placer<'a> {
         };
         self.cluster[at] += 1;
         self.group[at] += 1;
+        for counted in &mut self.spreads {
+            if let Some(value) = counted.value_of[at] {
+                counted.nodes[value] += 1;
+            }
+        }
         Ok(Some(&self.domains[at].name))
     }
 
@@ -123,9 +183,9 @@ impl<'a> Placer<'a> {
     ///
     /// # Errors
     /// `NoCapacity` if the domain is not allowed or violates a required spread.
-    pub(crate) fn check(&self, domain: &str) -> Result<()> {
-        let at = self.domains.iter().position(|known| known.name == domain);
-        if at.is_none_or(|at| self.allowed.contains(&at) && self.is_spread(at)) {
+    pub fn check(&self, domain: &str) -> Result<()> {
+        let at = self.position(domain);
+        if at.is_none_or(|at| self.allowed.contains(&at) && self.may_take(at)) {
             return Ok(());
         }
         Err(Error::new(
@@ -134,65 +194,20 @@ impl<'a> Placer<'a> {
         ))
     }
 
-    fn is_spread(&self, domain: usize) -> bool {
-        let mut required = self.spreads.iter().filter(|spread| is_required(spread));
-        required.all(|spread| self.satisfies(spread, domain))
+    fn position(&self, domain: &str) -> Option<usize> {
+        self.domains.iter().position(|known| known.name == domain)
     }
 
-    /// Number of nodes that share the domain's value of the topology key.
-    fn of_value(&self, spread: &Spread, domain: usize) -> u32 {
-        if spread.topology_key == HOST {
-            return 0;
-        }
-        self.counts(spread, false)
-            .get(self.value(spread, domain))
-            .copied()
-            .unwrap_or_default()
+    fn may_take(&self, domain: usize) -> bool {
+        self.spreads.iter().all(|counted| counted.may_take(domain))
     }
-
-    fn counts(&self, spread: &Spread, sure: bool) -> BTreeMap<&str, u32> {
-        let nodes = match (spread.scope() == SpreadScope::Cluster, sure) {
-            (true, false) => &self.cluster,
-            (true, true) => &self.sure_cluster,
-            (false, false) => &self.group,
-            (false, true) => &self.sure_group,
-        };
-        let mut counts = BTreeMap::new();
-        for &at in &self.allowed {
-            *counts.entry(self.value(spread, at)).or_default() += nodes[at];
-        }
-        counts
-    }
-
-    fn satisfies(&self, spread: &Spread, domain: usize) -> bool {
-        if spread.topology_key == HOST {
-            return true;
-        }
-        let sure = self.counts(spread, true);
-        let emptiest = sure.values().min().copied().unwrap_or_default();
-        let next = self.of_value(spread, domain) + 1;
-        next - emptiest <= spread.max_skew.unwrap_or(1)
-            && spread.max_per_domain.is_none_or(|max| next <= max)
-    }
-
-    fn value(&self, spread: &Spread, domain: usize) -> &str {
-        self.domains[domain]
-            .labels
-            .get(&spread.topology_key)
-            .map_or("", String::as_str)
-    }
-}
-
-fn is_required(spread: &Spread) -> bool {
-    spread.when_unsatisfiable() == UnsatisfiableAction::DoNotSchedule
-        || spread.max_per_domain.is_some()
 }
 
 /// Checks that a placement is supported. `satisfied` lists topology keys that are satisfied by any placement.
 ///
 /// # Errors
 /// `Invalid` with the field for a failure domain or required topology key that does not exist.
-pub(crate) fn check(
+pub fn check(
     domains: &[FailureDomain],
     placement: Option<&Placement>,
     satisfied: &[&str],
@@ -229,6 +244,8 @@ pub(crate) fn check(
 
 #[cfg(test)]
 mod tests {
+    use drover_proto::platform::v1::UnsatisfiableAction;
+
     use super::*;
 
     fn zones(names: &[&str]) -> Vec<FailureDomain> {

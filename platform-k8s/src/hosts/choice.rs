@@ -1,0 +1,233 @@
+//! Which hosts a request gets.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use drover_core::{Error, Reason, Result};
+use drover_platform::{
+    driver::Batch,
+    placement::hosts::{self, Availability, Candidate, Placed},
+};
+use drover_proto::platform::v1::{NodePhase, Placement, Slot};
+use futures::{StreamExt as _, stream};
+use serde::Deserialize;
+
+use super::{
+    cache::{Cache, Known},
+    claim::HostLabels,
+    network,
+    secrets::Secrets,
+    view::Obstacle,
+};
+
+/// Secrets that are read at once for one request.
+const READ_TOGETHER: usize = 16;
+
+/// Properties of a group.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Properties {
+    /// Networks in which each host must have an address.
+    pub(super) interfaces: Vec<String>,
+    /// Networks in which each host must be.
+    pub(super) networks: Vec<String>,
+    pub(super) require_bmc_credentials: bool,
+    pub(super) host_labels: HostLabels,
+}
+
+impl Properties {
+    pub(super) fn of(batch: &Batch) -> Result<Self> {
+        let group = batch.request.group.as_ref();
+        let Some(properties) = group.and_then(|group| group.properties.as_ref()) else {
+            return Ok(Self::default());
+        };
+        let value = drover_convert::value::object("group.properties", properties)?;
+        serde_json::from_value(value.into())
+            .map_err(|error| Error::invalid("group.properties", error.to_string()))
+    }
+
+    /// Whether what is asked of hosts stands in their secrets.
+    fn reads_networks(&self, placement: &Placement) -> bool {
+        let selector = placement.selector.as_ref();
+        let keys = selector.into_iter().flat_map(|selector| {
+            let exact = selector.match_labels.keys();
+            exact.chain(selector.match_expressions.iter().map(|one| &one.key))
+        });
+        let mut keys = keys.chain(placement.spread.iter().map(|spread| &spread.topology_key));
+        !self.interfaces.is_empty()
+            || !self.networks.is_empty()
+            || keys.any(|key| key.starts_with(network::PREFIX))
+    }
+}
+
+/// A host as the choice sees it.
+struct Seen {
+    known: Known,
+    id: String,
+    labels: BTreeMap<String, String>,
+    rack: String,
+    claimed: bool,
+    unusable: Option<String>,
+}
+
+/// The hosts that are seen, and what is asked of them.
+pub(super) struct Choice {
+    seen: Vec<Seen>,
+    placement: Placement,
+}
+
+impl Choice {
+    /// Sees all hosts as they are known.
+    pub(super) async fn new(
+        cache: &Cache,
+        secrets: &Secrets,
+        batch: &Batch,
+        properties: &Properties,
+    ) -> Self {
+        let group = batch.request.group.as_ref();
+        let placement = group.and_then(|group| group.placement.clone());
+        let placement = placement.unwrap_or_default();
+        let reads = properties.reads_networks(&placement);
+        let see = |known: Known| async {
+            let mut known = known;
+            let obstacle = cache.reader.obstacle(&known.host, &known.beside);
+            // Of a host that cannot be claimed, its secrets do not matter.
+            if obstacle.is_none() && reads {
+                known.beside.networks = Some(secrets.networks(&known.host).await);
+            }
+            let mut seen = look(cache, known, obstacle.as_ref());
+            if obstacle.is_none() {
+                seen.unusable = lack(&seen, secrets, properties).await;
+            }
+            seen
+        };
+        let seen = stream::iter(cache.all().into_iter().map(see)).buffered(READ_TOGETHER);
+        Self {
+            seen: seen.collect().await,
+            placement,
+        }
+    }
+
+    /// Chooses hosts for these slots, all or none of them; `own` are hosts that the same request has claimed already.
+    /// Hosts that a slot names are taken first.
+    ///
+    /// # Errors
+    /// `HostNotFound`, `HostClaimed`, or `NoCapacity` with what there are too few hosts for.
+    pub(super) fn choose<'a>(
+        &self,
+        batch: &Batch,
+        slots: &[&'a Slot],
+    ) -> Result<Vec<(&'a Slot, Known)>> {
+        let request = &batch.request;
+        let cluster = request.cluster.as_ref().map_or("", |it| it.id.as_str());
+        let path = request.group.as_ref().map_or("", |it| it.path.as_str());
+        let mut candidates: Vec<Candidate<'_>> = self
+            .seen
+            .iter()
+            .map(|seen| Candidate {
+                id: &seen.id,
+                labels: &seen.labels,
+                failure_domain: &seen.rack,
+                availability: match &seen.unusable {
+                    _ if seen.claimed => Availability::Claimed,
+                    None => Availability::Free,
+                    Some(why) => Availability::Unusable(why),
+                },
+            })
+            .collect();
+        let placed = self.seen.iter().filter_map(|seen| {
+            let node = &seen.known.node.as_ref()?.node;
+            let counts = node.cluster_id == cluster && node.phase() != NodePhase::Failed;
+            counts.then(|| Placed {
+                labels: &seen.labels,
+                same_group: node.group == path,
+            })
+        });
+        let mut placed: Vec<Placed<'_>> = placed.collect();
+        let mut chosen = Vec::new();
+        let (named, others): (Vec<&Slot>, Vec<&Slot>) =
+            slots.iter().partition(|slot| slot.host_id.is_some());
+        for slot in named {
+            let id = slot.host_id.as_deref().unwrap_or_default();
+            let at = self.named(id)?;
+            hosts::check_named(&candidates[at], &candidates, &placed, &self.placement)?;
+            candidates[at].availability = Availability::Claimed;
+            placed.push(Placed {
+                labels: candidates[at].labels,
+                same_group: true,
+            });
+            chosen.push((slot, at));
+        }
+        let hosts = hosts::choose(&candidates, &placed, &self.placement, others.len())?;
+        chosen.extend(others.into_iter().zip(hosts));
+        let known = |(slot, at): (&'a Slot, usize)| (slot, self.seen[at].known.clone());
+        Ok(chosen.into_iter().map(known).collect())
+    }
+
+    /// The position of a host that is asked for by its id.
+    fn named(&self, id: &str) -> Result<usize> {
+        let at = self.seen.iter().position(|seen| seen.id == id);
+        let at = at.ok_or_else(|| {
+            let message = format!("there is no host {id:?}");
+            Error::new(Reason::HostNotFound, message).with_resource("host", id)
+        })?;
+        let seen = &self.seen[at];
+        let (reason, why) = match (&seen.known.node, &seen.unusable) {
+            (Some(found), _) => {
+                let cluster = &found.node.cluster_id;
+                (Reason::HostClaimed, format!("belongs to cluster {cluster}"))
+            }
+            (None, Some(why)) => (Reason::NoCapacity, format!("cannot be claimed: {why}")),
+            (None, None) => return Ok(at),
+        };
+        let message = format!("host {id:?} {why}; it was left alone");
+        Err(Error::new(reason, message).with_resource("host", id))
+    }
+}
+
+fn look(cache: &Cache, known: Known, obstacle: Option<&Obstacle>) -> Seen {
+    let networks = known.beside.networks.as_deref();
+    Seen {
+        id: super::host::id(&known.host),
+        labels: cache.reader.labels(&known.host, networks),
+        rack: cache.reader.rack(&known.host),
+        claimed: matches!(obstacle, Some(Obstacle::Claimed(_))),
+        unusable: match obstacle {
+            Some(Obstacle::Unusable(why)) => Some(why.clone()),
+            _ => None,
+        },
+        known,
+    }
+}
+
+/// What a free host lacks of what the group asks for.
+async fn lack(seen: &Seen, secrets: &Secrets, properties: &Properties) -> Option<String> {
+    let nothing = Arc::default();
+    let networks = seen.known.beside.networks.as_ref().unwrap_or(&nothing);
+    let problem = || match networks.problem.as_str() {
+        "" => None,
+        problem => Some(problem.to_owned()),
+    };
+    for interface in &properties.interfaces {
+        let found = networks.addresses.iter();
+        match found.filter(|it| it.interface == *interface).count() {
+            0 => {
+                let without = || format!("it has no address on interface {interface}");
+                return Some(problem().unwrap_or_else(without));
+            }
+            1 => {}
+            _ => return Some(format!("it has two addresses on interface {interface}")),
+        }
+    }
+    for network in &properties.networks {
+        let label = format!("{}{network}", network::PREFIX);
+        if !seen.labels.contains_key(&label) {
+            let without = || format!("it is not in network {network}");
+            return Some(problem().unwrap_or_else(without));
+        }
+    }
+    if properties.require_bmc_credentials {
+        let credentials = secrets.check_credentials(&seen.known.host).await;
+        return credentials.err();
+    }
+    None
+}

@@ -1,0 +1,358 @@
+//! What a claim writes on a host. Every write is a patch with uid and resourceVersion of the host as it was read, so that it
+//! changes that very state or nothing.
+
+use std::collections::BTreeMap;
+
+use drover_core::{Error, Result};
+use drover_platform::identity::Identity;
+use drover_proto::platform::v1::NodeRole;
+use kube::ResourceExt as _;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::labels::{
+    self, FORMER, FormerSlot, IDENTITY, LabelKeys, MANAGED_BY, NODE_ID, ROLE,
+    declared::{self, Plain},
+};
+
+use super::host::BareMetalHost;
+
+/// Annotation: the labels of [`HostLabels`] that a claim set, and what was there before, as JSON.
+const HOST_LABELS: &str = "drover.dev/host-labels";
+
+/// Labels that a claim sets beside its own, by key.
+pub(super) type HostLabels = BTreeMap<String, String>;
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Set {
+    to: String,
+    was: Option<String>,
+}
+
+/// Checks labels that a group wants on its hosts.
+///
+/// # Errors
+/// `Invalid` with the key.
+pub(super) fn check(field: &str, wanted: &HostLabels, keys: &LabelKeys) -> Result<()> {
+    for (key, value) in wanted {
+        let why = if !labels::is_key(key) {
+            "is no key of a label"
+        } else if !labels::is_value(value) {
+            "has a value that no label can have"
+        } else if labels::is_ours(key) || [&keys.cluster, &keys.node].contains(&key) {
+            "is written by this platform"
+        } else {
+            continue;
+        };
+        return Err(Error::invalid(format!("{field}[{key:?}]"), why));
+    }
+    Ok(())
+}
+
+/// Claims a free host.
+pub(super) fn claim(
+    host: &BareMetalHost,
+    identity: &Identity,
+    keys: &LabelKeys,
+    wanted: &HostLabels,
+) -> Value {
+    let (mut set, mut annotations) = stamp(identity, keys);
+    if !wanted.is_empty() {
+        let own = host.labels();
+        let record: BTreeMap<&String, Set> = wanted
+            .iter()
+            .map(|(key, to)| {
+                let was = own.get(key).cloned();
+                (
+                    key,
+                    Set {
+                        to: to.clone(),
+                        was,
+                    },
+                )
+            })
+            .collect();
+        annotations.insert(HOST_LABELS.to_owned(), json!(json!(record).to_string()));
+        set.extend(wanted.iter().map(|(key, to)| (key.clone(), json!(to))));
+    }
+    patch(host, &set, &annotations)
+}
+
+/// Labels and annotations of an identity.
+fn stamp(identity: &Identity, keys: &LabelKeys) -> (Map<String, Value>, Map<String, Value>) {
+    let stamp = labels::stamp(identity, keys, &Plain::default());
+    // Whoever manages the object says so there.
+    let own = stamp
+        .labels
+        .into_iter()
+        .filter(|(key, _)| key != MANAGED_BY);
+    let declared = identity
+        .labels
+        .iter()
+        .filter_map(|(key, value)| Some((declared::name(key)?, labels::value(value))));
+    let set = own.chain(declared).map(|(key, text)| (key, json!(text)));
+    let annotations = stamp.annotations.into_iter();
+    (
+        set.collect(),
+        annotations.map(|(key, text)| (key, json!(text))).collect(),
+    )
+}
+
+/// Releases a host: what its claim wrote goes, and labels that it replaced come back, unless somebody has changed them.
+pub(super) fn release(host: &BareMetalHost, keys: &LabelKeys) -> Value {
+    let own = host.labels();
+    let ours = |key: &&String| {
+        (labels::is_ours(key) && *key != MANAGED_BY) || **key == keys.cluster || **key == keys.node
+    };
+    let mut set: Map<String, Value> = own
+        .keys()
+        .filter(ours)
+        .map(|key| (key.clone(), Value::Null))
+        .collect();
+    let record = host.annotations().get(HOST_LABELS);
+    let record: BTreeMap<String, Set> = record
+        .and_then(|json| serde_json::from_str(json).ok())
+        .unwrap_or_default();
+    for (key, it) in record {
+        if own.get(&key) == Some(&it.to) {
+            set.insert(key, json!(it.was));
+        }
+    }
+    let annotations = [IDENTITY, NODE_ID, FORMER, HOST_LABELS]
+        .into_iter()
+        .filter(|key| host.annotations().contains_key(*key))
+        .map(|key| (key.to_owned(), Value::Null))
+        .collect();
+    patch(host, &set, &annotations)
+}
+
+/// Changes role and labels of the node on a host. Answers its new identity, and the patch.
+pub(super) fn edit(
+    host: &BareMetalHost,
+    identity: &Identity,
+    keys: &LabelKeys,
+    role: Option<NodeRole>,
+    set_labels: &BTreeMap<String, String>,
+    remove_labels: &[String],
+) -> Value {
+    let mut changed = identity.clone();
+    if let Some(role) = role {
+        changed.role = role.into();
+    }
+    for key in remove_labels {
+        changed.labels.remove(key);
+    }
+    changed.labels.extend(
+        set_labels
+            .iter()
+            .map(|(key, text)| (key.clone(), text.clone())),
+    );
+    let (mut set, annotations) = stamp(&changed, keys);
+    let removed = remove_labels.iter().filter_map(|key| declared::name(key));
+    for key in removed.filter(|key| host.labels().contains_key(key)) {
+        set.entry(key).or_insert(Value::Null);
+    }
+    // The label of the cluster or the node never changes with an edit.
+    set.remove(&keys.cluster);
+    set.remove(&keys.node);
+    patch(host, &set, &annotations)
+}
+
+/// Gives a claimed host, or one that another tool has labelled, to an heir. The node keeps its id.
+pub(super) fn adopt(
+    host: &BareMetalHost,
+    node_id: &str,
+    former: Option<&Identity>,
+    heir: &Identity,
+    keys: &LabelKeys,
+) -> Value {
+    let (mut set, mut annotations) = stamp(heir, keys);
+    set.insert(keys.node.clone(), json!(labels::value(node_id)));
+    if heir.role() == NodeRole::Unspecified {
+        set.entry(ROLE).or_insert(Value::Null);
+    }
+    annotations.insert(NODE_ID.to_owned(), json!(node_id));
+    let known = host.annotations().get(FORMER);
+    let mut slots: Vec<FormerSlot> = known
+        .and_then(|json| serde_json::from_str(json).ok())
+        .unwrap_or_default();
+    slots.extend(former.map(FormerSlot::of));
+    annotations.insert(FORMER.to_owned(), json!(json!(slots).to_string()));
+    patch(host, &set, &annotations)
+}
+
+fn patch(
+    host: &BareMetalHost,
+    labels: &Map<String, Value>,
+    annotations: &Map<String, Value>,
+) -> Value {
+    json!({"metadata": {
+        "uid": host.uid(),
+        "resourceVersion": host.resource_version(),
+        "labels": labels,
+        "annotations": annotations,
+    }})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(labels: &[(&str, &str)]) -> BareMetalHost {
+        let labels: Map<String, Value> = labels
+            .iter()
+            .map(|(key, text)| ((*key).to_owned(), json!(text)))
+            .collect();
+        let json = json!({
+            "apiVersion": "metal3.io/v1alpha1",
+            "kind": "BareMetalHost",
+            "metadata": {"name": "h1", "namespace": "hosts", "uid": "u", "resourceVersion": "7", "labels": labels},
+            "spec": {"online": true},
+        });
+        serde_json::from_value(json).unwrap()
+    }
+
+    /// Applies a merge patch as the API server does.
+    fn apply(host: &BareMetalHost, patch: &Value) -> BareMetalHost {
+        let mut host = host.clone();
+        for (part, target) in [
+            ("labels", &mut host.metadata.labels),
+            ("annotations", &mut host.metadata.annotations),
+        ] {
+            let target = target.get_or_insert_default();
+            for (key, value) in patch["metadata"][part].as_object().unwrap() {
+                match value.as_str() {
+                    Some(text) => {
+                        target.insert(key.clone(), text.to_owned());
+                    }
+                    None => {
+                        target.remove(key);
+                    }
+                }
+            }
+        }
+        host
+    }
+
+    fn identity() -> Identity {
+        Identity {
+            owner: "1b671a64-40d5-491e-99b0-da01ff1f3341".to_owned(),
+            cluster_id: "blue".to_owned(),
+            group: "control-plane".to_owned(),
+            request_id: "1b671a64-40d5-491e-99b0-da01ff1f3342".to_owned(),
+            id: "control-plane-0-x7k2p".to_owned(),
+            role: NodeRole::Standby.into(),
+            labels: [("team".to_owned(), "storage".to_owned())].into(),
+            ..Identity::default()
+        }
+    }
+
+    #[test]
+    fn a_release_removes_exactly_what_the_claim_wrote() {
+        let keys = LabelKeys::default();
+        let before = host(&[
+            ("rack", "r1"),
+            (MANAGED_BY, "somebody"),
+            ("sip.airshipit.org/node-type", "worker"),
+        ]);
+        let wanted = [
+            ("sip.airshipit.org/node-type", "ControlPlane"),
+            ("sip.airshipit.org/cluster-name", "blue"),
+        ];
+        let wanted: HostLabels = wanted.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
+        let claimed = apply(&before, &claim(&before, &identity(), &keys, &wanted));
+        assert_eq!(
+            claimed.labels()["sip.airshipit.org/node-type"],
+            "ControlPlane"
+        );
+        assert_eq!(claimed.labels()["drover.dev/role"], "standby");
+        assert_eq!(claimed.labels()["drover.dev/label.team"], "storage");
+        assert_eq!(claimed.labels()[MANAGED_BY], "somebody");
+        let mark = labels::read(&claimed.metadata, &keys).unwrap();
+        assert_eq!((mark.identity, mark.problem), (Some(identity()), None));
+
+        let released = apply(&claimed, &release(&claimed, &keys));
+        assert_eq!(released.labels(), before.labels());
+        assert!(released.annotations().is_empty());
+    }
+
+    #[test]
+    fn a_label_that_somebody_changed_after_the_claim_is_left_alone() {
+        let keys = LabelKeys::default();
+        let before = host(&[("tenant", "none")]);
+        let wanted = HostLabels::from([("tenant".to_owned(), "blue".to_owned())]);
+        let mut claimed = apply(&before, &claim(&before, &identity(), &keys, &wanted));
+        claimed
+            .labels_mut()
+            .insert("tenant".to_owned(), "red".to_owned());
+        let released = apply(&claimed, &release(&claimed, &keys));
+        assert_eq!(released.labels()["tenant"], "red");
+    }
+
+    #[test]
+    fn role_and_labels_of_a_node_change_where_it_runs() {
+        let keys = LabelKeys::default();
+        let before = host(&[]);
+        let claimed = apply(
+            &before,
+            &claim(&before, &identity(), &keys, &HostLabels::new()),
+        );
+        let set = [("tier".to_owned(), "gold".to_owned())].into();
+        let remove = ["team".to_owned()];
+        let patch = edit(
+            &claimed,
+            &identity(),
+            &keys,
+            Some(NodeRole::Active),
+            &set,
+            &remove,
+        );
+        let edited = apply(&claimed, &patch);
+        let mark = labels::read(&edited.metadata, &keys).unwrap();
+        let changed = mark.identity.unwrap();
+        assert_eq!(mark.problem, None);
+        assert_eq!(changed.role(), NodeRole::Active);
+        assert_eq!(changed.labels, set);
+        assert_eq!(edited.labels()[ROLE], "active");
+        assert!(!edited.labels().contains_key("drover.dev/label.team"));
+    }
+
+    #[test]
+    fn an_adopted_node_keeps_its_id_and_remembers_its_former_slot() {
+        let keys = LabelKeys::default();
+        let before = host(&[("sip.airshipit.org/cluster-name", "blue")]);
+        let adopted = apply(
+            &before,
+            &adopt(&before, "hosts/h1", None, &identity(), &keys),
+        );
+        let mark = labels::read(&adopted.metadata, &keys).unwrap();
+        assert_eq!(mark.problem, None);
+        assert_eq!(mark.node.as_deref(), Some("hosts/h1"));
+        let other = Identity {
+            owner: "1b671a64-40d5-491e-99b0-da01ff1f3349".to_owned(),
+            ..identity()
+        };
+        let again = adopt(&adopted, "hosts/h1", mark.identity.as_ref(), &other, &keys);
+        let mark = labels::read(&apply(&adopted, &again).metadata, &keys).unwrap();
+        assert_eq!(mark.former.unwrap()[0].owner, identity().owner);
+        let released = apply(&adopted, &release(&adopted, &keys));
+        assert_eq!(released.labels(), before.labels());
+    }
+
+    #[test]
+    fn labels_that_a_group_may_not_set_on_hosts_are_named() {
+        let keys = LabelKeys::default();
+        let set = |key: &str, value: &str| HostLabels::from([(key.to_owned(), value.to_owned())]);
+        for (key, value) in [
+            ("drover.dev/owner", "x"),
+            ("drover.dev/label.team", "x"),
+            ("no key", "x"),
+            ("tenant", "no value!"),
+            (MANAGED_BY, "x"),
+        ] {
+            let error = check("hostLabels", &set(key, value), &keys).unwrap_err();
+            assert_eq!(error.fields()[0].field, format!("hostLabels[{key:?}]"));
+        }
+        check("hostLabels", &set("tenant", "blue"), &keys).unwrap();
+    }
+}

@@ -1,0 +1,93 @@
+//! The BareMetalHost of metal3, as far as it is read here
+//! (<https://github.com/metal3-io/baremetal-operator/blob/main/docs/api.md>).
+
+use kube::{
+    ResourceExt as _,
+    core::{ApiResource, GroupVersionKind, Object},
+};
+use serde::{Deserialize, Serialize};
+
+/// A host as the API server shows it.
+pub(super) type BareMetalHost = Object<Spec, Status>;
+
+/// The kind, for calls.
+pub(super) fn resource() -> ApiResource {
+    let kind = GroupVersionKind::gvk("metal3.io", "v1alpha1", "BareMetalHost");
+    ApiResource::from_gvk_with_plural(&kind, "baremetalhosts")
+}
+
+/// As in rules of RBAC.
+pub(super) const KIND: &str = "baremetalhosts.metal3.io";
+
+/// The desired state of a host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Spec {
+    pub(super) online: bool,
+    pub(super) bmc: Bmc,
+    pub(super) network_data: Option<SecretRef>,
+    pub(super) consumer_ref: Option<ConsumerRef>,
+}
+
+/// Its management controller.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Bmc {
+    pub(super) credentials_name: String,
+}
+
+/// A secret; without a namespace that of the host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct SecretRef {
+    pub(super) name: String,
+    pub(super) namespace: String,
+}
+
+/// Who uses the host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct ConsumerRef {
+    pub(super) kind: String,
+    pub(super) namespace: String,
+    pub(super) name: String,
+}
+
+/// The observed state of a host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Status {
+    pub(super) operational_status: String,
+    pub(super) powered_on: Option<bool>,
+    pub(super) provisioning: Provisioning,
+    pub(super) error_message: String,
+}
+
+/// How far its image is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Provisioning {
+    pub(super) state: String,
+}
+
+/// Id of a host in the inventory.
+pub(super) fn id(host: &BareMetalHost) -> String {
+    let namespace = host.namespace().unwrap_or_default();
+    format!("{namespace}/{}", host.name_any())
+}
+
+/// The secret with the host's network data.
+pub(super) fn network_secret(host: &BareMetalHost) -> Option<(String, String)> {
+    let data = host.spec.network_data.as_ref()?;
+    let namespace = match data.namespace.as_str() {
+        "" => host.namespace().unwrap_or_default(),
+        named => named.to_owned(),
+    };
+    (!data.name.is_empty()).then(|| (namespace, data.name.clone()))
+}
+
+/// The secret with the credentials of its management controller.
+pub(super) fn bmc_secret(host: &BareMetalHost) -> Option<(String, String)> {
+    let name = &host.spec.bmc.credentials_name;
+    (!name.is_empty()).then(|| (host.namespace().unwrap_or_default(), name.clone()))
+}

@@ -1,0 +1,126 @@
+//! Secrets of hosts: their network data, and whether their management controllers have credentials. No content leaves
+//! this module but addresses.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use drover_core::{Reason, Result};
+use drover_proto::common::v1::Address;
+use drover_resources_kubernetes::{
+    client::{ApiClient, Call},
+    errors,
+};
+use k8s_openapi::api::core::v1::Secret;
+use kube::Api;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{
+    host::{self, BareMetalHost},
+    network,
+};
+
+/// How long what a secret said is believed. Secrets are not watched: that would need the right to list all of them.
+const BELIEVED: Duration = Duration::from_secs(60);
+/// Key of the network data.
+const NETWORK_DATA: &str = "networkData";
+/// Keys of credentials.
+const CREDENTIALS: [&str; 2] = ["username", "password"];
+
+/// What the network data of a host says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Networks {
+    pub(super) addresses: Vec<Address>,
+    /// What is wrong with it, for people. Empty if nothing is.
+    pub(super) problem: String,
+}
+
+/// Name and namespace of a secret.
+type Key = (String, String);
+
+pub(super) struct Secrets {
+    client: ApiClient,
+    networks: Mutex<HashMap<Key, (Instant, Arc<Networks>)>>,
+}
+
+impl Secrets {
+    pub(super) fn new(client: ApiClient) -> Self {
+        Self {
+            client,
+            networks: Mutex::default(),
+        }
+    }
+
+    /// The network data of a host, read at most a minute ago.
+    pub(super) async fn networks(&self, host: &BareMetalHost) -> Arc<Networks> {
+        let Some(key) = host::network_secret(host) else {
+            return Arc::default();
+        };
+        if let Some(networks) = self.known(&key) {
+            return networks;
+        }
+        let networks = Arc::new(self.read_networks(&key).await);
+        let mut all = self.networks.lock();
+        all.retain(|_, (read, _)| read.elapsed() < BELIEVED);
+        all.insert(key, (Instant::now(), Arc::clone(&networks)));
+        networks
+    }
+
+    fn known(&self, key: &Key) -> Option<Arc<Networks>> {
+        let networks = self.networks.lock();
+        let (read, networks) = networks.get(key)?;
+        (read.elapsed() < BELIEVED).then(|| Arc::clone(networks))
+    }
+
+    async fn read_networks(&self, key: &Key) -> Networks {
+        let problem = |problem: String| Networks {
+            problem,
+            ..Networks::default()
+        };
+        let secret = match self.get(key).await {
+            Ok(secret) => secret,
+            Err(why) => return problem(why),
+        };
+        let data = secret.data.unwrap_or_default();
+        let Some(data) = data.get(NETWORK_DATA) else {
+            return problem(format!("Secret {} has no key {NETWORK_DATA}", key.1));
+        };
+        match network::addresses(&data.0) {
+            Ok(addresses) => Networks {
+                addresses,
+                problem: String::new(),
+            },
+            Err(why) => problem(format!("key {NETWORK_DATA} of Secret {} {why}", key.1)),
+        }
+    }
+
+    /// Checks that the management controller of a host has user name and password.
+    ///
+    /// # Errors
+    /// What is missing, for people.
+    pub(super) async fn check_credentials(&self, host: &BareMetalHost) -> Result<(), String> {
+        let Some(key) = host::bmc_secret(host) else {
+            return Err("it has no spec.bmc.credentialsName".to_owned());
+        };
+        let data = self.get(&key).await?.data.unwrap_or_default();
+        let given = |name: &&str| data.get(*name).is_some_and(|text| !text.0.is_empty());
+        match CREDENTIALS.iter().find(|name| !given(name)) {
+            None => Ok(()),
+            Some(missing) => Err(format!("Secret {} has no key {missing}", key.1)),
+        }
+    }
+
+    async fn get(&self, (namespace, name): &Key) -> Result<Secret, String> {
+        let api: Api<Secret> = Api::namespaced(self.client.kube(), namespace);
+        match api.get_opt(name).await {
+            Ok(Some(secret)) => Ok(secret),
+            Ok(None) => Err(format!("Secret {name} is missing")),
+            Err(error) => {
+                let error = errors::of(&Call::new("get", "secrets", namespace, name), error);
+                Err(match error.reason() {
+                    Reason::PermissionDenied => format!("this platform may not read Secret {name}"),
+                    _ => format!("Secret {name} cannot be read: {}", error.message()),
+                })
+            }
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! A host as it is shown: as a node, and as an entry of the inventory.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use drover_platform::driver::Found;
+use drover_proto::platform::v1::{Host, HostState, Node, NodePhase, Warning};
+use kube::ResourceExt as _;
+use tokio::time::Instant;
+
+use crate::labels::{self, LabelKeys};
+
+use super::{
+    foreign,
+    host::{self, BareMetalHost},
+    life::{self, Life},
+    network,
+    secrets::Networks,
+    settings::{HostsSettings, RACK},
+};
+
+/// Most labels that are shown of a foreign host.
+const MAX_LABELS: usize = 64;
+
+/// Reads hosts.
+#[derive(Clone, Debug)]
+pub(super) struct Reader {
+    pub(super) keys: LabelKeys,
+    pub(super) settings: HostsSettings,
+}
+
+/// What is known of a host beside the object.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Beside {
+    /// Since when it has been off against its spec.
+    pub(super) off_since: Option<Instant>,
+    pub(super) networks: Option<Arc<Networks>>,
+}
+
+impl Reader {
+    pub(super) fn life(&self, host: &BareMetalHost, beside: &Beside) -> Life {
+        Life::of(host, beside.off_since, self.settings.power_timeout())
+    }
+
+    /// When a host that is off has been so for too long.
+    pub(super) fn power_timeout(&self) -> Duration {
+        self.settings.power_timeout()
+    }
+
+    /// Labels by which the host is selected and spread: its own, the topology keys, and its networks.
+    pub(super) fn labels(
+        &self,
+        host: &BareMetalHost,
+        networks: Option<&Networks>,
+    ) -> BTreeMap<String, String> {
+        let own = host.labels();
+        let mut all = own.clone();
+        for (word, keys) in &self.settings.topology {
+            if let Some(value) = keys.iter().find_map(|key| own.get(key)) {
+                all.entry(word.clone()).or_insert_with(|| value.clone());
+            }
+        }
+        let listed = network::listed(own, host.annotations());
+        let addressed = networks.into_iter().flat_map(|it| &it.addresses);
+        let ids = listed
+            .into_iter()
+            .chain(addressed.map(|address| address.interface.clone()));
+        for id in ids {
+            all.insert(format!("{}{id}", network::PREFIX), "true".to_owned());
+        }
+        all
+    }
+
+    /// The failure domain of a host. Empty if it has none.
+    pub(super) fn rack(&self, host: &BareMetalHost) -> String {
+        let keys = self.settings.topology.get(RACK);
+        let own = host.labels();
+        let value = keys.into_iter().flatten().find_map(|key| own.get(key));
+        value.cloned().unwrap_or_default()
+    }
+
+    /// The node that the host is. `None` if nobody has claimed it.
+    pub(super) fn node(
+        &self,
+        host: &BareMetalHost,
+        beside: &Beside,
+    ) -> Option<(Found, Option<Warning>)> {
+        let (mut found, problem) = self.claimed(host)?;
+        let life = self.life(host, beside);
+        let node = &mut found.node;
+        node.set_phase(if problem.is_some() && node.slot.is_none() {
+            NodePhase::Unknown
+        } else {
+            life.phase()
+        });
+        node.ready = life.ready();
+        life.message().clone_into(&mut node.message);
+        node.provider_id = format!("metal3://{}", host.uid().unwrap_or_default());
+        node.failure_domain = self.rack(host);
+        node.host_id = Some(host::id(host));
+        if let Some(networks) = &beside.networks {
+            node.addresses.clone_from(&networks.addresses);
+            if !networks.problem.is_empty() {
+                add(&mut node.message, &networks.problem);
+            }
+        }
+        let warning = problem.map(|problem| {
+            add(&mut node.message, &problem);
+            Warning {
+                cluster_id: Some(node.cluster_id.clone()),
+                slot: node.slot.clone(),
+                id: Some(node.node_id.clone()),
+                name: Some(host::id(host)),
+                provider_id: Some(node.provider_id.clone()),
+                message: problem,
+            }
+        });
+        Some((found, warning))
+    }
+
+    fn claimed(&self, host: &BareMetalHost) -> Option<(Found, Option<String>)> {
+        let shown = || labels::declared::shown(host.labels(), &self.keys, MAX_LABELS);
+        let Some(mark) = labels::read(&host.metadata, &self.keys) else {
+            let claimed = foreign::claimed(host.labels())?;
+            let node = Node {
+                cluster_id: claimed.cluster,
+                node_id: host::id(host),
+                name: host.name_any(),
+                group: claimed.group,
+                labels: shown(),
+                ..Node::default()
+            };
+            return Some((of(node), None));
+        };
+        let id = mark.node.clone().unwrap_or_else(|| host::id(host));
+        let found = match &mark.identity {
+            Some(identity) => Found {
+                node: identity.node(&id),
+                fingerprint: identity.fingerprint.clone(),
+            },
+            None => of(Node {
+                cluster_id: mark.cluster.clone(),
+                node_id: id,
+                name: host.name_any(),
+                labels: shown(),
+                ..Node::default()
+            }),
+        };
+        Some((found, mark.problem))
+    }
+
+    /// Why the host cannot be claimed. `None`: it is free.
+    pub(super) fn obstacle(&self, host: &BareMetalHost, beside: &Beside) -> Option<Obstacle> {
+        if let Some((found, _)) = self.claimed(host) {
+            return Some(Obstacle::Claimed(Box::new(found.node)));
+        }
+        life::obstacle(host, &self.life(host, beside)).map(Obstacle::Unusable)
+    }
+
+    /// The host as an entry of the inventory.
+    pub(super) fn entry(&self, host: &BareMetalHost, beside: &Beside) -> Host {
+        let networks = beside.networks.as_deref();
+        let mut entry = Host {
+            id: host::id(host),
+            labels: self.labels(host, networks),
+            failure_domain: self.rack(host),
+            addresses: networks.map_or_else(Vec::new, |it| it.addresses.clone()),
+            state: HostState::Free.into(),
+            ..Host::default()
+        };
+        match self.obstacle(host, beside) {
+            None => {}
+            Some(Obstacle::Unusable(why)) => {
+                entry.set_state(HostState::Unavailable);
+                entry.message = why;
+            }
+            Some(Obstacle::Claimed(node)) => {
+                entry.set_state(HostState::Claimed);
+                self.life(host, beside)
+                    .message()
+                    .clone_into(&mut entry.message);
+                entry.owner = node.slot.map_or_else(String::new, |slot| slot.owner);
+                entry.cluster_id = node.cluster_id;
+                entry.node_id = node.node_id;
+            }
+        }
+        if let Some(networks) = networks.filter(|it| !it.problem.is_empty()) {
+            add(&mut entry.message, &networks.problem);
+        }
+        entry
+    }
+}
+
+/// Why a host cannot be claimed.
+#[derive(Clone, Debug)]
+pub(super) enum Obstacle {
+    /// It is this node.
+    Claimed(Box<Node>),
+    /// For this reason.
+    Unusable(String),
+}
+
+fn of(node: Node) -> Found {
+    Found {
+        node,
+        fingerprint: String::new(),
+    }
+}
+
+fn add(message: &mut String, more: &str) {
+    if !message.is_empty() {
+        message.push_str("; ");
+    }
+    message.push_str(more);
+}

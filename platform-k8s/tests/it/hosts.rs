@@ -1,0 +1,9 @@
+//! Nodes that are hosts of metal3, at a real API server with the kind BareMetalHost. Nobody runs metal3 there: the tests
+//! write what it would.
+
+mod claims;
+mod conformance;
+mod life;
+mod place;
+
+use place::{Place, host};

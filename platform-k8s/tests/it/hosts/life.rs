@@ -1,0 +1,131 @@
+//! What the state of a host means for the node on it, and for whoever wants to claim it.
+
+use drover_proto::platform::v1::{HostState, Node, NodePhase, RemovalEvidence};
+use drover_testing::kubernetes::until;
+use serde_json::json;
+use uuid::Uuid;
+
+use super::{Place, host};
+
+async fn until_node(place: &Place, what: &str, fits: impl Fn(&Node) -> bool) -> Node {
+    until(what, || async {
+        let nodes = place.nodes().await;
+        nodes.into_iter().find(|node| fits(node))
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn states_of_metal3_are_phases_of_nodes_and_of_the_inventory() {
+    let place = Place::with(&[host("node", &[]), host("other", &[])]).await;
+    let mut request = place.request(("blue", Uuid::new_v4()), 0..1, &[]);
+    request.slots[0].host_id = Some(format!("{}/node", place.namespace.name));
+    place.provision(&request).await.unwrap();
+    let state = |state: &str| json!({"operationalStatus": "OK", "provisioning": {"state": state}});
+    let error = json!({"operationalStatus": "error", "errorMessage": "no power", "provisioning": {"state": "available"}});
+    for (status, phase, ready, inventory, message) in [
+        (
+            state("available"),
+            NodePhase::Running,
+            None,
+            HostState::Free,
+            "",
+        ),
+        (
+            state("externally provisioned"),
+            NodePhase::Running,
+            None,
+            HostState::Free,
+            "",
+        ),
+        (
+            state("provisioned"),
+            NodePhase::Running,
+            None,
+            HostState::Free,
+            "",
+        ),
+        (
+            state("inspecting"),
+            NodePhase::Running,
+            None,
+            HostState::Unavailable,
+            "inspecting",
+        ),
+        (
+            state("deprovisioning"),
+            NodePhase::Running,
+            None,
+            HostState::Unavailable,
+            "deprovisioning",
+        ),
+        (
+            error,
+            NodePhase::Running,
+            Some(false),
+            HostState::Unavailable,
+            "no power",
+        ),
+        (
+            state("deleting"),
+            NodePhase::Failed,
+            Some(false),
+            HostState::Unavailable,
+            "deleting",
+        ),
+    ] {
+        let what = status.to_string();
+        for name in ["node", "other"] {
+            place.status(name, status.clone()).await;
+        }
+        let node = until_node(&place, &what, |node| {
+            node.phase() == phase && node.message.contains(message)
+        })
+        .await;
+        assert_eq!(node.ready, ready, "{what}");
+        let other = place
+            .until_host("other", |host| host.state() == inventory)
+            .await;
+        assert!(other.message.contains(message), "{what}: {}", other.message);
+        let own = place
+            .until_host("node", |host| host.state() == HostState::Claimed)
+            .await;
+        assert_eq!(own.cluster_id, "blue");
+        let clear = json!({"operationalStatus": "OK", "errorMessage": null, "provisioning": {"state": "ready"}});
+        for name in ["node", "other"] {
+            place.status(name, clear.clone()).await;
+        }
+        place
+            .until_host("other", |host| host.state() == HostState::Free)
+            .await;
+    }
+    place
+        .merge("node", json!({"spec": {"online": false}}))
+        .await;
+    until_node(&place, "a host that is to be off", |node| {
+        node.phase() == NodePhase::Stopped
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_is_gone_is_proof_and_one_that_comes_again_is_another() {
+    let place = Place::with(&[host("h1", &[])]).await;
+    let request = place.request(("blue", Uuid::new_v4()), 0..1, &[]);
+    let node = place.provision(&request).await.unwrap().remove(0);
+    let removed = place.removal_of(&node).await;
+    place.namespace.raw.delete(&place.path("h1")).await.unwrap();
+    assert_eq!(removed.await, RemovalEvidence::Confirmed);
+    assert!(place.nodes().await.is_empty());
+    let path = place.path("").trim_end_matches('/').to_owned();
+    place
+        .namespace
+        .raw
+        .create(&path, &host("h1", &[]))
+        .await
+        .unwrap();
+    let again = place
+        .until_host("h1", |host| host.state() == HostState::Free)
+        .await;
+    assert_eq!(again.owner, "");
+}

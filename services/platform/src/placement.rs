@@ -1,0 +1,16 @@
+//! Where nodes are placed: [`domains`] chooses failure domains in which a backend makes machines, [`hosts`] chooses among
+//! machines that exist.
+
+pub mod domains;
+pub mod hosts;
+mod labels;
+
+use drover_proto::platform::v1::{Spread, UnsatisfiableAction};
+
+pub use labels::selects;
+
+/// Whether a node that would break the spread is not made.
+fn is_required(spread: &Spread) -> bool {
+    spread.when_unsatisfiable() == UnsatisfiableAction::DoNotSchedule
+        || spread.max_per_domain.is_some()
+}
