@@ -81,7 +81,7 @@ impl Resources {
     ) -> Result<Stated<A>> {
         call.inside("pod", &start.namespace, &start.pod)?;
         let pods = self.cluster().pods()?;
-        let permit = self.stream_permit()?;
+        let permit = call.stream_permit()?;
         record.runs(&start.command).await?;
         let as_text = std::mem::take(&mut start.as_text);
         let output = pods.exec(start, input).await?;
@@ -105,7 +105,7 @@ impl Resources {
         let mut request = check::read_file(request.into_inner(), self.served())?;
         call.inside("pod", &request.namespace, &request.pod)?;
         let pods = self.cluster().pods()?;
-        let permit = self.stream_permit()?;
+        let permit = call.stream_permit()?;
         let mut text = Text::new(std::mem::take(&mut request.as_text));
         let file = pods.read_file(request).await?;
         let file = pieces(file, move |item| {
@@ -139,7 +139,7 @@ impl Resources {
         let mut request = check::logs(request.into_inner(), self.served())?;
         call.inside("pod", &request.namespace, &request.pod)?;
         let pods = self.cluster().pods()?;
-        let permit = self.stream_permit()?;
+        let permit = call.stream_permit()?;
         let mut text = Text::new(std::mem::take(&mut request.as_text));
         let log = pods.logs(request).await?;
         let log = pieces(log, move |item| match item {
