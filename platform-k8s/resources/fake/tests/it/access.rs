@@ -4,7 +4,8 @@ use drover_convert::error::from_status;
 use drover_core::{Error, Reason};
 use drover_proto::kubernetes::v1::{
     self as api, configuration_service_client::ConfigurationServiceClient,
-    ingress_service_client::IngressServiceClient, node_service_client::NodeServiceClient, pod_service_client::PodServiceClient, service_service_client::ServiceServiceClient,
+    ingress_service_client::IngressServiceClient, node_service_client::NodeServiceClient,
+    pod_service_client::PodServiceClient, service_service_client::ServiceServiceClient,
 };
 use drover_resources::{Resources, Served};
 use drover_resources_fake::Fake;
@@ -212,7 +213,16 @@ async fn a_host_is_taken_by_an_object_that_is_named_to_who_may_see_it() {
         let mut services = ServiceServiceClient::new(channel);
         services.create_service(by("shop", service)).await.unwrap();
         let mut another = ingress("shop-eu");
-        "another".clone_into(&mut another.ingress.as_mut().unwrap().metadata.as_mut().unwrap().name);
+        "another".clone_into(
+            &mut another
+                .ingress
+                .as_mut()
+                .unwrap()
+                .metadata
+                .as_mut()
+                .unwrap()
+                .name,
+        );
         for error in [
             failed(ingresses.upsert_paths(by("shop", paths)).await),
             failed(ingresses.create_ingress(by("shop", another)).await),

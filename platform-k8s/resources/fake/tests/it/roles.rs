@@ -271,14 +271,20 @@ fn rules() -> String {
     let shop = ", namespaces: ['shop-*']";
     add("shop", &[("resource-operator", shop)]);
     add("reader", &[("resource-viewer", shop)]);
-    add("both", &[("resource-viewer", ""), ("resource-operator", shop)]);
+    add(
+        "both",
+        &[("resource-viewer", ""), ("resource-operator", shop)],
+    );
     rules + &tokens
 }
 
 #[test]
 fn every_call_has_a_row() {
     let set = prost_types::FileDescriptorSet::decode(drover_proto::DESCRIPTORS).unwrap();
-    let ours = set.file.iter().filter(|file| file.package() == "drover.kubernetes.v1");
+    let ours = set
+        .file
+        .iter()
+        .filter(|file| file.package() == "drover.kubernetes.v1");
     let services = ours.flat_map(|file| &file.service);
     let calls = services.flat_map(|service| {
         let name = |method: &prost_types::MethodDescriptorProto| {
@@ -302,7 +308,11 @@ async fn every_call_is_for_the_roles_of_resources_and_for_nobody_else() {
                 Role::Viewer | Role::Operator | Role::Platform | Role::Agent => false,
             };
             let found = code(&channel, Some(&role.to_string()), path, message()).await;
-            assert_eq!(found != Code::PermissionDenied, may, "{role} {path}: {found:?}");
+            assert_eq!(
+                found != Code::PermissionDenied,
+                may,
+                "{role} {path}: {found:?}"
+            );
             assert_ne!(found, Code::Unauthenticated, "{role} {path}");
         }
         let nobody = code(&channel, Some("nobody"), path, message()).await;

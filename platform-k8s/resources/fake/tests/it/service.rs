@@ -273,7 +273,10 @@ async fn a_write_is_never_repeated_whatever_becomes_of_its_answer() {
 
 #[tokio::test]
 async fn a_list_of_all_namespaces_is_in_the_order_of_namespace_and_name_as_one_text() {
-    for namespaces in [vec![], vec!["a".to_owned(), "a-b".to_owned(), "b".to_owned()]] {
+    for namespaces in [
+        vec![],
+        vec!["a".to_owned(), "a-b".to_owned(), "b".to_owned()],
+    ] {
         let limits = Served {
             default_namespace: "a".to_owned(),
             namespaces,
