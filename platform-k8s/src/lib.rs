@@ -10,7 +10,7 @@
 //!         ├─ peers                                                     data of pods about each other
 //!         └─ labels, selected                                          ownership of objects, selection by labels
 //! resources ── the services of drover.kubernetes.v1, beside the platform
-//! client ─── the only access to the API server: permits, timeouts, pauses, credentials, errors
+//! client ─── the platform's calls of the API server, by the client of the resources: limits, credentials, errors
 //! ```
 
 pub mod access;
