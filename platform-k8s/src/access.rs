@@ -187,22 +187,10 @@ pub(crate) async fn exec(
         .max_stdin_buf_size(BUFFER)
         .max_stdout_buf_size(BUFFER)
         .max_stderr_buf_size(BUFFER);
-    let permit = api.acquire_permit().await;
-    let pods = kube::Api::<ApiPod>::namespaced(api.raw(), &place.namespace);
-    let opened = tokio::time::timeout(
-        api.timeout(),
-        pods.exec(
-            &place.pod,
-            start.command.iter().map(String::as_str),
-            &parameters,
-        ),
-    );
-    let process = match opened.await {
-        Ok(Ok(process)) => process,
-        Ok(Err(error)) => return Err(not_opened(&call, node, &error)),
-        Err(_) => return Err(crate::errors::timeout(&call, api.timeout())),
-    };
-    drop(permit);
+    let pods = kube::Api::<ApiPod>::namespaced(api.kube(), &place.namespace);
+    let command = start.command.iter().map(String::as_str);
+    let opened = pods.exec(&place.pod, command, &parameters).await;
+    let process = opened.map_err(|error| not_opened(&call, node, &error))?;
     let size = start.tty.then(|| {
         start.terminal_size.unwrap_or(TerminalSize {
             columns: 80,
@@ -226,7 +214,7 @@ pub(crate) async fn exec(
 
 fn not_opened(call: &Call, node: &Node, error: &kube::Error) -> Error {
     let kube::Error::Api(status) = error else {
-        return crate::errors::transport(call, error);
+        return crate::errors::of(call, error);
     };
     let message = &status.message;
     let not_there = message.contains("container not found")

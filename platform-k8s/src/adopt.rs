@@ -190,8 +190,7 @@ impl Adopter<'_> {
             target.matches(&node)?;
             let identity = inherit(heir, &mark, &meta, self.keys);
             let body = self.body(&meta, &mark, &identity, target, template);
-            let permit = self.api.acquire_permit().await;
-            let patched = self.api.patch(permit, &item.kind, namespace, name, &body);
+            let patched = self.api.patch(&item.kind, namespace, name, &body);
             match patched.await {
                 Ok(object) => return Ok((identity, object.metadata)),
                 Err(error) if error.reason() == Reason::NotFound => return Err(gone()),
@@ -312,10 +311,9 @@ pub(crate) async fn settle(api: &Api, keys: &LabelKeys, items: &mut [Item]) -> R
             own["annotations"][storage::STORAGE] = whose.annotation().into();
             own["labels"][storage::INHERITED] = "true".into();
         }
-        let permit = api.acquire_permit().await;
         let (namespace, name) = (item.meta.namespace(), item.meta.name());
         let body = json!({"metadata": own});
-        match api.patch(permit, &item.kind, namespace, name, &body).await {
+        match api.patch(&item.kind, namespace, name, &body).await {
             Ok(object) => item.meta = object.metadata,
             Err(error) if matches!(error.reason(), Reason::NotFound | Reason::Conflict) => {}
             Err(error) => return Err(error),

@@ -1,17 +1,20 @@
-//! The only access to the API server. Every call waits for a permit (limited concurrency, and none while the server has
-//! asked for a pause), has a timeout, and is sent once: calls that change something are never retried here.
+//! The platform's calls of the API server: any kind, as little of each object as is needed, in protobuf where there is
+//! some. The limits are those of the client below, which the resources use too; calls that change something are sent
+//! once.
 
 mod kinds;
 mod meta;
 mod protobuf;
 mod stream;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use drover_core::{Error, Reason, Result};
+use drover_resources_kubernetes::client::{ApiClient, protobuf as wire};
 use drover_telemetry::Span;
-use http::{HeaderValue, Request, header};
+use http::{HeaderValue, Request, StatusCode, header};
+use http_body_util::BodyExt as _;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
@@ -20,35 +23,23 @@ use kube::{
     client::Body,
     core::{self, ObjectMeta, Resource as _},
 };
-use parking_lot::Mutex;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::Instant,
-};
 
 use crate::settings::Settings;
 
 pub(crate) use meta::nullable;
-pub(crate) use protobuf::{WireMeta, WireStatus, is_protobuf, object as read_protobuf};
+pub(crate) use protobuf::WireMeta;
 pub(crate) use stream::bytes;
 
-pub use drover_resources_kubernetes::client::Call;
+pub use drover_resources_kubernetes::client::{Call, CallPermit, escape};
 pub use kinds::{Kind, Kinds};
 pub use kube::core::WatchEvent;
 pub use meta::{Meta, Object, partial};
 pub use protobuf::Readable;
 pub use stream::{Events, ListQuery, Shape};
 
-use drover_resources_kubernetes::client::Connection;
-
 const JSON: &str = "application/json";
-/// Longest pause that a server can request.
-const MAX_PAUSE: Duration = Duration::from_secs(60);
-/// Pause if the server names none.
-const DEFAULT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Client of the API server. Cheap to clone.
 #[derive(Clone)]
@@ -57,19 +48,11 @@ pub struct Api {
 }
 
 struct Inner {
-    connection: Connection,
-    permits: Arc<Semaphore>,
-    /// No call is made before this time, as the server requested.
-    pause: Mutex<Option<Instant>>,
-    timeout: Duration,
+    client: ApiClient,
     page_size: u32,
     field_manager: String,
     kinds: kinds::Cache,
 }
-
-/// Permission to make one call now. Acquiring it may take a while: check afterwards whether the call is still wanted.
-#[derive(Debug)]
-pub struct CallPermit(#[expect(dead_code, reason = "held, not read")] OwnedSemaphorePermit);
 
 /// Result of a deletion.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,51 +64,34 @@ pub enum Deletion {
 }
 
 impl Api {
-    /// Reads the credentials. Does not contact the API server.
+    /// A client of its own. Reads the credentials, and does not contact the API server.
     pub async fn open(settings: &Settings) -> Result<Self> {
-        let (kubeconfig, context) = (settings.kubeconfig.clone(), settings.context.clone());
-        Ok(Self {
+        let client = ApiClient::open(&settings.client()).await?;
+        Ok(Self::over(client, settings))
+    }
+
+    /// Calls through a client, within its limits.
+    #[must_use]
+    pub fn over(client: ApiClient, settings: &Settings) -> Self {
+        Self {
             inner: Arc::new(Inner {
-                connection: Connection::open(kubeconfig, context, None).await?,
-                permits: Arc::new(Semaphore::new(settings.max_concurrent_calls.max(1))),
-                pause: Mutex::new(None),
-                timeout: settings.call_timeout(),
+                client,
                 page_size: u32::try_from(settings.page_size.max(1)).unwrap_or(u32::MAX),
                 field_manager: settings.field_manager.clone(),
                 kinds: kinds::Cache::default(),
             }),
-        })
+        }
     }
 
     /// Namespace of the kubeconfig context, or of the pod in which this process runs.
     #[must_use]
     pub fn default_namespace(&self) -> String {
-        self.inner.connection.default_namespace()
+        self.inner.client.default_namespace()
     }
 
-    /// Waits until a call may be made.
-    pub async fn acquire_permit(&self) -> CallPermit {
-        loop {
-            let pause = *self.inner.pause.lock();
-            match pause {
-                Some(until) if Instant::now() < until => tokio::time::sleep_until(until).await,
-                _ => {}
-            }
-            let permits = Arc::clone(&self.inner.permits);
-            let Ok(permit) = permits.acquire_owned().await else {
-                // The semaphore is never closed.
-                std::future::pending::<()>().await;
-                continue;
-            };
-            let paused = self
-                .inner
-                .pause
-                .lock()
-                .is_some_and(|until| Instant::now() < until);
-            if !paused {
-                return CallPermit(permit);
-            }
-        }
+    /// Waits until a call may be made, for [`Api::create_now`].
+    pub async fn permit(&self) -> CallPermit {
+        self.inner.client.permit().await
     }
 
     /// Reads an object into a type with the fields that the caller needs ([`Object`], [`Value`], …). `None` if it does
@@ -163,7 +129,8 @@ impl Api {
     async fn find(&self, call: &Call, kind: &Kind, accept: &'static str) -> Result<Option<Bytes>> {
         let requests = kind.requests(&call.namespace);
         let request = requests.get(&escape(&call.name), &GetParams::default());
-        match self.read(call, prepared(call, request, accept)?).await {
+        let read = self.read(call, prepared(call, request, accept)?).await;
+        match read.map_err(|error| crate::errors::of(call, &error)) {
             Ok(body) => Ok(Some(body)),
             Err(error) if error.reason() == Reason::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -174,34 +141,37 @@ impl Api {
     ///
     /// # Errors
     /// [`Reason::AlreadyExists`] if the name is taken; otherwise as in [`crate::errors`].
-    pub async fn create(
+    pub async fn create(&self, kind: &Kind, namespace: &str, object: &Value) -> Result<Object> {
+        self.post(None, kind, namespace, object, false).await
+    }
+
+    /// Like [`Api::create`], by a caller who has waited until it may call.
+    ///
+    /// # Errors
+    /// See [`Api::create`].
+    pub async fn create_now(
         &self,
         permit: CallPermit,
         kind: &Kind,
         namespace: &str,
         object: &Value,
     ) -> Result<Object> {
-        self.post(permit, kind, namespace, object, false).await
+        self.post(Some(permit), kind, namespace, object, false)
+            .await
     }
 
     /// Dry run of [`Api::create`] that also rejects unknown fields. Creates nothing.
     ///
     /// # Errors
     /// See [`Api::create`].
-    pub async fn try_create(
-        &self,
-        permit: CallPermit,
-        kind: &Kind,
-        namespace: &str,
-        object: &Value,
-    ) -> Result<()> {
-        let tried = self.post(permit, kind, namespace, object, true).await;
+    pub async fn try_create(&self, kind: &Kind, namespace: &str, object: &Value) -> Result<()> {
+        let tried = self.post(None, kind, namespace, object, true).await;
         tried.map(drop)
     }
 
     async fn post(
         &self,
-        permit: CallPermit,
+        permit: Option<CallPermit>,
         kind: &Kind,
         namespace: &str,
         object: &Value,
@@ -226,7 +196,10 @@ impl Api {
         *request.uri_mut() = uri
             .parse()
             .map_err(|_| Error::internal(format!("{call}: the request cannot be written")))?;
-        let body = self.change(permit, &call, request).await?;
+        if let Some(permit) = permit {
+            request.extensions_mut().insert(permit);
+        }
+        let body = self.change(&call, request).await?;
         read_object(&call, body)
     }
 
@@ -235,18 +208,12 @@ impl Api {
     ///
     /// # Errors
     /// [`Reason::Conflict`] if another field manager owns a field; otherwise as in [`crate::errors`].
-    pub async fn apply(
-        &self,
-        permit: CallPermit,
-        kind: &Kind,
-        namespace: &str,
-        object: &Value,
-    ) -> Result<Value> {
+    pub async fn apply(&self, kind: &Kind, namespace: &str, object: &Value) -> Result<Value> {
         let name = name_of(object);
         let call = Call::new("patch", kind, namespace, name);
         let request = self.patching(kind, namespace, name, &Patch::Apply(object));
         let request = prepared(&call, request, JSON)?;
-        let body = self.change(permit, &call, request).await?;
+        let body = self.change(&call, request).await?;
         decode(&call, &body)
     }
 
@@ -269,7 +236,6 @@ impl Api {
     /// [`Reason::Conflict`] if it has others; `NotFound`; otherwise as in [`crate::errors`].
     pub async fn patch(
         &self,
-        permit: CallPermit,
         kind: &Kind,
         namespace: &str,
         name: &str,
@@ -278,7 +244,7 @@ impl Api {
         let call = Call::new("patch", kind, namespace, name);
         let request = self.patching(kind, namespace, name, &Patch::Merge(patch));
         let request = prepared(&call, request, stream::METADATA_ONLY)?;
-        let body = self.change(permit, &call, request).await?;
+        let body = self.change(&call, request).await?;
         read_object(&call, body)
     }
 
@@ -288,7 +254,6 @@ impl Api {
     /// See [`crate::errors`].
     pub async fn delete(
         &self,
-        permit: CallPermit,
         kind: &Kind,
         namespace: &str,
         name: &str,
@@ -298,7 +263,7 @@ impl Api {
         let request = kind.requests(namespace).delete(&escape(name), options);
         let request = prepared(&call, request, JSON)?;
         let preconditions = options.preconditions.as_ref();
-        match self.change(permit, &call, request).await {
+        match self.change(&call, request).await {
             Ok(_) => Ok(Deletion::Accepted),
             Err(error) if error.reason() == Reason::NotFound => Ok(Deletion::Gone),
             // In a deletion only preconditions conflict: the object of this name is another one now.
@@ -380,8 +345,7 @@ impl Api {
         let request =
             written(review).and_then(|body| requests.create(&PostParams::default(), body));
         let request = prepared(&call, request, JSON)?;
-        let permit = self.acquire_permit().await;
-        let body = self.change(permit, &call, request).await?;
+        let body = self.change(&call, request).await?;
         decode(&call, &body)
     }
 
@@ -397,118 +361,74 @@ impl Api {
         let call = Call::path("get", path);
         let request = Request::get(path).body(Vec::new());
         let request = request.map_err(core::request::Error::BuildRequest);
-        let body = self.read(&call, prepared(&call, request, accept)?).await?;
+        let body = self.read(&call, prepared(&call, request, accept)?).await;
+        let body = body.map_err(|error| crate::errors::of(&call, &error))?;
         decode(&call, &body)
     }
 
-    /// Timeout of one call.
-    pub(crate) fn timeout(&self) -> Duration {
-        self.inner.timeout
+    /// The client below, for what is sent by kube itself.
+    pub(crate) fn kube(&self) -> kube::Client {
+        self.inner.client.kube()
     }
 
-    pub(crate) fn raw(&self) -> kube::Client {
-        self.inner.connection.client()
-    }
-
-    /// Reloads credentials when they change on disk. Runs until it is dropped.
-    pub async fn follow_credentials(&self) {
-        self.inner.connection.follow().await;
-    }
-
-    /// A read-only call. Retried once after a pause that the server asked for, or with new credentials.
-    async fn read(&self, call: &Call, request: Request<Vec<u8>>) -> Result<Bytes> {
-        let first = {
-            let _permit = self.acquire_permit().await;
-            self.send(call, request.clone()).await
-        };
-        match first {
-            Err(error) if error.reason() == Reason::RateLimited => {}
-            Err(error)
-                if error.reason() == Reason::CredentialsRefused
-                    && self.inner.connection.reload_if_changed().await => {}
-            other => return other,
-        }
-        let _permit = self.acquire_permit().await;
-        self.send(call, request).await
-    }
-
-    async fn change(
-        &self,
-        permit: CallPermit,
-        call: &Call,
-        request: Request<Vec<u8>>,
-    ) -> Result<Bytes> {
-        let done = self.send(call, request).await;
-        drop(permit);
-        if matches!(&done, Err(error) if error.reason() == Reason::CredentialsRefused) {
-            // Used by the next call; this one is not retried.
-            self.inner.connection.reload_if_changed().await;
-        }
-        done
-    }
-
-    async fn send(&self, call: &Call, request: Request<Vec<u8>>) -> Result<Bytes> {
-        use http_body_util::BodyExt as _;
-        let mut span = span(call, request.method().as_str());
-        let sent = async {
-            let response = self.respond(call, request).await?;
-            match response.into_body().collect().await {
-                Ok(body) => Ok(body.to_bytes()),
-                Err(error) => Err(crate::errors::cut_off(call, &error)),
-            }
-        };
-        let sent = tokio::time::timeout(self.inner.timeout, sent);
-        let answer = match drover_telemetry::span::within(span.as_ref(), sent).await {
-            Ok(answer) => answer,
-            Err(_) => Err(crate::errors::timeout(call, self.inner.timeout)),
-        };
-        if let (Some(span), Err(error)) = (&mut span, &answer) {
-            // The message of the API server, or of a webhook, may quote rendered template output.
-            span.fail(drover_convert::error::reason_name(error.reason()), "");
+    /// A read-only call. Sent once more with new credentials if there are any.
+    async fn read(&self, call: &Call, request: Request<Vec<u8>>) -> kube::Result<Bytes> {
+        let used = self.inner.client.credentials();
+        let answer = self.send(call, request.clone()).await;
+        if answer.as_ref().is_err_and(are_refused) && self.inner.client.renew(&used).await {
+            return self.send(call, request).await;
         }
         answer
     }
 
-    /// Sends a request and awaits the head of the response. A status other than success becomes an error: kube's own
-    /// drops `Retry-After`, and reads neither protobuf nor the text of a proxy.
-    async fn respond(
-        &self,
-        call: &Call,
-        mut request: Request<Vec<u8>>,
-    ) -> Result<http::Response<Body>> {
-        use http_body_util::BodyExt as _;
+    /// A call that changes something. With new credentials only the next one is sent.
+    async fn change(&self, call: &Call, request: Request<Vec<u8>>) -> Result<Bytes> {
+        let used = self.inner.client.credentials();
+        let answer = self.send(call, request).await;
+        if answer.as_ref().is_err_and(are_refused) {
+            self.inner.client.renew(&used).await;
+        }
+        answer.map_err(|error| crate::errors::of(call, &error))
+    }
+
+    async fn send(&self, call: &Call, request: Request<Vec<u8>>) -> kube::Result<Bytes> {
+        let mut span = span(call, request.method().as_str());
+        let sent = async {
+            let answer = self.respond(request).await?;
+            let body = answer.into_body().collect().await?;
+            Ok(body.to_bytes())
+        };
+        let answer = drover_telemetry::span::within(span.as_ref(), sent).await;
+        if let (Some(span), Err(error)) = (&mut span, &answer) {
+            // The message of the API server, or of a webhook, may quote rendered template output.
+            let reason = crate::errors::of(call, error).reason();
+            span.fail(drover_convert::error::reason_name(reason), "");
+        }
+        answer
+    }
+
+    /// Sends a request and awaits the head of the answer. A failure becomes an error, as in kube's own calls.
+    async fn respond(&self, mut request: Request<Vec<u8>>) -> kube::Result<http::Response<Body>> {
         // API servers support tracing too.
         if let Some(context) = drover_telemetry::current() {
             context.put(request.headers_mut());
         }
-        let response = self
-            .raw()
-            .send(request.map(Body::from))
-            .await
-            .map_err(|error| crate::errors::transport(call, &error))?;
-        if response.status().is_success() {
-            return Ok(response);
+        let answer = self.kube().send(request.map(Body::from)).await?;
+        if answer.status().is_success() {
+            return Ok(answer);
         }
-        let (head, body) = response.into_parts();
-        let limited = http_body_util::Limited::new(body, crate::errors::MAX_STATUS);
-        // Without a readable body the status code still tells what is wrong.
-        let body = limited
-            .collect()
-            .await
-            .map(http_body_util::Collected::to_bytes)
-            .unwrap_or_default();
-        let error = crate::errors::status(call, head.status, &head.headers, &body);
-        if error.reason() == Reason::RateLimited {
-            self.pause(error.retry_after().unwrap_or(DEFAULT_PAUSE));
-        }
-        Err(error)
+        let body = answer.into_body().collect().await?.to_bytes();
+        let status = serde_json::from_slice(&body).map_err(kube::Error::SerdeError)?;
+        Err(kube::Error::Api(status))
     }
+}
 
-    /// Suspends calls for a while.
-    fn pause(&self, span: Duration) {
-        let until = Instant::now() + span.min(MAX_PAUSE);
-        let mut pause = self.inner.pause.lock();
-        *pause = Some(pause.map_or(until, |now| now.max(until)));
+/// Whether the credentials were the reason of a failure.
+fn are_refused(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => status.code == StatusCode::UNAUTHORIZED,
+        kube::Error::Auth(_) => true,
+        _ => false,
     }
 }
 
@@ -550,28 +470,15 @@ fn decode<T: DeserializeOwned>(call: &Call, body: &[u8]) -> Result<T> {
 
 /// The metadata of an object, in JSON or protobuf.
 fn read_object(call: &Call, body: Bytes) -> Result<Object> {
-    if !is_protobuf(&body) {
+    if !wire::is_protobuf(&body) {
         return decode(call, &body);
     }
     let read: protobuf::Partial =
-        read_protobuf(body).map_err(|error| crate::errors::unreadable_protobuf(call, &error))?;
+        wire::object(body).map_err(|error| crate::errors::unreadable_protobuf(call, &error))?;
     Ok(read.into())
 }
 
 fn name_of(object: &Value) -> &str {
     let name = object.pointer("/metadata/name");
     name.and_then(Value::as_str).unwrap_or_default()
-}
-
-/// What is written as it is in a segment of a path (RFC 3986, unreserved).
-const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'_')
-    .remove(b'.')
-    .remove(b'~');
-
-/// Percent-encodes text for a path, into which kube writes it as it is.
-#[must_use]
-pub fn escape(text: &str) -> String {
-    utf8_percent_encode(text, SEGMENT).to_string()
 }

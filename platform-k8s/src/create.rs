@@ -221,10 +221,9 @@ impl Creator {
         let Some(body) = alone(step, all) else {
             return Ok(());
         };
-        let permit = self.api.acquire_permit().await;
         let answer = self
             .api
-            .try_create(permit, &step.kind, &step.namespace, &body)
+            .try_create(&step.kind, &step.namespace, &body)
             .await;
         match answer {
             Ok(()) => Ok(()),
@@ -261,14 +260,14 @@ impl Creator {
         let mut progress = Progress::default();
         let mut anchor = None;
         for step in &steps {
-            let permit = self.api.acquire_permit().await;
+            let permit = self.api.permit().await;
             // Once begun, a set is finished.
             if progress.items.is_empty() && !batch.may_start() {
                 return Outcome::NotStarted;
             }
             let made = self
                 .api
-                .create(permit, &step.kind, &step.namespace, &step.body)
+                .create_now(permit, &step.kind, &step.namespace, &step.body)
                 .await;
             let made = match made {
                 Ok(object) => Ok(Made::new(object, step)),
@@ -324,11 +323,7 @@ impl Creator {
         let mut body = step.body.clone();
         // With the uid, apply does not recreate the object if it is deleted meanwhile.
         body["metadata"]["uid"] = meta.uid().into();
-        let permit = self.api.acquire_permit().await;
-        let applied = self
-            .api
-            .apply(permit, &step.kind, &step.namespace, &body)
-            .await;
+        let applied = self.api.apply(&step.kind, &step.namespace, &body).await;
         let error = match applied {
             Ok(object) => return Ok(Made::before(&object, step)),
             Err(error) => error,
@@ -418,10 +413,9 @@ impl Creator {
                 uid: Some(item.meta.uid().to_owned()),
                 resource_version: None,
             });
-            let permit = self.api.acquire_permit().await;
             let (namespace, name) = (item.meta.namespace(), item.meta.name());
             self.api
-                .delete(permit, &item.kind, namespace, name, &options)
+                .delete(&item.kind, namespace, name, &options)
                 .await?;
         }
         for item in &items {

@@ -354,11 +354,8 @@ impl Remover {
                 resource_version: None,
             })
         };
-        let permit = self.api.acquire_permit().await;
         let (namespace, name) = (item.meta.namespace(), item.meta.name());
-        self.api
-            .delete(permit, &item.kind, namespace, name, &options)
-            .await
+        self.api.delete(&item.kind, namespace, name, &options).await
     }
 }
 

@@ -16,6 +16,7 @@ use drover_proto::platform::v1::{
     Capability, DeprovisionState, ExecStart, FailureDomain, KeptStorage, Limits, Node, NodeClass,
     StreamLogsRequest,
 };
+use drover_resources_kubernetes::client::Clients;
 use k8s_openapi::apimachinery::pkg::version::Info;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -59,10 +60,10 @@ impl KubernetesDriver {
     ///
     /// # Errors
     /// `Invalid` for wrong settings; `Precondition` or `PermissionDenied` if the API server lacks or refuses something.
-    pub async fn open(settings: Settings) -> Result<Self> {
+    pub async fn open(settings: Settings, clients: &Clients) -> Result<Self> {
         settings.check()?;
         let settings = Arc::new(settings);
-        let api = Api::open(&settings).await?;
+        let api = Api::over(clients.get(&settings.client()).await?, &settings);
         let fixed = describe(&api, &settings).await?;
         let watches = Watches::start(&api, &settings).await?;
         let cache = Arc::clone(watches.cache());

@@ -4,6 +4,7 @@ pub mod declared;
 
 use std::collections::BTreeMap;
 
+use drover_core::name::RESERVED_PREFIX;
 use drover_platform::identity::{Identity, hex};
 use drover_proto::platform::v1::NodeRole;
 use kube::core::ObjectMeta;
@@ -301,7 +302,7 @@ pub fn is_key(text: &str) -> bool {
 /// Whether a key is reserved for the platform.
 #[must_use]
 pub fn is_ours(key: &str) -> bool {
-    key.starts_with("drover.dev/") || key == MANAGED_BY || declared::is_name(key)
+    key.starts_with(RESERVED_PREFIX) || key == MANAGED_BY || declared::is_name(key)
 }
 
 fn is_inner(c: char) -> bool {

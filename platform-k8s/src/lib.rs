@@ -11,7 +11,7 @@
 //!         └─ labels, selected                                          ownership of objects, selection by labels
 //! hosts ──── another driver: nodes are hosts of metal3
 //! resources ── the services of drover.kubernetes.v1, beside the platform
-//! client ─── the only access to the API server: permits, timeouts, pauses, credentials, errors
+//! client ─── the platform's calls of the API server, by the client of the resources: limits, credentials, errors
 //! ```
 
 pub mod access;

@@ -4,6 +4,7 @@ use std::{error::Error as StdError, path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use drover_platform_k8s::{PlatformServer, Settings, resources, settings::DriverKind};
+use drover_resources_kubernetes::client::Clients;
 use drover_server::{Binary, ServerSettings, Service, Shutdown};
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
@@ -93,11 +94,14 @@ async fn start(
     }
     let opened = stop
         .run_until_cancelled(async {
+            // Both stay together within the limits of calls.
+            let clients = Clients::default();
             let resources = match settings.resources.enabled {
-                true => Some(resources::open(&settings).await?),
+                true => Some(resources::open(&settings, &clients).await?),
                 false => None,
             };
-            Ok::<_, drover_core::Error>((PlatformServer::open(settings).await?, resources))
+            let platform = PlatformServer::open_with(settings, &clients).await?;
+            Ok::<_, drover_core::Error>((platform, resources))
         })
         .await;
     let Some(opened) = opened else {

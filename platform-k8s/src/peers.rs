@@ -289,12 +289,8 @@ impl Teller {
 
     async fn write(&self, untold: &Untold) -> Result<()> {
         let patch = json!({"metadata": {"annotations": {labels::PEERS: &*untold.list}}});
-        let permit = self.api.acquire_permit().await;
         let (namespace, name) = (&untold.namespace, &untold.name);
-        let written = self
-            .api
-            .patch(permit, &self.pods, namespace, name, &patch)
-            .await;
+        let written = self.api.patch(&self.pods, namespace, name, &patch).await;
         known_gone(written.map(drop))
     }
 }

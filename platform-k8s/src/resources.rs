@@ -12,7 +12,7 @@ use drover_resources_fake::Fake;
 use drover_resources_kubernetes::{
     KubernetesConfigurations, KubernetesNetworkPolicies, KubernetesNodes, KubernetesPods,
     KubernetesServices,
-    client::{ApiClient, ClientSettings},
+    client::Clients,
     ingress::{IngressBackends, Options},
 };
 use serde::{Deserialize, Serialize};
@@ -34,6 +34,11 @@ pub struct ResourcesSettings {
     pub max_waits: usize,
     /// Most commands, files and logs at once. Each holds a connection to the API server and one to a kubelet.
     pub max_streams: usize,
+    /// Most waits of one caller at once, so that some are left for others. `None`: three quarters of `max_waits`.
+    pub max_waits_per_caller: Option<usize>,
+    /// Most commands, files and logs of one caller at once, so that some are left for others. `None`: three quarters of
+    /// `max_streams`.
+    pub max_streams_per_caller: Option<usize>,
     /// How ingresses are made, with `kubernetes`.
     pub ingress: IngressSettings,
     /// Seed of the parts that are `fake`: their uids follow from it.
@@ -62,6 +67,8 @@ impl Default for ResourcesSettings {
             pod_policy: PodPolicies::default(),
             max_waits: MAX_WAITS,
             max_streams: MAX_STREAMS,
+            max_waits_per_caller: None,
+            max_streams_per_caller: None,
             ingress: IngressSettings::default(),
             fake_seed: 0,
             nodes: PartSettings::default(),
@@ -153,11 +160,11 @@ pub fn fake(settings: &Settings) -> Result<Resources> {
     Resources::new(fake.cluster(), served)
 }
 
-/// The parts as they are set up. Must be called within a runtime of tokio.
+/// The parts as they are set up, by clients that others may use too. Must be called within a runtime of tokio.
 ///
 /// # Errors
 /// `Invalid` with the setting; for parts of an API server also as [`crate::PlatformServer::open`] does.
-pub async fn open(settings: &Settings) -> Result<Resources> {
+pub async fn open(settings: &Settings, clients: &Clients) -> Result<Resources> {
     check(settings)?;
     // Parts that are made in one way share what is behind them.
     let mut made: Vec<(&PartSettings, Parts)> = Vec::new();
@@ -167,7 +174,7 @@ pub async fn open(settings: &Settings) -> Result<Resources> {
         let found = match known {
             Some((_, parts)) => parts.clone(),
             None => {
-                let found = make(settings, name, source).await?;
+                let found = make(settings, clients, name, source).await?;
                 made.push((source, found.clone()));
                 found
             }
@@ -202,7 +209,12 @@ fn sources(all: &ResourcesSettings) -> [(&'static str, &PartSettings, Take); 7] 
     ]
 }
 
-async fn make(settings: &Settings, name: &str, part: &PartSettings) -> Result<Parts> {
+async fn make(
+    settings: &Settings,
+    clients: &Clients,
+    name: &str,
+    part: &PartSettings,
+) -> Result<Parts> {
     match part.from {
         Source::Off => Ok(Parts::default()),
         Source::Fake => Ok(Fake::new(settings.resources.fake_seed).parts()),
@@ -214,24 +226,19 @@ async fn make(settings: &Settings, name: &str, part: &PartSettings) -> Result<Pa
             })?;
             Ok(remote.parts())
         }
-        Source::Kubernetes => kubernetes(settings, part).await,
+        Source::Kubernetes => kubernetes(settings, clients, part).await,
     }
 }
 
-async fn kubernetes(settings: &Settings, part: &PartSettings) -> Result<Parts> {
-    let client = ApiClient::open(&ClientSettings {
-        kubeconfig: part
-            .kubeconfig
-            .clone()
-            .or_else(|| settings.kubeconfig.clone()),
-        context: match &part.kubeconfig {
-            Some(_) => part.context.clone(),
-            None => part.context.clone().or_else(|| settings.context.clone()),
-        },
-        max_concurrent_calls: settings.max_concurrent_calls,
-        call_timeout: settings.call_timeout(),
-    })
-    .await?;
+async fn kubernetes(settings: &Settings, clients: &Clients, part: &PartSettings) -> Result<Parts> {
+    let mut of_part = settings.client();
+    if part.kubeconfig.is_some() {
+        (of_part.kubeconfig, of_part.context) = (part.kubeconfig.clone(), None);
+    }
+    if part.context.is_some() {
+        of_part.context.clone_from(&part.context);
+    }
+    let client = clients.get(&of_part).await?;
     let ingress = &settings.resources.ingress;
     let options = Options {
         backend: match ingress.backend {
@@ -270,10 +277,12 @@ async fn kubernetes(settings: &Settings, part: &PartSettings) -> Result<Parts> {
 fn check(settings: &Settings) -> Result<()> {
     let resources = &settings.resources;
     for (field, limit) in [
-        ("max_waits", resources.max_waits),
-        ("max_streams", resources.max_streams),
+        ("max_waits", Some(resources.max_waits)),
+        ("max_streams", Some(resources.max_streams)),
+        ("max_waits_per_caller", resources.max_waits_per_caller),
+        ("max_streams_per_caller", resources.max_streams_per_caller),
     ] {
-        if limit == 0 {
+        if limit == Some(0) {
             return Err(Error::invalid(
                 format!("resources.{field}"),
                 "must be at least 1",
@@ -302,6 +311,8 @@ fn served(settings: &Settings) -> Served {
         pod_policy: settings.resources.pod_policy.clone(),
         max_waits: settings.resources.max_waits,
         max_streams: settings.resources.max_streams,
+        max_waits_per_caller: settings.resources.max_waits_per_caller,
+        max_streams_per_caller: settings.resources.max_streams_per_caller,
     }
 }
 

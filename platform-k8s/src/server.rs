@@ -5,6 +5,7 @@ use std::{ops::Deref, sync::Arc};
 use drover_core::Result;
 use drover_platform::{clock::Clock, driver::Driver, templates::Templates};
 use drover_replicante::ReplicanteApi;
+use drover_resources_kubernetes::client::Clients;
 use drover_server::Service;
 use drover_templates::Catalogue;
 
@@ -31,6 +32,14 @@ impl PlatformServer {
     /// `Invalid` for wrong settings or templates; `Precondition`, `PermissionDenied` or `CredentialsRefused` if the API
     /// server lacks or refuses something; `Unavailable` if it cannot be reached.
     pub async fn open(settings: Settings) -> Result<Self> {
+        Self::open_with(settings, &Clients::default()).await
+    }
+
+    /// Like [`PlatformServer::open`], by clients that others may use too.
+    ///
+    /// # Errors
+    /// See [`PlatformServer::open`].
+    pub async fn open_with(settings: Settings, clients: &Clients) -> Result<Self> {
         let clock = Clock::start();
         let directory = settings.templates.clone();
         let replicante = settings.replicante.clone();
@@ -39,13 +48,14 @@ impl PlatformServer {
             DriverKind::Pods => {
                 let catalogue = Catalogue::open(CATALOGUE, directory.as_deref())?;
                 let templates = Templates::Catalogue(Arc::new(catalogue));
-                (Arc::new(KubernetesDriver::open(settings).await?), templates)
+                let driver = KubernetesDriver::open(settings, clients).await?;
+                (Arc::new(driver), templates)
             }
             // Nothing is installed on hosts.
-            DriverKind::Hosts => (
-                Arc::new(HostDriver::open(settings).await?),
-                Templates::Anything,
-            ),
+            DriverKind::Hosts => {
+                let driver = HostDriver::open(settings, clients).await?;
+                (Arc::new(driver), Templates::Anything)
+            }
         };
         let served = drover_platform::PlatformServer::new(NAME, driver, templates, clock)?;
         Ok(Self {

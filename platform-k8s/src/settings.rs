@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use drover_core::{Error, Result};
 use drover_replicante::ReplicanteSettings;
+use drover_resources_kubernetes::client::ClientSettings;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -61,7 +62,8 @@ pub struct Settings {
     /// How long a pod may wait for a place before its node counts as failed, in seconds. Longer than a cluster
     /// autoscaler takes to bring a new one.
     pub unschedulable_timeout_seconds: f64,
-    /// Calls to the API server in flight at once; watches, logs and commands excepted.
+    /// Calls to the API server in flight at once, of platform and resources together; watches, logs and commands
+    /// excepted.
     pub max_concurrent_calls: usize,
     /// Objects in one page of a list.
     pub page_size: usize,
@@ -211,6 +213,17 @@ impl Settings {
             ));
         }
         Ok(())
+    }
+
+    /// The client of the API server.
+    #[must_use]
+    pub fn client(&self) -> ClientSettings {
+        ClientSettings {
+            kubeconfig: self.kubeconfig.clone(),
+            context: self.context.clone(),
+            max_concurrent_calls: self.max_concurrent_calls,
+            call_timeout: self.call_timeout(),
+        }
     }
 
     /// Timeout of one call.

@@ -178,8 +178,7 @@ pub async fn keep(api: &Api, kind: &Kind, meta: &ObjectMeta, keys: &LabelKeys) -
             KEPT_SINCE: since.as_secs().to_string(),
         },
     }});
-    let permit = api.acquire_permit().await;
-    api.patch(permit, kind, meta.namespace(), meta.name(), &patch)
+    api.patch(kind, meta.namespace(), meta.name(), &patch)
         .await?;
     Ok(id(meta))
 }
@@ -244,9 +243,7 @@ pub async fn hand_on(api: &Api, kind: &Kind, meta: &ObjectMeta, body: &Value) ->
         "labels": labels,
         "annotations": annotations,
     }});
-    let permit = api.acquire_permit().await;
-    api.patch(permit, kind, meta.namespace(), meta.name(), &patch)
-        .await
+    api.patch(kind, meta.namespace(), meta.name(), &patch).await
 }
 
 /// Lists all kept storage.
@@ -314,8 +311,7 @@ pub async fn delete(
         // A node that takes it over meanwhile keeps it.
         resource_version: Some(meta.version().to_owned()),
     });
-    let permit = api.acquire_permit().await;
-    api.delete(permit, &kind, namespace, name, &options).await?;
+    api.delete(&kind, namespace, name, &options).await?;
     // A failed precondition is also reported as gone: read again.
     Ok(match api.get_meta(&kind, namespace, name).await? {
         None => DeprovisionState::Gone,

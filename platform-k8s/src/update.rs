@@ -143,9 +143,8 @@ impl Updater {
     }
 
     async fn write(&self, item: &Item, body: &Value) -> Result<()> {
-        let permit = self.api.acquire_permit().await;
         let (namespace, name) = (item.meta.namespace(), item.meta.name());
-        let patched = self.api.patch(permit, &item.kind, namespace, name, body);
+        let patched = self.api.patch(&item.kind, namespace, name, body);
         patched.await.map(drop)
     }
 }
@@ -184,10 +183,7 @@ pub(crate) async fn follow(
     };
     let plain = selected::plain(api, settings, leader.labels.keys()).await?;
     let body = following(meta, now, leader, &plain)?;
-    let permit = api.acquire_permit().await;
-    let patched = api
-        .patch(permit, &pod.kind, &pod.namespace, &pod.name, &body)
-        .await;
+    let patched = api.patch(&pod.kind, &pod.namespace, &pod.name, &body).await;
     patched.map(drop)
 }
 

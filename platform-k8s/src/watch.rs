@@ -103,13 +103,6 @@ impl Watches {
         tasks.push(tokio::spawn(
             stop.clone().run_until_cancelled_owned(telling).into_unit(),
         ));
-        let credentials = api.clone();
-        let following = async move { credentials.follow_credentials().await };
-        tasks.push(tokio::spawn(
-            stop.clone()
-                .run_until_cancelled_owned(following)
-                .into_unit(),
-        ));
         Ok(Self {
             cache,
             stop,

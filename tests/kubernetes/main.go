@@ -13,8 +13,11 @@ import (
 	_ "k8s.io/component-base/logs/json/register"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
+	kubectl "k8s.io/kubectl/pkg/cmd"
+	kubectlutil "k8s.io/kubectl/pkg/cmd/util"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
@@ -22,7 +25,9 @@ import (
 var components = map[string]func() *cobra.Command{
 	"kube-apiserver":          apiserver.NewAPIServerCommand,
 	"kube-controller-manager": controllermanager.NewControllerManagerCommand,
+	"kube-proxy":              proxy.NewProxyCommand,
 	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
+	"kubectl":                 kubectl.NewDefaultKubectlCommand,
 	"kubelet":                 kubelet.NewKubeletCommand,
 }
 
@@ -42,6 +47,11 @@ func main() {
 		sort.Strings(names)
 		fmt.Fprintf(os.Stderr, "usage: kubernetes %s [flags]\n", strings.Join(names, "|"))
 		os.Exit(64)
+	}
+	if filepath.Base(os.Args[0]) == "kubectl" {
+		// It says its errors in words of its own.
+		kubectlutil.CheckErr(cli.RunNoErrOutput(component()))
+		return
 	}
 	os.Exit(cli.Run(component()))
 }

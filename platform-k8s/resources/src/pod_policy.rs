@@ -56,6 +56,15 @@ const SECCOMP: [&str; 2] = [
     "container.seccomp.security.alpha.kubernetes.io/",
 ];
 
+/// Annotations by which controllers take configuration of theirs as it stands (ingress-nginx and HAProxy end theirs in
+/// `-snippet`, NGINX in `-snippets`): who may write it reads what the controller reads, secrets of all namespaces among it.
+const SNIPPETS: [&str; 2] = ["-snippet", "-snippets"];
+/// The same of HAProxy Ingress, which has one annotation for each section.
+const SECTIONS: [&str; 2] = [
+    "haproxy-ingress.github.io/config-",
+    "ingress.kubernetes.io/config-",
+];
+
 impl PodPolicies {
     /// The level of a namespace.
     #[must_use]
@@ -92,10 +101,34 @@ impl PodPolicies {
                 judge.container(&field, container, spec.security.as_ref());
             }
         }
-        if judge.violations.is_empty() {
+        judge.finish()
+    }
+}
+
+impl PodPolicies {
+    /// Refuses an ingress whose annotations are beyond the level of its namespace.
+    ///
+    /// # Errors
+    /// `Invalid` with the fields.
+    pub fn check_ingress(&self, ingress: &api::Ingress) -> Result<()> {
+        let metadata = ingress.metadata.clone().unwrap_or_default();
+        let level = self.of(&metadata.namespace);
+        if level == PodPolicy::Privileged {
             return Ok(());
         }
-        Err(Error::violations(judge.violations))
+        let mut judge = Judge {
+            level,
+            violations: Vec::new(),
+        };
+        for key in metadata.annotations.keys() {
+            let snippet = SNIPPETS.iter().any(|end| key.ends_with(end));
+            let section = SECTIONS.iter().any(|begin| key.starts_with(begin));
+            if snippet || section {
+                let field = format!("ingress.metadata.annotations[{key}]");
+                judge.refuse(field, "configuration of a controller is not allowed");
+            }
+        }
+        judge.finish()
     }
 }
 
@@ -105,6 +138,13 @@ struct Judge {
 }
 
 impl Judge {
+    fn finish(self) -> Result<()> {
+        if self.violations.is_empty() {
+            return Ok(());
+        }
+        Err(Error::violations(self.violations))
+    }
+
     fn restricted(&self) -> bool {
         self.level == PodPolicy::Restricted
     }

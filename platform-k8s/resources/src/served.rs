@@ -1,12 +1,14 @@
 //! What a server serves of its cluster, and to what limits.
 
+use std::cmp::Ordering;
+
 use drover_core::{Error, Reason, Result};
 
 use crate::pod_policy::PodPolicies;
 
-/// Waits at once. Each holds a watch at the API server, which has to send every change to all of them.
+/// Waits of all callers at once. Each holds a watch at the API server, which has to send every change to all of them.
 pub const MAX_WAITS: usize = 256;
-/// Commands, files and logs at once. Each holds a connection to the API server and one to a kubelet.
+/// Commands, files and logs of all callers at once. Each holds a connection to the API server and one to a kubelet.
 pub const MAX_STREAMS: usize = 128;
 
 /// The namespaces that are served, and the limits of the server.
@@ -24,6 +26,10 @@ pub struct Served {
     pub max_waits: usize,
     /// Most commands, files and logs at once.
     pub max_streams: usize,
+    /// Most waits of one caller at once. `None`: three quarters of `max_waits`, as of a server's other limits.
+    pub max_waits_per_caller: Option<usize>,
+    /// Most commands, files and logs of one caller at once. `None`: three quarters of `max_streams`.
+    pub max_streams_per_caller: Option<usize>,
 }
 
 impl Default for Served {
@@ -35,8 +41,17 @@ impl Default for Served {
             pod_policy: PodPolicies::default(),
             max_waits: MAX_WAITS,
             max_streams: MAX_STREAMS,
+            max_waits_per_caller: None,
+            max_streams_per_caller: None,
         }
     }
+}
+
+/// The order of namespaces, in which `a-b` comes before `a`: that of the keys `NAMESPACE/NAME` in the API server's storage.
+/// Its pages over all namespaces have it, and to sort them anew would take all of them at once.
+pub(crate) fn in_order(a: &str, b: &str) -> Ordering {
+    let key = |namespace: &str| namespace.bytes().chain([b'/']).collect::<Vec<u8>>();
+    key(a).cmp(&key(b))
 }
 
 impl Served {
@@ -63,7 +78,7 @@ impl Served {
         }
         let mut scopes = self.namespaces.clone();
         scopes.retain(|one| self.serves(one));
-        scopes.sort_unstable();
+        scopes.sort_unstable_by(|a, b| in_order(a, b));
         scopes.dedup();
         scopes
     }

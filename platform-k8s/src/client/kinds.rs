@@ -153,7 +153,7 @@ impl Cache {
         {
             return Ok(Arc::clone(kinds));
         }
-        // The same two calls as kube's `Discovery`, but with our permits, timeouts and errors.
+        // The same two calls as kube's `Discovery`, but with our errors.
         let (core, groups) = futures::try_join!(
             api.read_path::<Groups>("/api", AGGREGATED),
             api.read_path::<Groups>("/apis", AGGREGATED)

@@ -6,11 +6,11 @@
 
 use std::collections::BTreeMap;
 
-use bytes::{Buf as _, Bytes};
+use bytes::Bytes;
+use drover_resources_kubernetes::client::protobuf::{object, status};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use kube::core::{
-    ListMeta, ObjectList, ObjectMeta, Status, TypeMeta, WatchEvent,
-    response::{StatusCause, StatusDetails},
+    ListMeta, ObjectList, ObjectMeta, TypeMeta, WatchEvent,
     watch::{Bookmark, BookmarkMeta},
 };
 use prost::{DecodeError, Message};
@@ -20,8 +20,6 @@ use tokio_util::codec::LengthDelimitedCodec;
 use super::Object;
 
 pub(super) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
-/// Prefix of every encoded object.
-const MAGIC: &[u8] = b"k8s\0";
 
 /// An object that can be read from JSON and from protobuf.
 pub trait Readable: DeserializeOwned + Clone + Send {
@@ -31,19 +29,6 @@ pub trait Readable: DeserializeOwned + Clone + Send {
 
 impl Readable for Object {
     type Wire = Partial;
-}
-
-/// Whether this is an object in protobuf. No JSON starts with the same bytes.
-pub(crate) fn is_protobuf(body: &[u8]) -> bool {
-    body.starts_with(MAGIC)
-}
-
-/// Decodes one object.
-pub(crate) fn object<M: Message + Default>(mut body: Bytes) -> Result<M, DecodeError> {
-    if is_protobuf(&body) {
-        body.advance(MAGIC.len());
-    }
-    M::decode(Unknown::decode(body)?.raw)
 }
 
 /// Decodes one page of a list.
@@ -89,15 +74,8 @@ pub(super) fn event<T: Readable>(frame: Bytes) -> Result<WatchEvent<T>, DecodeEr
                 },
             })
         }
-        _ => WatchEvent::Error(Box::new(object::<WireStatus>(body)?.into())),
+        _ => WatchEvent::Error(Box::new(status(body))),
     })
-}
-
-/// `runtime.Unknown`: an encoded object and its type.
-#[derive(Clone, PartialEq, Message)]
-struct Unknown {
-    #[prost(bytes = "bytes", tag = "2")]
-    raw: Bytes,
 }
 
 /// `meta/v1` WatchEvent.
@@ -230,70 +208,6 @@ impl From<Owner> for OwnerReference {
             uid: from.uid,
             controller: from.controller.then_some(true),
             block_owner_deletion: None,
-        }
-    }
-}
-
-/// `meta/v1` Status.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct WireStatus {
-    #[prost(string, tag = "3")]
-    message: String,
-    #[prost(string, tag = "4")]
-    reason: String,
-    #[prost(message, optional, tag = "5")]
-    details: Option<WireDetails>,
-    #[prost(int32, tag = "6")]
-    code: i32,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct WireDetails {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(string, tag = "3")]
-    kind: String,
-    #[prost(message, repeated, tag = "4")]
-    causes: Vec<WireCause>,
-    #[prost(int32, tag = "5")]
-    retry_after_seconds: i32,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct WireCause {
-    #[prost(string, tag = "1")]
-    reason: String,
-    #[prost(string, tag = "2")]
-    message: String,
-    #[prost(string, tag = "3")]
-    field: String,
-}
-
-impl From<WireStatus> for Status {
-    fn from(from: WireStatus) -> Self {
-        Self {
-            code: u16::try_from(from.code).unwrap_or_default(),
-            message: from.message,
-            reason: from.reason,
-            details: from.details.map(|details| StatusDetails {
-                name: details.name,
-                group: String::new(),
-                kind: details.kind,
-                uid: String::new(),
-                causes: details.causes.into_iter().map(Into::into).collect(),
-                retry_after_seconds: u32::try_from(details.retry_after_seconds).unwrap_or_default(),
-            }),
-            ..Self::default()
-        }
-    }
-}
-
-impl From<WireCause> for StatusCause {
-    fn from(from: WireCause) -> Self {
-        Self {
-            reason: from.reason,
-            message: from.message,
-            field: from.field,
         }
     }
 }

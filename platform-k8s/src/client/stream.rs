@@ -3,7 +3,8 @@
 use std::{marker::PhantomData, time::Duration};
 
 use bytes::{Bytes, BytesMut};
-use drover_core::{Error, Reason, Result};
+use drover_core::{Error, Result};
+use drover_resources_kubernetes::client::limits;
 use futures::StreamExt as _;
 use http::{Request, header};
 use http_body_util::BodyExt as _;
@@ -19,6 +20,7 @@ use tokio_util::codec::{Decoder as _, LengthDelimitedCodec, LinesCodec};
 use super::{
     Api, Call, JSON, Kind, decode, prepared,
     protobuf::{self, PROTOBUF, Readable},
+    wire,
 };
 
 /// Only the metadata of an object, or of the objects of a watch. Servers that do not support partial objects send whole
@@ -64,7 +66,7 @@ impl Api {
     /// which a watch continues.
     ///
     /// # Errors
-    /// [`Reason::PageTokenExpired`] if the continue token expired before the last page: list again. Otherwise as in
+    /// `PageTokenExpired` if the continue token expired before the last page: list again. Otherwise as in
     /// [`crate::errors`].
     pub async fn list<T: Readable>(
         &self,
@@ -76,7 +78,7 @@ impl Api {
             Shape::Metadata => METADATA_LIST,
         };
         let read = |call: &Call, body: Bytes| {
-            if !protobuf::is_protobuf(&body) {
+            if !wire::is_protobuf(&body) {
                 return decode(call, &body);
             }
             protobuf::list(body).map_err(|error| crate::errors::unreadable_protobuf(call, &error))
@@ -101,7 +103,15 @@ impl Api {
         };
         loop {
             let request = prepared(&call, requests.list(&parameters), accept)?;
-            let list = read(&call, self.read(&call, request).await?)?;
+            let body = match self.read(&call, request).await {
+                Ok(body) => body,
+                Err(error) if limits::is_too_large(&error) && parameters.limit > Some(1) => {
+                    parameters.limit = parameters.limit.map(|limit| limit / 2);
+                    continue;
+                }
+                Err(error) => return Err(crate::errors::of(&call, &error)),
+            };
+            let list = read(&call, body)?;
             page(list.items);
             parameters.continue_token = list.metadata.continue_.filter(|next| !next.is_empty());
             if parameters.continue_token.is_none() {
@@ -143,10 +153,10 @@ impl Api {
         Ok(all)
     }
 
-    /// Opens a watch from a resourceVersion. It holds no permit while it is open.
+    /// Opens a watch from a resourceVersion. Only its opening is within the limits of calls.
     ///
     /// # Errors
-    /// [`Reason::PageTokenExpired`] if the server no longer has that version. Otherwise as in [`crate::errors`].
+    /// `PageTokenExpired` if the server no longer has that version. Otherwise as in [`crate::errors`].
     pub async fn watch<T: Readable>(
         &self,
         query: &ListQuery<'_>,
@@ -164,20 +174,8 @@ impl Api {
         };
         let request = query.kind.requests(query.namespace);
         let request = prepared(&call, request.watch(&parameters, version), accept)?;
-        // A permit only for opening, so that a pause applies to watches too.
-        let permit = self.acquire_permit().await;
-        let opened = tokio::time::timeout(self.inner.timeout, self.respond(&call, request)).await;
-        drop(permit);
-        let response = match opened {
-            Ok(Ok(response)) => response,
-            Ok(Err(error)) => {
-                if error.reason() == Reason::CredentialsRefused {
-                    self.inner.connection.reload_if_changed().await;
-                }
-                return Err(error);
-            }
-            Err(_) => return Err(crate::errors::timeout(&call, self.inner.timeout)),
-        };
+        let response = self.respond(request).await;
+        let response = response.map_err(|error| crate::errors::of(&call, &error))?;
         let media = response.headers().get(header::CONTENT_TYPE);
         let framing = if media.is_some_and(|it| it.as_bytes().starts_with(PROTOBUF.as_bytes())) {
             Framing::Protobuf(protobuf::framing(MAX_EVENT))
@@ -218,7 +216,7 @@ impl<T: Readable> Events<T> {
     /// The next event, or `None` if the server has ended the watch. Cancel safe: dropping the future loses nothing.
     ///
     /// # Errors
-    /// [`Reason::PageTokenExpired`]: the version has expired, list again. [`Reason::DeadlineExceeded`]: nothing arrived
+    /// `PageTokenExpired`: the version has expired, list again. `DeadlineExceeded`: nothing arrived
     /// for `silence`. Others: the stream was cut.
     pub async fn next(&mut self, silence: Duration) -> Result<Option<WatchEvent<T>>> {
         loop {
@@ -286,9 +284,8 @@ pub(crate) async fn bytes(
     call: Call,
     request: Request<Vec<u8>>,
 ) -> Result<futures::stream::BoxStream<'static, Result<Vec<u8>>>> {
-    let permit = api.acquire_permit().await;
-    let response = api.respond(&call, request).await?;
-    drop(permit);
+    let response = api.respond(request).await;
+    let response = response.map_err(|error| crate::errors::of(&call, &error))?;
     let stream = response.into_body().into_data_stream();
     Ok(stream
         .map(move |piece| match piece {

@@ -22,7 +22,7 @@ use drover_proto::platform::v1::{
     Capability, DeprovisionState, FailureDomain, Host, Limits, Node, Slot,
 };
 use drover_resources_kubernetes::{
-    client::{ApiClient, Call, ClientSettings},
+    client::{ApiClient, Call, Clients},
     errors,
 };
 use futures::{StreamExt as _, stream};
@@ -86,16 +86,10 @@ impl HostDriver {
     ///
     /// # Errors
     /// `Invalid` for wrong settings; `Precondition` or `PermissionDenied` if the API server lacks or refuses something.
-    pub async fn open(settings: Settings) -> Result<Self> {
+    pub async fn open(settings: Settings, clients: &Clients) -> Result<Self> {
         settings.check()?;
         settings.hosts.check()?;
-        let client = ApiClient::open(&ClientSettings {
-            kubeconfig: settings.kubeconfig.clone(),
-            context: settings.context.clone(),
-            max_concurrent_calls: settings.max_concurrent_calls,
-            call_timeout: settings.call_timeout(),
-        })
-        .await?;
+        let client = clients.get(&settings.client()).await?;
         let fixed = describe(&client, &settings).await?;
         let reader = Reader {
             keys: settings.labels.clone(),
@@ -183,7 +177,7 @@ impl Backend {
             params = params.continue_token(token);
         }
         let list = self.api(namespace).list(&params).await.map_err(|error| {
-            let error = errors::of(&Call::new("list", KIND, namespace, ""), error);
+            let error = errors::of(&Call::new("list", KIND, namespace, ""), &error);
             if error.reason() == Reason::NotFound {
                 let message = format!("the API server does not serve {KIND}: is metal3 installed?");
                 return Error::new(Reason::Precondition, message);
@@ -237,7 +231,7 @@ impl Backend {
         };
         let host = self.api(namespace).get_opt(name).await;
         let host =
-            host.map_err(|error| errors::of(&Call::new("get", KIND, namespace, name), error))?;
+            host.map_err(|error| errors::of(&Call::new("get", KIND, namespace, name), &error))?;
         match &host {
             Some(host) => self.cache.changed(host.clone()),
             None => self.cache.removed(id, None),
@@ -256,7 +250,7 @@ impl Backend {
         let patched = api
             .patch(&name, &params, &patch)
             .await
-            .map_err(|error| errors::of(&Call::new("patch", KIND, &namespace, &name), error))?;
+            .map_err(|error| errors::of(&Call::new("patch", KIND, &namespace, &name), &error))?;
         self.cache.changed(patched.clone());
         Ok(patched)
     }
@@ -731,7 +725,7 @@ async fn describe(client: &ApiClient, settings: &Settings) -> Result<Description
     let name = "kube-system";
     let namespace = api.get(name).await;
     let namespace =
-        namespace.map_err(|error| errors::of(&Call::new("get", "namespaces", "", name), error))?;
+        namespace.map_err(|error| errors::of(&Call::new("get", "namespaces", "", name), &error))?;
     let version = client.kube().apiserver_version().await;
     // Namespaces are a scope, and one more of them is no other backend.
     let digest = Sha256::digest(namespace.uid().unwrap_or_default().as_bytes());

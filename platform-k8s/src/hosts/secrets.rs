@@ -115,7 +115,7 @@ impl Secrets {
             Ok(Some(secret)) => Ok(secret),
             Ok(None) => Err(format!("Secret {name} is missing")),
             Err(error) => {
-                let error = errors::of(&Call::new("get", "secrets", namespace, name), error);
+                let error = errors::of(&Call::new("get", "secrets", namespace, name), &error);
                 Err(match error.reason() {
                     Reason::PermissionDenied => format!("this platform may not read Secret {name}"),
                     _ => format!("Secret {name} cannot be read: {}", error.message()),

@@ -102,8 +102,7 @@ impl DesiredService {
         let mut service = self.service(keys);
         let Some(there) = there else {
             let body = written(&service)?;
-            let permit = api.acquire_permit().await;
-            return api.create(permit, &kind, namespace, &body).await.map(drop);
+            return api.create(&kind, namespace, &body).await.map(drop);
         };
         if !self.is_it(&there, keys) {
             return Err(Error::new(
@@ -118,10 +117,7 @@ impl DesiredService {
         service.metadata.uid = Some(there.uid().to_owned());
         service.metadata.resource_version = Some(there.version().to_owned());
         let body = written(&service)?;
-        let permit = api.acquire_permit().await;
-        api.patch(permit, &kind, namespace, name, &body)
-            .await
-            .map(drop)
+        api.patch(&kind, namespace, name, &body).await.map(drop)
     }
 
     fn labels(&self, keys: &LabelKeys) -> BTreeMap<String, String> {

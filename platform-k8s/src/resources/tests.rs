@@ -44,6 +44,14 @@ async fn wrong_settings_are_named() {
             Box::new(|it| it.resources.max_streams = 0),
         ),
         (
+            "resources.max_waits_per_caller",
+            Box::new(|it| it.resources.max_waits_per_caller = Some(0)),
+        ),
+        (
+            "resources.max_streams_per_caller",
+            Box::new(|it| it.resources.max_streams_per_caller = Some(0)),
+        ),
+        (
             "resources.default_namespace",
             Box::new(|it| {
                 it.namespaces = vec!["shop".into()];
@@ -69,7 +77,7 @@ async fn wrong_settings_are_named() {
             it.resources = all(Source::Fake);
             change(it);
         });
-        let error = open(&settings).await.err().unwrap();
+        let error = open(&settings, &Clients::default()).await.err().unwrap();
         assert_eq!(error.fields()[0].field, field);
     }
 }
@@ -78,6 +86,7 @@ async fn wrong_settings_are_named() {
 async fn a_server_without_an_api_server_opens_from_memory_or_with_everything_off() {
     for from in [Source::Fake, Source::Off] {
         let settings = settings(|it| it.resources = all(from));
-        assert!(open(&settings).await.is_ok(), "{from:?}");
+        let opened = open(&settings, &Clients::default()).await;
+        assert!(opened.is_ok(), "{from:?}");
     }
 }

@@ -72,7 +72,7 @@ pub(super) trait Sink: Send {
     }
 }
 
-// Not kube's `watcher`: it reads JSON only, limits no event in size, and ignores the pauses and permits of our client.
+// Not kube's `watcher`: it reads JSON only, and limits no event in size.
 /// Parameters of a watch.
 pub(super) struct Follow {
     pub(super) api: Api,

@@ -23,6 +23,8 @@ pub fn sym(text: &str) -> Sym {
 pub const MAX_CLUSTER_NAME: usize = 40;
 /// Maximum length of a group or platform name, the limit of Kubernetes label values.
 pub const MAX_NAME: usize = 63;
+/// Prefix of labels, tags and annotations that are reserved for Drover.
+pub const RESERVED_PREFIX: &str = "drover.dev/";
 /// Maximum number of labels of a cluster.
 pub const MAX_LABELS: usize = 64;
 

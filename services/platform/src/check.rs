@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, HashSet};
 use drover_core::{
     Error, Result,
     error::Violation,
-    name::{MAX_LABELS, check_cluster_name, check_label, check_name, check_variable},
+    name::{
+        MAX_LABELS, RESERVED_PREFIX, check_cluster_name, check_label, check_name, check_variable,
+    },
     spec::{MAX_DEPTH, MAX_TEMPLATE_SECRET},
 };
 use drover_proto::{
@@ -23,8 +25,6 @@ use crate::{
     limits,
 };
 
-/// Prefix of labels that are reserved for Drover.
-pub(crate) const LABEL_PREFIX: &str = "drover.dev/";
 /// Maximum length of a spec hash, the limit of label values.
 const MAX_SPEC_HASH: usize = 63;
 /// Maximum length of the id or name of a node: a group path of maximum depth and length, its ordinal and its hash.
@@ -146,7 +146,7 @@ impl Checker {
     }
 
     fn foreign_label(&mut self, field: &str, key: &str) {
-        if key.starts_with(LABEL_PREFIX) {
+        if key.starts_with(RESERVED_PREFIX) {
             self.wrong(field, format!("label {key:?} belongs to Drover itself"));
         }
     }

@@ -42,7 +42,8 @@ impl Shares {
 
     /// Creates the quota for this number of slots. A single caller gets three quarters of them, because an orchestrator
     /// is often the only caller of a platform.
-    pub(crate) fn of(places: usize) -> Self {
+    #[must_use]
+    pub fn of(places: usize) -> Self {
         Self::new((places - places / 4).max(1))
     }
 

@@ -17,6 +17,7 @@
 
 pub mod body;
 pub mod call;
+pub mod definitions;
 pub mod manifests;
 pub mod namespace;
 pub mod proxy;

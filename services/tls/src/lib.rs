@@ -1,10 +1,12 @@
 //! Certificates: loading, validation, reloading, and explanations of rejections.
 //!
 //! TLS 1.3 only, with ring. [`server`] and [`client`] are the two sides, [`peer`] identifies the subject of a
-//! certificate, and [`explain`] describes handshake failures: which side rejects what, and why.
+//! certificate, and [`explain`] describes handshake failures: which side rejects what, and why. [`line`] is the
+//! connection of a client.
 
 pub mod client;
 pub mod explain;
+pub mod line;
 pub mod peer;
 mod pem;
 pub mod server;
@@ -15,6 +17,7 @@ use rustls::crypto::CryptoProvider;
 
 pub use self::{
     client::{Authorities, Client, ClientSettings, Identity},
+    line::{Connector, Line, LineError, Trouble},
     peer::{Certificate, Peer},
     server::{Server, ServerFiles},
 };

@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// forward passes connections on. Without kube-proxy, the address of the service `kubernetes` leads nowhere; this process
-// listens on that address, so that programs in pods reach the API server with their usual configuration.
+// forward passes connections on. The API server listens on loopback, where no pod reaches it; this process listens on the
+// address of the service `kubernetes`, or, with kube-proxy, on that of its endpoint, so that programs in pods reach the API
+// server with their usual configuration.
 func forward(args []string) error {
 	flags := flag.NewFlagSet("forward", flag.ExitOnError)
 	listen := flags.String("listen", "", "ADDRESS:PORT to listen on")

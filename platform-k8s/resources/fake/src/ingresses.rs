@@ -82,7 +82,9 @@ impl Store {
         };
         let (kind, name) = (kind(backend), named(&other));
         let message = format!("the {kind} {name:?} routes the host {host:?}");
-        Err(Error::new(Reason::IngressHostTaken, message).with_resource(kind, name))
+        Err(Error::new(Reason::IngressHostTaken, message)
+            .with_resource(kind, name)
+            .with_metadata("host", host))
     }
 
     /// Paths as this backend says them.

@@ -13,7 +13,7 @@ use drover_resources::parts::{Answers, Nodes};
 use crate::{
     Shared, State,
     selector::selects,
-    store::{Key, Store, key, named, now},
+    store::{Key, Store, key, named, now, uid},
     wait,
 };
 
@@ -217,15 +217,16 @@ fn drain(state: Arc<State>, request: api::DrainNodeRequest) -> Result<Answers<ap
                 }
                 ("Terminating", String::new())
             };
-            if store.pods.get(key).is_none() {
+            let Some(uid) = store.pods.get(key).map(uid) else {
                 progress.met += 1;
                 continue;
-            }
+            };
             progress.pending.push(api::WaitPending {
                 namespace: key.0.clone(),
                 name: key.1.clone(),
                 reason: reason.to_owned(),
                 message,
+                uid,
             });
         }
         progress.done = progress.met == progress.matched;

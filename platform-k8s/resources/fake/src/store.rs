@@ -134,7 +134,10 @@ impl<T: Object> Table<T> {
         };
         let (list, begin) = if token.is_empty() {
             let all = self.objects.values().filter(|object| matches(object));
-            (Arc::new(all.cloned().collect::<Vec<_>>()), 0)
+            let mut all: Vec<_> = all.cloned().collect();
+            // As the API server stores them: `a-b/x` before `a/x`.
+            all.sort_by_cached_key(|object| named(&key(object)));
+            (Arc::new(all), 0)
         } else {
             let (id, at) = token.split_once('.').ok_or_else(expired)?;
             let id: u64 = id.parse().map_err(|_| expired())?;

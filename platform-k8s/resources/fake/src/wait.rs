@@ -55,6 +55,7 @@ fn pending(object: &impl Object, (reason, message): (&str, &str)) -> api::WaitPe
         name,
         reason: reason.to_owned(),
         message: message.to_owned(),
+        uid: uid(object),
     }
 }
 
@@ -63,7 +64,7 @@ fn missing(namespace: &str, name: &str) -> api::WaitPending {
         namespace: namespace.to_owned(),
         name: name.to_owned(),
         reason: "NotFound".to_owned(),
-        message: String::new(),
+        ..api::WaitPending::default()
     }
 }
 
@@ -159,6 +160,7 @@ pub(crate) fn pods(
                 .unwrap_or_default();
             namespace == request.namespace
                 && (request.names.is_empty() || request.names.contains(&name))
+                && (request.uids.is_empty() || request.uids.contains(&uid(*pod)))
                 && selects(request.selector.as_ref(), &labels)
         };
         let matched: Vec<&api::Pod> = store.pods.all().filter(matches).collect();

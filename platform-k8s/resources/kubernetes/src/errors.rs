@@ -21,26 +21,17 @@ use kube::core::{
 use serde_json::Value;
 
 /// Maximum size of an error response.
-pub const MAX_STATUS: usize = 64 * 1024;
+pub(crate) const MAX_STATUS: usize = 64 * 1024;
 /// Characters of a plain text answer that are repeated.
 const MAX_LINE: usize = 256;
 
-/// The error for a response without success, in JSON or plain text.
-#[must_use]
-pub fn status(call: &Call, code: StatusCode, headers: &HeaderMap, body: &[u8]) -> Error {
-    let status = serde_json::from_slice(body).unwrap_or_default();
-    of_status(call, &told(code, headers, read(&status), line(body)), None)
-}
-
-/// The error for a response without success, whose status has been read.
-#[must_use]
-pub fn refused(call: &Call, code: StatusCode, headers: &HeaderMap, status: Status) -> Error {
-    of_status(call, &told(code, headers, status, ""), None)
-}
-
 /// What a response without success says, whoever has answered it: with its code, a message, and when to try again.
-#[must_use]
-pub fn told(code: StatusCode, headers: &HeaderMap, mut status: Status, line: &str) -> Status {
+pub(crate) fn told(
+    code: StatusCode,
+    headers: &HeaderMap,
+    mut status: Status,
+    line: &str,
+) -> Status {
     if status.message.is_empty() {
         let reason = code.canonical_reason().unwrap_or("an error");
         let said: String = line.chars().take(MAX_LINE).collect();
@@ -221,8 +212,7 @@ fn invalid(call: &Call, words: &str, details: Option<&StatusDetails>) -> Error {
 }
 
 /// The error for a call without a response. Its outcome is unknown.
-#[must_use]
-pub fn transport(call: &Call, error: &kube::Error) -> Error {
+fn transport(call: &Call, error: &kube::Error) -> Error {
     match error {
         kube::Error::Auth(error) => Error::new(
             Reason::CredentialsRefused,
@@ -286,9 +276,8 @@ mod tests {
 
     fn refused(code: u16, body: &Value) -> Error {
         let call = Call::path("create", "/api/v1/namespaces/n/pods");
-        let body = body.to_string();
         let code = StatusCode::from_u16(code).unwrap();
-        status(&call, code, &HeaderMap::new(), body.as_bytes())
+        of_status(&call, &told(code, &HeaderMap::new(), read(body), ""), None)
     }
 
     #[test]

@@ -111,9 +111,9 @@ fn ended(place: &Place, call: &Call, status: Option<Status>) -> Result<ProcessOu
     })
 }
 
-pub(crate) fn chunk(data: &[u8]) -> Chunk {
+pub(crate) fn chunk(data: impl Into<Vec<u8>>) -> Chunk {
     Chunk {
-        content: Some(Content::Data(data.to_vec())),
+        content: Some(Content::Data(data.into())),
     }
 }
 

@@ -111,7 +111,7 @@ impl Reading {
                     let data = drover_resources::bytes(chunk);
                     self.read += data.len() as u64;
                     return Some(Ok(api::ReadFileResponse {
-                        chunk: Some(exec::chunk(&data)),
+                        chunk: Some(exec::chunk(data)),
                         total_size: self.size.filter(|_| first),
                     }));
                 }

@@ -119,7 +119,7 @@ impl Log {
         stream::unfold(Some(self), |log| async {
             let mut log = log?;
             match log.next().await {
-                Ok(Some(piece)) => Some((Ok(exec::chunk(&piece)), Some(log))),
+                Ok(Some(piece)) => Some((Ok(exec::chunk(piece)), Some(log))),
                 Ok(None) => None,
                 Err(error) => Some((Err(error), None)),
             }

@@ -1,7 +1,7 @@
 //! Network policies.
 
 use async_trait::async_trait;
-use drover_core::{Error, Result};
+use drover_core::{Error, Reason, Result};
 use drover_proto::kubernetes::v1 as api;
 use drover_resources::parts::NetworkPolicies;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -11,7 +11,7 @@ use crate::{
     client::ApiClient,
     convert::{self, selector_text},
     errors::Fields,
-    objects::{Kind, Objects, Query, of_uid},
+    objects::{Kind, Objects, Query, half_way, of_uid},
 };
 
 static KIND: Kind = Kind {
@@ -90,22 +90,37 @@ impl NetworkPolicies for KubernetesNetworkPolicies {
             return Err(Error::invalid("selector", "is required"));
         }
         let namespace = &request.namespace;
-        let mut names = Vec::new();
-        for (name, uid) in self.selected(namespace, labels).await? {
+        let selected = self.selected(namespace, labels).await?;
+        delete_all(selected, |name, uid| async move {
             let how = DeleteParams {
                 preconditions: of_uid(uid),
                 ..DeleteParams::default()
             };
-            match self.0.delete(namespace, &name, &how).await {
-                Ok(Some(_)) => names.push(name),
-                Ok(None) => {}
-                // Another policy has this name now.
-                Err(error) if error.reason() == drover_core::Reason::RevisionMismatch => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(names)
+            self.0.delete(namespace, &name, &how).await
+        })
+        .await
     }
+}
+
+/// Deletes policies one after the other, and answers the names of those that were there.
+async fn delete_all<T, F>(
+    selected: Vec<(String, String)>,
+    delete: impl Fn(String, String) -> F,
+) -> Result<Vec<String>>
+where
+    F: Future<Output = Result<Option<T>>>,
+{
+    let mut names = Vec::new();
+    for (name, uid) in selected {
+        match delete(name.clone(), uid).await {
+            Ok(Some(_)) => names.push(name),
+            Ok(None) => {}
+            // Another policy has this name now.
+            Err(error) if error.reason() == Reason::RevisionMismatch => {}
+            Err(error) => return Err(half_way(error, KIND.name, &names)),
+        }
+    }
+    Ok(names)
 }
 
 impl KubernetesNetworkPolicies {
@@ -131,5 +146,48 @@ impl KubernetesNetworkPolicies {
             }
             token = page.next;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_deletion_that_fails_half_way_says_what_it_has_deleted() {
+        let selected = ["a", "b", "other", "c", "d"];
+        let selected = selected
+            .map(|name| (name.to_owned(), String::new()))
+            .to_vec();
+        let error = delete_all(selected, |name, _| async move {
+            match &*name {
+                "b" => Ok(None),
+                "other" => Err(Error::new(Reason::RevisionMismatch, "another uid")),
+                "d" => Err(Error::unavailable("cut off")),
+                _ => Ok(Some(())),
+            }
+        })
+        .await
+        .unwrap_err();
+        assert_eq!(error.reason(), Reason::Unavailable);
+        assert!(error.message().contains("2 of kind"), "{error}");
+        assert!(error.message().contains("(a, c)"), "{error}");
+        assert!(error.message().ends_with("cut off"), "{error}");
+
+        let many = (0..1000).map(|n| (format!("policy-{n}"), String::new()));
+        let error = delete_all(many.collect(), |name, _| async move {
+            match &*name {
+                "policy-999" => Err(Error::unavailable("cut off")),
+                _ => Ok(Some(())),
+            }
+        })
+        .await
+        .unwrap_err();
+        assert!(error.message().contains("999 of kind"), "{error}");
+        assert!(error.message().ends_with("cut off"), "{error}");
+        assert!(
+            error.message().len() < drover_core::error::MAX_MESSAGE,
+            "{error}"
+        );
     }
 }

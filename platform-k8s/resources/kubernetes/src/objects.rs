@@ -41,7 +41,7 @@ impl Kind {
 
     /// The error of a call that kube made.
     pub(crate) fn failed(&self, call: &Call, error: kube::Error) -> Error {
-        let error = errors::of(call, error);
+        let error = errors::of(call, &error);
         match error.reason() {
             // Of a namespace that does not exist, Kubernetes says so in other words.
             Reason::NotFound
@@ -189,6 +189,35 @@ where
         let call = self.call("list", namespace, "");
         page(&self.api(namespace), self.kind, &call, query, convert).await
     }
+}
+
+/// Most bytes of names in an error: a message has room for them and for what has failed.
+const MAX_NAMES: usize = 2048;
+
+/// The error of a deletion of several objects that has deleted some.
+pub(crate) fn half_way(error: Error, kind: &str, deleted: &[String]) -> Error {
+    if deleted.is_empty() {
+        return error;
+    }
+    let mut names = String::new();
+    let mut named = 0;
+    for name in deleted {
+        if names.len() + name.len() > MAX_NAMES {
+            break;
+        }
+        names += if names.is_empty() { "" } else { ", " };
+        names += name;
+        named += 1;
+    }
+    if named < deleted.len() {
+        names += &format!(" and {} more", deleted.len() - named);
+    }
+    let count = deleted.len();
+    error
+        .context(format!(
+            "{count} of kind {kind} are deleted ({names}), and the others are not"
+        ))
+        .with_metadata("deleted", count)
 }
 
 fn wants_uid(how: &DeleteParams) -> bool {

@@ -68,7 +68,7 @@ impl Place {
     /// The error for a call into the container that the API server or the kubelet refused.
     pub(crate) fn refused(&self, call: &Call, pod: &Pod, error: kube::Error) -> Error {
         let kube::Error::Api(status) = &error else {
-            return errors::of(call, error);
+            return errors::of(call, &error);
         };
         let says = |words: &str| status.message.contains(words);
         let not_running = says("container not found")
@@ -81,7 +81,7 @@ impl Place {
         }
         match status.code {
             404 => KIND.missing(&self.namespace, &self.pod),
-            _ => errors::of(call, error),
+            _ => errors::of(call, &error),
         }
     }
 

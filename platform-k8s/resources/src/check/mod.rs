@@ -15,7 +15,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drover_core::{Error, Result, error::Violation};
+use drover_core::{Error, Result, error::Violation, name::RESERVED_PREFIX};
 use drover_proto::{
     common::v1::{LabelOperator, LabelSelector},
     kubernetes::v1 as api,
@@ -26,8 +26,6 @@ use crate::served::Served;
 
 /// Violations of one request that are kept. Further ones would only make the answer longer than its limit.
 const MAX_VIOLATIONS: usize = 256;
-/// Prefix of the labels and annotations of Drover itself.
-const RESERVED: &str = "drover.dev/";
 /// Maximum size of all annotations of an object in bytes, as in Kubernetes.
 const MAX_ANNOTATIONS: usize = 256 * 1024;
 /// Most requirements of a selector: it becomes part of a URL, which servers limit to 8 KiB and more.
@@ -151,9 +149,14 @@ impl Check {
             self.said(&annotations, syntax::qualified(key));
         }
         // The platform beside these services believes them: with them a pod would be a node of a cluster.
-        let keys = metadata.labels.keys().chain(metadata.annotations.keys());
-        for key in keys.filter(|key| key.starts_with(RESERVED)) {
-            self.wrong(field, format!("{key:?} belongs to Drover itself"));
+        for (kind, all) in [
+            ("labels", &metadata.labels),
+            ("annotations", &metadata.annotations),
+        ] {
+            for key in all.keys().filter(|key| key.starts_with(RESERVED_PREFIX)) {
+                let field = format!("{field}.{kind}[{key}]");
+                self.wrong(field, "belongs to Drover itself");
+            }
         }
         let sizes = metadata.annotations.iter();
         let size: usize = sizes.map(|(key, value)| key.len() + value.len()).sum();

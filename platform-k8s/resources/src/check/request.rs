@@ -20,6 +20,8 @@ use crate::served::Served;
 
 /// Most names that are waited for at once.
 const MAX_NAMES: usize = 10_000;
+/// Longest uid in bytes. Kubernetes makes UUIDs, but promises no form.
+const MAX_UID: usize = 128;
 /// Largest side of a terminal: what the protocol of exec can say.
 const MAX_SIDE: u32 = 65_535;
 
@@ -136,6 +138,7 @@ pub(crate) fn wait_pods(
     check.namespace("namespace", &mut request.namespace, served);
     check.selector("selector", request.selector.as_mut());
     check.names(&mut request.names);
+    check.uids(&mut request.uids);
     for (at, condition) in request.conditions.iter().enumerate() {
         check.set::<api::PodWaitCondition>(format!("conditions[{at}]"), *condition);
     }
@@ -149,6 +152,9 @@ pub(crate) fn wait_pods(
             check.wrong("min_count", "does not go with GONE");
         }
     } else {
+        if !request.uids.is_empty() {
+            check.wrong("uids", "go with GONE only");
+        }
         request.min_count = request.min_count.max(1);
     }
     check.finish()?;
@@ -313,5 +319,20 @@ impl Check {
         }
         let all: BTreeSet<String> = names.drain(..).collect();
         names.extend(all);
+    }
+
+    /// Uids to wait for, in order.
+    fn uids(&mut self, uids: &mut Vec<String>) {
+        if uids.len() > MAX_NAMES {
+            let why = format!("has {}; at most {MAX_NAMES} are allowed", uids.len());
+            return self.wrong("uids", why);
+        }
+        for (at, uid) in uids.iter().enumerate() {
+            if uid.is_empty() || uid.len() > MAX_UID {
+                self.wrong(format!("uids[{at}]"), format!("expected 1 to {MAX_UID} bytes"));
+            }
+        }
+        uids.sort_unstable();
+        uids.dedup();
     }
 }

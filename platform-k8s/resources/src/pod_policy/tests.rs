@@ -186,3 +186,46 @@ fn a_namespace_without_a_level_of_its_own_has_the_default() {
     pod.metadata.as_mut().unwrap().namespace = "system".into();
     assert!(policies.check(&pod).is_ok());
 }
+
+#[test]
+fn an_ingress_brings_no_configuration_of_its_controller_with_it_unless_everything_is_allowed() {
+    let refused = [
+        "haproxy-ingress.github.io/config-backend",
+        "haproxy.org/backend-config-snippet",
+        "nginx.ingress.kubernetes.io/configuration-snippet",
+        "nginx.ingress.kubernetes.io/server-snippet",
+        "nginx.org/location-snippets",
+    ];
+    let allowed = ["nginx.ingress.kubernetes.io/rewrite-target", "team"];
+    let annotations = refused.into_iter().chain(allowed);
+    let ingress = api::Ingress {
+        metadata: Some(api::Metadata {
+            namespace: "shop".into(),
+            annotations: annotations
+                .map(|key| (key.to_owned(), "return 200;".to_owned()))
+                .collect(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    for (level, number) in [
+        (PodPolicy::Restricted, refused.len()),
+        (PodPolicy::Baseline, refused.len()),
+        (PodPolicy::Privileged, 0),
+    ] {
+        let policies = PodPolicies {
+            default: PodPolicy::Privileged,
+            namespaces: BTreeMap::from([("shop".to_owned(), level)]),
+        };
+        let fields = match policies.check_ingress(&ingress) {
+            Ok(()) => Vec::new(),
+            Err(error) => {
+                assert!(!error.message().contains("return 200"), "{error}");
+                error.fields().to_vec()
+            }
+        };
+        let fields: Vec<String> = fields.into_iter().map(|one| one.field).collect();
+        let named = refused.map(|key| format!("ingress.metadata.annotations[{key}]"));
+        assert_eq!(fields, named[..number], "{level:?}");
+    }
+}

@@ -1,13 +1,12 @@
 //! The connection to another server.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use drover_core::{Error, Result};
-use drover_tls::{Client, ClientSettings, client::Authorities, client::Identity, explain};
+use drover_tls::{Authorities, Client, ClientSettings, Connector, Identity, Line, Trouble};
 use http::{Uri, uri::Scheme};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
-use tokio_rustls::{TlsConnector, client::TlsStream};
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
@@ -20,7 +19,8 @@ const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::fro
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-pub(super) fn open(settings: &RemoteSettings) -> Result<Channel> {
+/// The channel, and why its last connection has ended.
+pub(super) fn open(settings: &RemoteSettings) -> Result<(Channel, Trouble)> {
     let wrong = |why: &str| Error::invalid("endpoint", why.to_owned());
     let uri: Uri = settings
         .endpoint
@@ -38,6 +38,7 @@ pub(super) fn open(settings: &RemoteSettings) -> Result<Channel> {
     let port = uri.port_u16().unwrap_or(if secure { 443 } else { 80 });
     let tls = tls(settings, secure)?;
     let name = settings.server_name.clone().unwrap_or_else(|| host.clone());
+    let tls = tls.map(|client| Connector::new(client, name, CONNECT_TIMEOUT));
     let (interval, timeout) = KEEP_ALIVE;
     let endpoint = Endpoint::from(uri)
         .connect_timeout(CONNECT_TIMEOUT)
@@ -45,23 +46,24 @@ pub(super) fn open(settings: &RemoteSettings) -> Result<Channel> {
         .keep_alive_timeout(timeout)
         .keep_alive_while_idle(true);
     let at = (host.trim_matches(['[', ']']).to_owned(), port);
-    Ok(match tls {
-        None => endpoint.connect_with_connector_lazy(service_fn(move |_: Uri| {
-            let at = at.clone();
-            async move { tcp(at).await.map(TokioIo::new) }
-        })),
-        Some(client) => endpoint.connect_with_connector_lazy(service_fn(move |_: Uri| {
-            let (at, client, name) = (at.clone(), client.clone(), name.clone());
-            async move {
-                handshake(client, name, tcp(at).await?)
-                    .await
-                    .map(TokioIo::new)
-            }
-        })),
-    })
+    let trouble = Trouble::default();
+    let told = trouble.clone();
+    let channel = endpoint.connect_with_connector_lazy(service_fn(move |_: Uri| {
+        let (at, tls, trouble) = (at.clone(), tls.clone(), told.clone());
+        trouble.set(None);
+        async move {
+            let stream = tcp(at).await?;
+            let line = match tls {
+                None => Line::plain(stream),
+                Some(tls) => tls.connect(stream).await?,
+            };
+            Ok::<_, BoxError>(TokioIo::new(line.telling(trouble)))
+        }
+    }));
+    Ok((channel, trouble))
 }
 
-fn tls(settings: &RemoteSettings, secure: bool) -> Result<Option<Arc<Client>>> {
+fn tls(settings: &RemoteSettings, secure: bool) -> Result<Option<Client>> {
     let certificate = match (&settings.cert, &settings.key) {
         (Some(cert), Some(key)) => Some(Identity::Files(cert.clone(), key.clone())),
         (None, None) => None,
@@ -87,29 +89,11 @@ fn tls(settings: &RemoteSettings, secure: bool) -> Result<Option<Arc<Client>>> {
     settings
         .check()
         .map_err(|why| Error::invalid("ca", why.to_string()))?;
-    Ok(Some(Arc::new(Client::new(settings))))
+    Ok(Some(Client::new(settings)))
 }
 
 async fn tcp(at: (String, u16)) -> Result<TcpStream, BoxError> {
     let stream = TcpStream::connect(at).await?;
     stream.set_nodelay(true)?;
     Ok(stream)
-}
-
-async fn handshake(
-    client: Arc<Client>,
-    name: String,
-    stream: TcpStream,
-) -> Result<TlsStream<TcpStream>, BoxError> {
-    // Reading the files of the certificates blocks.
-    let ready = tokio::task::spawn_blocking(move || client.config()).await??;
-    let server = drover_tls::client::server_name(&name)?;
-    let connector = TlsConnector::from(ready.config.clone());
-    connector
-        .connect(server, stream)
-        .await
-        .map_err(|error| match explain::find(&error) {
-            Some(error) => explain::to_caller(error, &name, &ready).into(),
-            None => error.into(),
-        })
 }

@@ -1,5 +1,6 @@
 //! The parts of a cluster that another server of the same services has. A call that is dropped here is cancelled there.
 
+mod answer;
 mod channel;
 mod parts;
 mod pods;
@@ -14,6 +15,7 @@ use drover_proto::kubernetes::v1::{
     node_service_client::NodeServiceClient, pod_service_client::PodServiceClient,
     service_service_client::ServiceServiceClient,
 };
+use drover_tls::Trouble;
 use serde::{Deserialize, Serialize};
 use tonic::transport::Channel;
 
@@ -40,7 +42,11 @@ pub struct RemoteSettings {
 
 /// Another server.
 #[derive(Clone, Debug)]
-pub struct Remote(Channel);
+pub struct Remote {
+    channel: Channel,
+    /// Why its last connection has ended.
+    trouble: Trouble,
+}
 
 impl Remote {
     /// Prepares calls. The connection is made by the first one, and again after it breaks.
@@ -48,13 +54,17 @@ impl Remote {
     /// # Errors
     /// `Invalid` with the setting.
     pub fn new(settings: &RemoteSettings) -> Result<Self> {
-        channel::open(settings).map(Self)
+        let (channel, trouble) = channel::open(settings)?;
+        Ok(Self { channel, trouble })
     }
 
     /// Calls over a channel that exists.
     #[must_use]
     pub fn over(channel: Channel) -> Self {
-        Self(channel)
+        Self {
+            channel,
+            trouble: Trouble::default(),
+        }
     }
 
     /// All of its parts.
@@ -73,26 +83,26 @@ impl Remote {
     }
 
     fn nodes(&self) -> NodeServiceClient<Channel> {
-        NodeServiceClient::new(self.0.clone()).max_decoding_message_size(MAX_MESSAGE)
+        NodeServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
     }
 
     fn pods(&self) -> PodServiceClient<Channel> {
-        PodServiceClient::new(self.0.clone()).max_decoding_message_size(MAX_MESSAGE)
+        PodServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
     }
 
     fn services(&self) -> ServiceServiceClient<Channel> {
-        ServiceServiceClient::new(self.0.clone()).max_decoding_message_size(MAX_MESSAGE)
+        ServiceServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
     }
 
     fn ingresses(&self) -> IngressServiceClient<Channel> {
-        IngressServiceClient::new(self.0.clone()).max_decoding_message_size(MAX_MESSAGE)
+        IngressServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
     }
 
     fn policies(&self) -> NetworkPolicyServiceClient<Channel> {
-        NetworkPolicyServiceClient::new(self.0.clone()).max_decoding_message_size(MAX_MESSAGE)
+        NetworkPolicyServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
     }
 
     fn configurations(&self) -> ConfigurationServiceClient<Channel> {
-        ConfigurationServiceClient::new(self.0.clone()).max_decoding_message_size(MAX_MESSAGE)
+        ConfigurationServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
     }
 }

@@ -13,53 +13,50 @@ use drover_proto::{
 };
 use futures::{Stream, StreamExt, stream, stream::BoxStream};
 
-use super::{
-    Remote,
-    parts::{answers, given, message},
-};
+use super::{Remote, answer::given};
 use crate::parts::{Answers, Input, Pods};
 
 #[async_trait]
 impl Pods for Remote {
     async fn create(&self, pod: api::Pod) -> Result<api::Pod> {
         let request = api::CreatePodRequest { pod: Some(pod) };
-        given(message(self.pods().create_pod(request).await)?.pod)
+        given(self.message(self.pods().create_pod(request).await)?.pod)
     }
 
     async fn get(&self, namespace: &str, name: &str) -> Result<api::Pod> {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         let request = api::GetPodRequest { namespace, name };
-        given(message(self.pods().get_pod(request).await)?.pod)
+        given(self.message(self.pods().get_pod(request).await)?.pod)
     }
 
     async fn list(&self, request: api::ListPodsRequest) -> Result<api::ListPodsResponse> {
-        message(self.pods().list_pods(request).await)
+        self.message(self.pods().list_pods(request).await)
     }
 
     async fn delete(&self, request: api::DeletePodRequest) -> Result<bool> {
-        Ok(message(self.pods().delete_pod(request).await)?.existed)
+        Ok(self.message(self.pods().delete_pod(request).await)?.existed)
     }
 
     async fn wait(&self, request: api::WaitPodsRequest) -> Result<Answers<api::WaitProgress>> {
         let stream = self.pods().wait_pods(request).await;
-        answers(stream, |answer| answer.progress)
+        self.answers(stream, |answer| answer.progress)
     }
 
     async fn exec(&self, start: api::ExecStart, input: Input) -> Result<Answers<ProcessOutput>> {
         let stream = self.pods().exec(requests(start, input)).await;
-        answers(stream, |answer| answer.output)
+        self.answers(stream, |answer| answer.output)
     }
 
     async fn read_file(
         &self,
         request: api::ReadFileRequest,
     ) -> Result<Answers<api::ReadFileResponse>> {
-        answers(self.pods().read_file(request).await, Some)
+        self.answers(self.pods().read_file(request).await, Some)
     }
 
     async fn logs(&self, request: api::StreamLogsRequest) -> Result<Answers<Chunk>> {
         let stream = self.pods().stream_logs(request).await;
-        answers(stream, |answer| answer.chunk)
+        self.answers(stream, |answer| answer.chunk)
     }
 }
 

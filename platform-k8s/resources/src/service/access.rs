@@ -81,7 +81,7 @@ impl Resources {
     ) -> Result<Stated<A>> {
         call.inside("pod", &start.namespace, &start.pod)?;
         let pods = self.cluster().pods()?;
-        let permit = self.stream_permit()?;
+        let permit = call.stream_permit()?;
         record.runs(&start.command).await?;
         let as_text = std::mem::take(&mut start.as_text);
         let output = pods.exec(start, input).await?;
@@ -105,29 +105,10 @@ impl Resources {
         let mut request = check::read_file(request.into_inner(), self.served())?;
         call.inside("pod", &request.namespace, &request.pod)?;
         let pods = self.cluster().pods()?;
-        let permit = self.stream_permit()?;
+        let permit = call.stream_permit()?;
         let mut text = Text::new(std::mem::take(&mut request.as_text));
         let file = pods.read_file(request).await?;
-        let file = pieces(file, move |item| {
-            let Some(api::ReadFileResponse { chunk, total_size }) = item else {
-                return text.rest().into_iter().map(piece_of_file).collect();
-            };
-            let Some(chunk) = chunk else {
-                return vec![api::ReadFileResponse {
-                    chunk: None,
-                    total_size,
-                }];
-            };
-            let mut answers: Vec<_> = text
-                .chunks(bytes(chunk))
-                .into_iter()
-                .map(piece_of_file)
-                .collect();
-            if let Some(first) = answers.first_mut() {
-                first.total_size = total_size;
-            }
-            answers
-        });
+        let file = pieces(file, move |item| pieces_of_file(&mut text, item));
         Ok(call.stream(file, permit, |answer| answer))
     }
 
@@ -139,7 +120,7 @@ impl Resources {
         let mut request = check::logs(request.into_inner(), self.served())?;
         call.inside("pod", &request.namespace, &request.pod)?;
         let pods = self.cluster().pods()?;
-        let permit = self.stream_permit()?;
+        let permit = call.stream_permit()?;
         let mut text = Text::new(std::mem::take(&mut request.as_text));
         let log = pods.logs(request).await?;
         let log = pieces(log, move |item| match item {
@@ -150,6 +131,31 @@ impl Resources {
             chunk: Some(chunk),
         }))
     }
+}
+
+/// A piece of a file, in pieces of text; what is left after the last one (`None`).
+fn pieces_of_file(
+    text: &mut Text,
+    item: Option<api::ReadFileResponse>,
+) -> Vec<api::ReadFileResponse> {
+    let Some(api::ReadFileResponse { chunk, total_size }) = item else {
+        return text.rest().into_iter().map(piece_of_file).collect();
+    };
+    let chunks = chunk.map(|chunk| text.chunks(bytes(chunk)));
+    let mut answers: Vec<_> = chunks
+        .unwrap_or_default()
+        .into_iter()
+        .map(piece_of_file)
+        .collect();
+    match answers.first_mut() {
+        Some(first) => first.total_size = total_size,
+        // An empty file, or a piece that is only the beginning of a character.
+        None => answers.extend(total_size.map(|size| api::ReadFileResponse {
+            chunk: None,
+            total_size: Some(size),
+        })),
+    }
+    answers
 }
 
 fn piece_of_file(chunk: Chunk) -> api::ReadFileResponse {
@@ -296,4 +302,31 @@ fn ended<T>(stream: impl Stream<Item = Option<T>>) -> impl Stream<Item = T> {
     stream
         .take_while(|item| std::future::ready(item.is_some()))
         .filter_map(std::future::ready)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_of_a_file_is_told_even_if_its_first_piece_is_no_whole_character() {
+        let piece = |data: &[u8], total_size| {
+            Some(api::ReadFileResponse {
+                chunk: Some(Chunk {
+                    content: Some(Content::Data(data.to_vec())),
+                }),
+                total_size,
+            })
+        };
+        let euro = "\u{20ac}".as_bytes();
+        let mut text = Text::new(true);
+        let first = pieces_of_file(&mut text, piece(&euro[..1], Some(3)));
+        let sizes: Vec<_> = first.iter().map(|it| (&it.chunk, it.total_size)).collect();
+        assert_eq!(sizes, [(&None, Some(3))]);
+        let rest = pieces_of_file(&mut text, piece(&euro[1..], None));
+        let whole = Content::Text("\u{20ac}".to_owned());
+        assert_eq!(rest[0].chunk.clone().unwrap().content, Some(whole));
+        assert_eq!(rest[0].total_size, None);
+        assert!(pieces_of_file(&mut text, None).is_empty());
+    }
 }

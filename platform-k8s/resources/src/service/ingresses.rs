@@ -18,7 +18,10 @@ impl IngressService for Resources {
             let (ingress, backend) = check::create_ingress(request.into_inner(), self.served())?;
             let metadata = ingress.metadata.clone().unwrap_or_default();
             call.inside("ingress", &metadata.namespace, &metadata.name)?;
-            let ingress = self.cluster().ingresses()?.create(ingress, backend).await?;
+            self.served().pod_policy.check_ingress(&ingress)?;
+            let ingresses = self.cluster().ingresses()?;
+            let created = ingresses.create(ingress, backend).await;
+            let ingress = created.map_err(|error| call.host_taken(error))?;
             Ok(api::CreateIngressResponse {
                 ingress: Some(ingress),
             })
@@ -94,8 +97,9 @@ impl IngressService for Resources {
             let request = check::upsert_paths(request.into_inner(), self.served())?;
             call.inside("ingress", &request.namespace, &request.ingress)?;
             let rules = self.cluster().ingress_rules()?;
-            let _permit = request.wait.then(|| self.wait_permit()).transpose()?;
-            let rule = call.until_stop(rules.upsert(request)).await?;
+            let _permit = request.wait.then(|| call.wait_permit()).transpose()?;
+            let rule = call.until_stop(rules.upsert(request)).await;
+            let rule = rule.map_err(|error| call.host_taken(error))?;
             Ok(api::UpsertPathsResponse { rule: Some(rule) })
         };
         answer(done.await)

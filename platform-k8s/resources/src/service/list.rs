@@ -1,5 +1,7 @@
 //! Lists: pages over the namespaces that are served.
 
+use std::cmp::Ordering;
+
 use drover_core::{Error, Result};
 use drover_proto::{common::v1::LabelSelector, kubernetes::v1 as api};
 use futures::future::BoxFuture;
@@ -9,6 +11,7 @@ use super::Call;
 use crate::{
     check::{Check, syntax},
     page::{self, Place, Query},
+    served::in_order,
 };
 
 /// Size at which a page ends, in bytes.
@@ -112,7 +115,8 @@ async fn walk<'a, R: List>(
     (mut scopes, place, size, query): (Vec<String>, Place, usize, Query),
     list: impl Fn(R) -> BoxFuture<'a, Result<R::Page>>,
 ) -> Result<R::Page> {
-    scopes.retain(|scope| *scope >= place.scope && (scope.is_empty() || call.sees(scope)));
+    let left = |scope: &str| in_order(scope, &place.scope) != Ordering::Less;
+    scopes.retain(|scope| left(scope) && (scope.is_empty() || call.sees(scope)));
     let mut items = Vec::new();
     let mut bytes = 0;
     for (at, scope) in scopes.iter().enumerate() {

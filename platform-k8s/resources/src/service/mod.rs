@@ -3,13 +3,14 @@
 mod access;
 mod configurations;
 mod ingresses;
+mod limits;
 mod list;
 mod network_policies;
 mod nodes;
 mod pods;
 mod services;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use drover_convert::error::to_status;
 use drover_core::{Error, Reason, Result};
@@ -20,15 +21,12 @@ use drover_proto::kubernetes::v1::{
     node_service_server::NodeServiceServer, pod_service_server::PodServiceServer,
     service_service_server::ServiceServiceServer,
 };
-use drover_server::{Caller, Service as Server, Shutdown, access::Permission};
+use drover_server::{CallRecord, Caller, Service as Server, Shutdown, access::Permission};
 use futures::{StreamExt, stream, stream::BoxStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::{Request, Response, Status};
 
+use self::limits::{Limit, Permit};
 use crate::{Cluster, Served, page::Tokens, parts::Answers};
-
-/// When a caller may try again whose wait or stream was one too many: others end at any time.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The services of `drover.kubernetes.v1` over a cluster.
 #[derive(Clone)]
@@ -38,8 +36,8 @@ struct Inner {
     cluster: Cluster,
     served: Served,
     tokens: Tokens,
-    waits: Arc<Semaphore>,
-    streams: Arc<Semaphore>,
+    waits: Limit,
+    streams: Limit,
 }
 
 impl Resources {
@@ -48,8 +46,12 @@ impl Resources {
     /// # Errors
     /// `Internal` if the system has no random numbers.
     pub fn new(cluster: Cluster, served: Served) -> Result<Self> {
-        let waits = Arc::new(Semaphore::new(served.max_waits));
-        let streams = Arc::new(Semaphore::new(served.max_streams));
+        let waits = Limit::new("max_waits", served.max_waits, served.max_waits_per_caller);
+        let streams = Limit::new(
+            "max_streams",
+            served.max_streams,
+            served.max_streams_per_caller,
+        );
         Ok(Self(Arc::new(Inner {
             cluster,
             served,
@@ -87,29 +89,11 @@ impl Resources {
         Call {
             resources: self.clone(),
             caller: Caller::of(request),
+            payer: CallRecord::of(request).payer().clone(),
             permission,
             shutdown: drover_server::shutdown(request),
         }
     }
-
-    fn wait_permit(&self) -> Result<OwnedSemaphorePermit> {
-        permit(&self.0.waits, "waits", self.0.served.max_waits)
-    }
-
-    fn stream_permit(&self) -> Result<OwnedSemaphorePermit> {
-        permit(
-            &self.0.streams,
-            "commands, files and logs",
-            self.0.served.max_streams,
-        )
-    }
-}
-
-fn permit(of: &Arc<Semaphore>, what: &str, most: usize) -> Result<OwnedSemaphorePermit> {
-    of.clone().try_acquire_owned().map_err(|_| {
-        let message = format!("this server has {most} {what} open already, which is its limit");
-        Error::new(Reason::Overloaded, message).with_retry_after(RETRY_AFTER)
-    })
 }
 
 /// What a handler knows of its call besides the message.
@@ -117,11 +101,21 @@ fn permit(of: &Arc<Semaphore>, what: &str, most: usize) -> Result<OwnedSemaphore
 struct Call {
     resources: Resources,
     caller: Caller,
+    /// Whose share a wait or a stream is.
+    payer: Arc<str>,
     permission: Permission,
     shutdown: Shutdown,
 }
 
 impl Call {
+    fn wait_permit(&self) -> Result<Permit> {
+        self.resources.0.waits.take(&self.payer)
+    }
+
+    fn stream_permit(&self) -> Result<Permit> {
+        self.resources.0.streams.take(&self.payer)
+    }
+
     /// Says in the audit log what the call is about, and refuses a namespace that is not the caller's or not served.
     fn inside(&self, kind: &str, namespace: &str, name: &str) -> Result<()> {
         self.caller.about(kind, &format!("{namespace}/{name}"));
@@ -158,6 +152,21 @@ impl Call {
         }
     }
 
+    /// The error without the object that routes a host, if the caller may not see that.
+    fn host_taken(&self, error: Error) -> Error {
+        let Some((kind, name)) = error.resource() else {
+            return error;
+        };
+        let namespace = name.split_once('/').map_or("", |(namespace, _)| namespace);
+        let reads = |namespace| self.caller.reaches(Permission::ResourceRead, Some(namespace));
+        if error.reason() != Reason::IngressHostTaken || reads(namespace) {
+            return error;
+        }
+        let host = error.metadata().get("host").cloned().unwrap_or_default();
+        let message = format!("a {kind} in another namespace routes the host {host:?}");
+        Error::new(Reason::IngressHostTaken, message).with_metadata("host", host)
+    }
+
     /// Whether a list may show what is in this namespace.
     fn sees(&self, namespace: &str) -> bool {
         self.caller.reaches(self.permission, Some(namespace))
@@ -168,7 +177,7 @@ impl Call {
     fn stream<T: Send + 'static, A: 'static>(
         &self,
         answers: Answers<T>,
-        permit: OwnedSemaphorePermit,
+        permit: Permit,
         wrap: fn(T) -> A,
     ) -> BoxStream<'static, Result<A, Status>> {
         let state = (Some(answers), self.shutdown.clone(), permit);

@@ -74,7 +74,7 @@ impl NodeService for Resources {
         let done = async {
             let request = check::wait_nodes(request.into_inner())?;
             call.about("kubernetes-node", "*")?;
-            let permit = self.wait_permit()?;
+            let permit = call.wait_permit()?;
             let progress = self.cluster().nodes()?.wait(request).await?;
             Ok(
                 call.stream(progress, permit, |progress| api::WaitNodesResponse {
@@ -96,7 +96,7 @@ impl NodeService for Resources {
             let request = request.into_inner();
             check::drain(&request)?;
             call.about("kubernetes-node", &request.name)?;
-            let permit = self.wait_permit()?;
+            let permit = call.wait_permit()?;
             let progress = self.cluster().nodes()?.drain(request).await?;
             Ok(
                 call.stream(progress, permit, |progress| api::DrainNodeResponse {

@@ -19,6 +19,7 @@ impl PodService for Resources {
             let pod = check::create_pod(request.into_inner(), self.served())?;
             let metadata = pod.metadata.clone().unwrap_or_default();
             call.inside("pod", &metadata.namespace, &metadata.name)?;
+            self.served().pod_policy.check(&pod)?;
             let pod = self.cluster().pods()?.create(pod).await?;
             Ok(api::CreatePodResponse { pod: Some(pod) })
         };
@@ -61,7 +62,7 @@ impl PodService for Resources {
             let request = check::named(request.into_inner(), self.served())?;
             call.inside("pod", &request.namespace, &request.name)?;
             let pods = self.cluster().pods()?;
-            let _permit = request.wait.then(|| self.wait_permit()).transpose()?;
+            let _permit = request.wait.then(|| call.wait_permit()).transpose()?;
             let existed = call.until_stop(pods.delete(request)).await?;
             Ok(api::DeletePodResponse { existed })
         };
@@ -78,7 +79,7 @@ impl PodService for Resources {
         let done = async {
             let request = check::wait_pods(request.into_inner(), self.served())?;
             call.inside("pod", &request.namespace, "*")?;
-            let permit = self.wait_permit()?;
+            let permit = call.wait_permit()?;
             let progress = self.cluster().pods()?.wait(request).await?;
             Ok(
                 call.stream(progress, permit, |progress| api::WaitPodsResponse {

@@ -1,4 +1,5 @@
 use bytes::BytesMut;
+use drover_resources_kubernetes::client::protobuf::{is_protobuf, status as status_of};
 use tokio_util::codec::Decoder as _;
 
 use super::*;
@@ -12,7 +13,7 @@ fn put(into: &mut Vec<u8>, field: u8, bytes: &[u8]) {
 }
 
 fn wrapped(object: &[u8]) -> Bytes {
-    let mut bytes = MAGIC.to_vec();
+    let mut bytes = b"k8s\0".to_vec();
     put(&mut bytes, 1, b"\x0a\x02v1\x12\x03Pod");
     put(&mut bytes, 2, object);
     bytes.into()
@@ -82,7 +83,7 @@ fn an_error_says_what_the_api_server_said() {
     put(&mut status, 5, b"\x0a\x04db-1\x1a\x04pods\x28\x05");
     // Field `code`: 410.
     status.extend([6 << 3, 0x9a, 0x03]);
-    let status: Status = object::<WireStatus>(wrapped(&status)).unwrap().into();
+    let status = status_of(wrapped(&status));
     assert_eq!((status.code, &*status.reason), (410, "Expired"));
     assert_eq!(status.message, "too old");
     let details = status.details.unwrap();

@@ -37,8 +37,8 @@ pub enum Update {
 /// A lost connection, a restarted server and any other transient failure is survived until the deadline, with the
 /// back-off of [`Policy`]. A server that was never reached is given up earlier ([`Policy::unreachable`]).
 /// `NothingMatches` is an error of the first call only: what vanishes later is waited for. A wait for `GONE` goes on
-/// with the names that were left, as far as the last progress lists them all, so that pods made in the meantime do not
-/// count; its numbers then begin anew.
+/// with the pods that were left, by name and uid, as far as the last progress lists them all, so that pods made in the
+/// meantime do not count, not even under the same name; its numbers then begin anew.
 ///
 /// Errors: those of the call; `DeadlineExceeded`, with what was missing.
 pub struct Wait(BoxStream<'static, Result<Update>>);
@@ -160,6 +160,10 @@ fn go_on(message: &mut api::WaitPodsRequest, last: &WaitProgress) {
     // Without names every pod counts, which for a wait of which nothing is left would be the wrong ones.
     if message.conditions.contains(&gone) && all_named && missing > 0 {
         message.names = last.pending.iter().map(|pod| pod.name.clone()).collect();
+        // A server of an earlier version tells no uids.
+        if last.pending.iter().all(|pod| !pod.uid.is_empty()) {
+            message.uids = last.pending.iter().map(|pod| pod.uid.clone()).collect();
+        }
     }
 }
 

@@ -3,16 +3,13 @@
 use std::{
     error::Error as StdError,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
-use drover_tls::Client;
+use drover_tls::{Client, Connector, Line};
 use http::{Uri, uri::Scheme};
 use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioIo};
-use tokio::net::TcpStream;
-use tokio_rustls::{TlsConnector, client::TlsStream};
 use tonic::transport::{Channel, Endpoint};
 use tower::Service;
 
@@ -38,8 +35,11 @@ pub(super) fn open(settings: &Settings) -> Result<Channel, TelemetryError> {
         .check_files()
         .map_err(|why| TelemetryError::of(&why))?;
     let tls = Tls {
-        client: Arc::new(Client::new(settings.tls.clone())),
-        name: uri.host().unwrap_or_default().to_owned(),
+        connector: Connector::new(
+            Client::new(settings.tls.clone()),
+            uri.host().unwrap_or_default().to_owned(),
+            CONNECT_TIMEOUT,
+        ),
         tcp: {
             let mut tcp = HttpConnector::new();
             tcp.enforce_http(false);
@@ -75,17 +75,15 @@ pub(super) fn words(error: &(dyn StdError + 'static)) -> String {
 
 #[derive(Clone)]
 struct Tls {
-    client: Arc<Client>,
-    name: String,
+    connector: Connector,
     tcp: HttpConnector,
 }
 
 type BoxError = Box<dyn StdError + Send + Sync>;
-type Connecting =
-    Pin<Box<dyn Future<Output = Result<TokioIo<TlsStream<TcpStream>>, BoxError>> + Send>>;
+type Connecting = Pin<Box<dyn Future<Output = Result<TokioIo<Line>, BoxError>> + Send>>;
 
 impl Service<Uri> for Tls {
-    type Response = TokioIo<TlsStream<TcpStream>>;
+    type Response = TokioIo<Line>;
     type Error = BoxError;
     type Future = Connecting;
 
@@ -95,23 +93,10 @@ impl Service<Uri> for Tls {
 
     fn call(&mut self, uri: Uri) -> Connecting {
         let tcp = self.tcp.call(uri);
-        let (client, name) = (self.client.clone(), self.name.clone());
+        let connector = self.connector.clone();
         Box::pin(async move {
-            let stream = tcp.await?.into_inner();
-            // Reading the certificate files blocks.
-            let ready = tokio::task::spawn_blocking(move || client.config()).await??;
-            let host = drover_tls::client::server_name(&name)?;
-            let shake = TlsConnector::from(ready.config.clone()).connect(host, stream);
-            let stream = tokio::time::timeout(CONNECT_TIMEOUT, shake).await?;
-            match stream {
-                Ok(stream) => Ok(TokioIo::new(stream)),
-                Err(error) => Err(match drover_tls::explain::find(&error) {
-                    Some(found) => {
-                        drover_tls::explain::to_client(found, &name, ready.own.as_ref()).into()
-                    }
-                    None => error.into(),
-                }),
-            }
+            let line = connector.connect(tcp.await?.into_inner()).await?;
+            Ok(TokioIo::new(line))
         })
     }
 }

@@ -31,6 +31,8 @@ pub struct Options {
     pub kwok: usize,
     /// Whether to run a real kubelet with containerd, which requires root.
     pub kubelet: bool,
+    /// Whether kube-proxy runs beside the kubelet, so that services lead somewhere.
+    pub proxy: bool,
     /// Whether pods get the token of their ServiceAccount, as in production.
     pub service_accounts: bool,
     /// Whether tests stop its components, which disturbs all other tests on it.
@@ -45,10 +47,11 @@ impl Options {
         }
     }
 
-    /// A rig with a real node. A machine has only one, so all tests that need it share one rig.
+    /// A rig with a real node and kube-proxy. A machine has only one, so all tests that need it share one rig.
     pub fn kubelet() -> Self {
         Self {
             kubelet: true,
+            proxy: true,
             service_accounts: true,
             ..Self::default()
         }
@@ -59,6 +62,7 @@ impl Options {
         let of = |flag: bool, letter: &'static str| if flag { letter } else { "" };
         let flags = [
             of(self.kubelet, "r"),
+            of(self.proxy, "p"),
             of(self.service_accounts, "s"),
             of(self.restarts, "x"),
         ];
@@ -209,6 +213,9 @@ impl Rig {
         if options.kubelet {
             up.args(["--kubelet", "--wait", NODE_WAIT]);
         }
+        if options.proxy {
+            up.arg("--proxy");
+        }
         if options.service_accounts {
             up.arg("--service-accounts");
         }
@@ -234,6 +241,21 @@ impl Rig {
     /// Kubeconfig of the administrator.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
+    }
+
+    /// Runs kubectl as the administrator, and answers what it wrote.
+    pub async fn kubectl(&self, arguments: &[&str]) -> String {
+        let program = self.kubeconfig.with_file_name("kubectl");
+        let mut command = tokio::process::Command::new(&program);
+        command.env("KUBECONFIG", &self.kubeconfig).args(arguments);
+        let output = command.kill_on_drop(true).output();
+        let output = tokio::time::timeout(SCRIPT, output).await;
+        let output =
+            output.unwrap_or_else(|_| panic!("kubectl {arguments:?}: not within {SCRIPT:?}"));
+        let output = output.unwrap_or_else(|error| panic!("{}: {error}", program.display()));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "kubectl {arguments:?}: {said}");
+        String::from_utf8(output.stdout).unwrap()
     }
 
     /// Access as the administrator. A client belongs to the runtime of its test.

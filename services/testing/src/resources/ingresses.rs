@@ -61,10 +61,28 @@ impl<'a> Fixture<'a> {
         };
         let host = it.host.clone();
         it.create(&it.ingress, &host).await.unwrap();
+        if backend == IngressBackend::VirtualService {
+            // The discovery of upstreams takes its time.
+            let mut request = it.request(vec![it.path("/")]);
+            request.wait = true;
+            done(it.subject.ingresses().upsert_paths(request))
+                .await
+                .unwrap();
+            let path = "/".to_owned();
+            it.remove(vec![Key::Match(api::PathMatch { path, r#type: 0 })])
+                .await
+                .unwrap();
+        }
         it
     }
 
     async fn create(&self, name: &str, host: &str) -> drover_core::Result<api::Ingress> {
+        let class_name = match self.backend {
+            IngressBackend::HttpRoute => "gateways/public",
+            IngressBackend::Ingress
+            | IngressBackend::VirtualService
+            | IngressBackend::Unspecified => "",
+        };
         let request = api::CreateIngressRequest {
             ingress: Some(api::Ingress {
                 metadata: Some(api::Metadata {
@@ -76,6 +94,7 @@ impl<'a> Fixture<'a> {
                     host: host.into(),
                     paths: Vec::new(),
                 }],
+                class_name: class_name.into(),
                 ..Default::default()
             }),
             backend: self.backend as i32,

@@ -1,7 +1,7 @@
 //! Nodes.
 
 use drover_core::Reason;
-use drover_proto::kubernetes::v1 as api;
+use drover_proto::{common::v1::LabelSelector, kubernetes::v1 as api};
 
 use super::{
     Subject,
@@ -9,7 +9,13 @@ use super::{
 };
 
 async fn nodes(subject: &Subject) -> Vec<api::Node> {
-    let request = api::ListNodesRequest::default();
+    let request = api::ListNodesRequest {
+        selector: Some(LabelSelector {
+            match_labels: subject.nodes.clone(),
+            match_expressions: Vec::new(),
+        }),
+        ..Default::default()
+    };
     done(subject.nodes().list_nodes(request))
         .await
         .unwrap()

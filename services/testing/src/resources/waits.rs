@@ -227,6 +227,33 @@ pub(super) async fn pods_that_come_later_do_not_hold_up_a_wait_for_gone(subject:
     subject.remove_pod(&new).await;
 }
 
+pub(super) async fn a_wait_for_gone_goes_on_with_uids_past_a_pod_made_anew_under_the_name(
+    subject: &Subject,
+) {
+    let name = subject.running().await;
+    let mut request = subject.wait_for(&name, &[Want::Gone]);
+    let mut answers = subject
+        .pods()
+        .wait_pods(request.clone())
+        .await
+        .unwrap()
+        .into_inner();
+    let first = answers.message().await.unwrap().unwrap().progress.unwrap();
+    drop(answers);
+    let uid = first.pending[0].uid.clone();
+    let pod = subject.get_pod(&name).await.unwrap();
+    assert_eq!(pod.metadata.unwrap().uid, uid);
+    subject.remove_pod(&name).await;
+    let mut anew = subject.pod();
+    name.clone_into(&mut anew.metadata.as_mut().unwrap().name);
+    subject.started(anew).await;
+    request.uids = vec![uid];
+    let (progress, error) = subject.wait(request).await;
+    assert_eq!(error, None);
+    assert!(progress.len() == 1 && progress[0].done, "{progress:?}");
+    subject.remove_pod(&name).await;
+}
+
 pub(super) async fn enough_pods_must_match(subject: &Subject) {
     let group = subject.name("group");
     let member = || {

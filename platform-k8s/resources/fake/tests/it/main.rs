@@ -10,4 +10,5 @@ mod access;
 mod cluster;
 mod conformance;
 mod remote;
+mod roles;
 mod service;

@@ -270,3 +270,40 @@ async fn a_write_is_never_repeated_whatever_becomes_of_its_answer() {
     let error = failed(client.create_configuration(configuration("", "a")).await);
     assert_eq!(error.reason(), Reason::AlreadyExists);
 }
+
+#[tokio::test]
+async fn a_list_of_all_namespaces_is_in_the_order_of_namespace_and_name_as_one_text() {
+    for namespaces in [
+        vec![],
+        vec!["a".to_owned(), "a-b".to_owned(), "b".to_owned()],
+    ] {
+        let limits = Served {
+            default_namespace: "a".to_owned(),
+            namespaces,
+            ..Served::default()
+        };
+        let channel = served(Fake::new(0).cluster(), limits);
+        let mut configurations = ConfigurationServiceClient::new(channel);
+        for (namespace, name) in [("b", "a"), ("a", "x"), ("a-b", "x"), ("a-b", "a")] {
+            let new = configuration(namespace, name);
+            configurations.create_configuration(new).await.unwrap();
+        }
+        let (mut found, mut page_token) = (Vec::new(), String::new());
+        loop {
+            let request = api::ListConfigurationsRequest {
+                page_size: 1,
+                page_token,
+                ..Default::default()
+            };
+            let page = configurations.list_configurations(request).await.unwrap();
+            let page = page.into_inner();
+            let metadata = page.configurations.into_iter().filter_map(|it| it.metadata);
+            found.extend(metadata.map(|it| format!("{}/{}", it.namespace, it.name)));
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                break;
+            }
+        }
+        assert_eq!(found, ["a-b/a", "a-b/x", "a/x", "b/a"]);
+    }
+}

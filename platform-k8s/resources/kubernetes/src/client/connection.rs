@@ -18,7 +18,7 @@ use kube::{
 };
 use parking_lot::RwLock;
 use sha2::{Digest, Sha256};
-use tower::{BoxError, Layer as _, ServiceBuilder};
+use tower::{BoxError, ServiceBuilder};
 
 use super::limits::LimitLayer;
 
@@ -37,10 +37,10 @@ const MAX_BUFFER: usize = 128 * 1024;
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// A client that reloads its credentials from disk.
-pub struct Connection {
+pub(super) struct Connection {
     kubeconfig: Option<PathBuf>,
     context: Option<String>,
-    limits: Option<LimitLayer>,
+    limits: LimitLayer,
     state: RwLock<LoadedCredentials>,
     /// Held while credentials are read.
     reloading: tokio::sync::Mutex<()>,
@@ -50,8 +50,11 @@ struct LoadedCredentials {
     client: Client,
     namespace: String,
     files: BTreeSet<PathBuf>,
-    digest: [u8; 32],
+    digest: Digested,
 }
+
+/// What distinguishes credentials from others: the contents of their files.
+pub(super) type Digested = [u8; 32];
 
 impl Connection {
     /// Reads the credentials of a kubeconfig and one of its contexts; without, those of the environment, of the home
@@ -59,10 +62,10 @@ impl Connection {
     ///
     /// # Errors
     /// `Precondition` if there are none, or they cannot be used.
-    pub async fn open(
+    pub(super) async fn open(
         kubeconfig: Option<PathBuf>,
         context: Option<String>,
-        limits: Option<LimitLayer>,
+        limits: LimitLayer,
     ) -> Result<Self> {
         // One crypto provider per process; an error means that one is already installed.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -77,33 +80,35 @@ impl Connection {
     }
 
     /// A client with the present credentials.
-    #[must_use]
-    pub fn client(&self) -> Client {
+    pub(super) fn client(&self) -> Client {
         self.state.read().client.clone()
     }
 
     /// Namespace of the context, or of the pod that this runs in.
-    #[must_use]
-    pub fn default_namespace(&self) -> String {
+    pub(super) fn default_namespace(&self) -> String {
         self.state.read().namespace.clone()
     }
 
-    /// Checks the files now. Returns whether there are new credentials.
-    pub async fn reload_if_changed(&self) -> bool {
+    /// The present credentials.
+    pub(super) fn digest(&self) -> Digested {
+        self.state.read().digest
+    }
+
+    /// Checks the files now. Returns whether there are other credentials than those that were used.
+    pub(super) async fn reload(&self, used: &Digested) -> bool {
         let _reloading = self.reloading.lock().await;
         let (files, before) = {
             let state = self.state.read();
             (state.files.clone(), state.digest)
         };
         if digest(&files).await == before {
-            return false;
+            return before != *used;
         }
         let (kubeconfig, context) = (self.kubeconfig.as_deref(), self.context.as_deref());
         match load(kubeconfig, context, self.limits.clone()).await {
             Ok(state) => {
                 tracing::info!("credentials have changed on disk and are used from now on");
                 *self.state.write() = state;
-                true
             }
             Err(error) => {
                 // The files may be half written. The old credentials may still work, and the files are checked again.
@@ -111,25 +116,19 @@ impl Connection {
                     error = error.message(),
                     "changed credentials cannot be used"
                 );
-                false
             }
         }
+        self.digest() != *used
     }
 
     /// Checks the files from time to time, and whenever the API server refused the credentials. Runs until it is dropped.
-    pub async fn follow(&self) {
+    pub(super) async fn follow(&self) {
         loop {
-            let refused = async {
-                match &self.limits {
-                    Some(limits) => limits.refused().await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 () = tokio::time::sleep(INTERVAL) => {}
-                () = refused => {}
+                () = self.limits.refused() => {}
             }
-            self.reload_if_changed().await;
+            self.reload(&self.digest()).await;
         }
     }
 }
@@ -137,7 +136,7 @@ impl Connection {
 async fn load(
     kubeconfig: Option<&Path>,
     context: Option<&str>,
-    limits: Option<LimitLayer>,
+    limits: LimitLayer,
 ) -> Result<LoadedCredentials> {
     let file = kubeconfig.map(Path::to_owned);
     let found = tokio::task::spawn_blocking(move || match file {
@@ -183,7 +182,7 @@ async fn load(
 
 /// A client without kube's middleware: nothing below retries, timeouts are ours, and URLs are not logged, as the URL of
 /// an exec contains its command.
-fn client(config: Config, limits: Option<LimitLayer>) -> kube::Result<Client> {
+fn client(config: Config, limits: LimitLayer) -> kube::Result<Client> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
@@ -196,15 +195,13 @@ fn client(config: Config, limits: Option<LimitLayer>) -> kube::Result<Client> {
         .http1_max_buf_size(MAX_BUFFER)
         .build::<_, Body>(connector);
     let service = ServiceBuilder::new()
+        .layer(limits)
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
         .service(http);
-    Ok(match limits {
-        Some(limits) => Client::new(limits.layer(service), config.default_namespace),
-        None => Client::new(service, config.default_namespace),
-    })
+    Ok(Client::new(service, config.default_namespace))
 }
 
 /// The kubeconfig of the environment, or of the home directory. `None` if there is none.
@@ -259,7 +256,7 @@ fn referred(config: &Kubeconfig) -> BTreeSet<PathBuf> {
 }
 
 /// Digest of the contents of the files; a missing file counts as empty.
-async fn digest(files: &BTreeSet<PathBuf>) -> [u8; 32] {
+async fn digest(files: &BTreeSet<PathBuf>) -> Digested {
     let mut hash = Sha256::new();
     for file in files {
         let content = tokio::fs::read(file).await.unwrap_or_default();

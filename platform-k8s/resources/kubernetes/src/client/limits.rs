@@ -17,11 +17,12 @@ use kube::client::Body;
 use parking_lot::Mutex;
 use serde::de::IgnoredAny;
 use tokio::{
-    sync::{Notify, Semaphore},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore},
     time::Instant,
 };
 use tower::{BoxError, Layer, Service, ServiceExt as _};
 
+use super::protobuf;
 use crate::errors::{self, redact};
 
 /// Longest pause that a server can request.
@@ -44,7 +45,7 @@ pub enum LimitError {
     CutOff(BoxError),
     /// The answer is larger than is read.
     TooLarge,
-    /// The answer is no JSON.
+    /// The answer is neither JSON nor protobuf.
     Unreadable {
         /// Line of the first fault.
         line: usize,
@@ -79,7 +80,8 @@ impl std::error::Error for LimitError {
 }
 
 /// Whether a call failed for the size of its answer alone.
-pub(crate) fn is_too_large(error: &kube::Error) -> bool {
+#[must_use]
+pub fn is_too_large(error: &kube::Error) -> bool {
     let kube::Error::Service(error) = error else {
         return false;
     };
@@ -91,8 +93,16 @@ pub(crate) fn is_too_large(error: &kube::Error) -> bool {
 #[derive(Clone)]
 pub struct LimitLayer(Arc<Limits>);
 
+/// Permission to make one call now. In the extensions of a request it stands for the one that the layer waits for
+/// otherwise, so that a caller can look, once it may call, whether it still wants to.
+#[derive(Clone, Debug)]
+pub struct CallPermit(
+    // `None` only if the semaphore is closed, which it never is.
+    #[expect(dead_code, reason = "held, not read")] Option<Arc<OwnedSemaphorePermit>>,
+);
+
 struct Limits {
-    permits: Semaphore,
+    permits: Arc<Semaphore>,
     timeout: Duration,
     /// No call is made before this time, as the server requested.
     pause: Mutex<Option<Instant>>,
@@ -105,11 +115,18 @@ impl LimitLayer {
     #[must_use]
     pub fn new(max_concurrent_calls: usize, timeout: Duration) -> Self {
         Self(Arc::new(Limits {
-            permits: Semaphore::new(max_concurrent_calls.clamp(1, Semaphore::MAX_PERMITS)),
+            permits: Arc::new(Semaphore::new(
+                max_concurrent_calls.clamp(1, Semaphore::MAX_PERMITS),
+            )),
             timeout,
             pause: Mutex::new(None),
             refused: Notify::new(),
         }))
+    }
+
+    /// Waits until a call may be made.
+    pub async fn permit(&self) -> CallPermit {
+        self.0.permit().await
     }
 
     /// Until the server refuses the credentials.
@@ -217,7 +234,7 @@ impl Limits {
     async fn send<S, B>(
         &self,
         inner: &mut S,
-        request: Request<Body>,
+        mut request: Request<Body>,
         span: Span,
     ) -> Result<Response<Answer>, BoxError>
     where
@@ -230,7 +247,10 @@ impl Limits {
             let answer = inner.ready().await?.call(request).await?;
             return self.read(answer, span).await;
         }
-        let _permit = self.permit().await;
+        let _permit = match request.extensions_mut().remove::<CallPermit>() {
+            Some(held) => held,
+            None => self.permit().await,
+        };
         let answered = async {
             let answer = inner.ready().await?.call(request).await?;
             self.read(answer, span).await
@@ -241,14 +261,12 @@ impl Limits {
         }
     }
 
-    /// Waits until a call may be made.
-    async fn permit(&self) -> Option<tokio::sync::SemaphorePermit<'_>> {
+    async fn permit(&self) -> CallPermit {
         loop {
             self.wait_for_pause().await;
-            // Fails only if the semaphore is closed, which it never is.
-            let permit = self.permits.acquire().await.ok();
+            let permit = Arc::clone(&self.permits).acquire_owned().await.ok();
             if self.paused().is_none() {
-                return permit;
+                return CallPermit(permit.map(Arc::new));
             }
         }
     }
@@ -294,11 +312,15 @@ impl Limits {
                 false => LimitError::CutOff(error),
             })?
             .to_bytes();
-        // kube logs an answer that it cannot read, whatever stands in it.
-        serde_json::from_slice::<IgnoredAny>(&body).map_err(|error| LimitError::Unreadable {
-            line: error.line(),
-            column: error.column(),
-        })?;
+        if !protobuf::is_protobuf(&body) {
+            // kube logs an answer that it cannot read, whatever stands in it.
+            serde_json::from_slice::<IgnoredAny>(&body).map_err(|error| {
+                LimitError::Unreadable {
+                    line: error.line(),
+                    column: error.column(),
+                }
+            })?;
+        }
         Ok(Response::from_parts(head, whole(body)))
     }
 
@@ -307,11 +329,14 @@ impl Limits {
         &self,
         code: StatusCode,
         headers: &HeaderMap,
-        body: &[u8],
+        body: &Bytes,
         span: Span,
     ) -> kube::core::Status {
-        let said = serde_json::from_slice(body).unwrap_or_default();
-        let mut status = errors::told(code, headers, errors::read(&said), errors::line(body));
+        let said = match protobuf::is_protobuf(body) {
+            true => protobuf::status(body.clone()),
+            false => errors::read(&serde_json::from_slice(body).unwrap_or_default()),
+        };
+        let mut status = errors::told(code, headers, said, errors::line(body));
         status.message = redact::words(&status.message);
         if let Some(details) = &mut status.details {
             for cause in &mut details.causes {

@@ -179,7 +179,7 @@ fn outcome(call: &Call, error: kube::Error) -> Result<Outcome> {
             _ => {}
         }
     }
-    let error = errors::of(call, error);
+    let error = errors::of(call, &error);
     match error.reason() {
         // The precondition makes a repetition harmless.
         Reason::Unavailable | Reason::DeadlineExceeded | Reason::Internal => Ok(Outcome::Later(

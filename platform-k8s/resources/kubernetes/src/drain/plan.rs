@@ -218,6 +218,7 @@ impl Plan {
             name: entry.target.name.clone(),
             reason: entry.why.reason.clone(),
             message: entry.why.message.clone(),
+            uid: entry.target.uid.clone(),
         });
         Some(api::WaitProgress {
             matched: count(entries.len()),

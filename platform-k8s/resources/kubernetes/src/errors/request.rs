@@ -7,8 +7,8 @@ use crate::client::{Call, limits::LimitError};
 
 /// The error for a call that kube made.
 #[must_use]
-pub fn of(call: &Call, error: kube::Error) -> Error {
-    match &error {
+pub fn of(call: &Call, error: &kube::Error) -> Error {
+    match error {
         kube::Error::Api(status) => of_status(call, status, None),
         kube::Error::SerdeError(error) => super::unreadable(call, error),
         kube::Error::Service(service) => match service.downcast_ref::<LimitError>() {
@@ -19,13 +19,13 @@ pub fn of(call: &Call, error: kube::Error) -> Error {
             )),
             Some(error @ LimitError::TooLarge) => Error::unavailable(format!("{call}: {error}")),
             Some(LimitError::Unreadable { line, column }) => unreadable_at(call, *line, *column),
-            None => transport(call, &error),
+            None => transport(call, error),
         },
         kube::Error::BuildRequest(_) => {
             // The source quotes what was to be sent.
             Error::internal(format!("{call}: the request cannot be written"))
         }
-        _ => transport(call, &error),
+        _ => transport(call, error),
     }
 }
 

@@ -70,26 +70,32 @@ async fn one(
     number: usize,
     found: &BTreeMap<String, DynamicObject>,
 ) -> Result<bool> {
-    let wanted = route::behind(leading, truth, number);
-    let empty = truth.shown(number).is_empty();
-    let outcome = match (found.get(&wanted.name_any()), empty) {
+    let follower = Follower {
+        objects,
+        leading,
+        wanted: route::behind(leading, truth, number),
+        truth,
+        empty: truth.shown(number).is_empty(),
+    };
+    let wanted = &follower.wanted;
+    let outcome = match (found.get(&wanted.name_any()), follower.empty) {
         (None, true) => return Ok(true),
-        (None, false) => match objects.create_part(Kind::HttpRoute, &wanted).await {
+        (None, false) => match objects.create_part(Kind::HttpRoute, wanted).await {
             Err(error) if error.reason() == Reason::AlreadyExists => {
                 // Somebody has just made it, or has taken our label off it.
                 let kind = Kind::HttpRoute.resource();
                 let namespace = wanted.namespace().unwrap_or_default();
                 match objects.get(&kind, &namespace, &wanted.name_any()).await? {
-                    Some(found) => correct(objects, &found, &wanted, truth, empty).await,
+                    Some(found) => follower.correct(&found).await,
                     None => return Ok(false),
                 }
             }
-            other => other.map(drop),
+            other => other.map(|_| true),
         },
-        (Some(found), empty) => correct(objects, found, &wanted, truth, empty).await,
+        (Some(found), _) => follower.correct(found).await,
     };
     match outcome {
-        Ok(()) => Ok(true),
+        Ok(settled) => Ok(settled),
         Err(error) => match error.reason() {
             Reason::Conflict | Reason::AlreadyExists | Reason::NotFound => Ok(false),
             _ => Err(error),
@@ -97,38 +103,63 @@ async fn one(
     }
 }
 
-/// Makes what is there what it should be, unless it follows from a later truth.
-async fn correct(
-    objects: &Objects,
-    found: &DynamicObject,
-    wanted: &DynamicObject,
-    truth: &Truth,
+/// An HTTPRoute behind a leading one, as it should be.
+struct Follower<'a> {
+    objects: &'a Objects,
+    leading: &'a DynamicObject,
+    truth: &'a Truth,
+    wanted: DynamicObject,
+    /// It has nothing to show, and is not needed.
     empty: bool,
-) -> Result<()> {
-    let kind = Kind::HttpRoute.resource();
-    match route::shows(found, wanted, truth) {
-        Shows::Later => Ok(()),
-        Shows::This | Shows::Otherwise if empty => {
-            objects.delete(&kind, found, true).await.map(drop)
+}
+
+impl Follower<'_> {
+    /// Makes what is there what it should be, unless it follows from a later truth. Whether it did not.
+    async fn correct(&self, found: &DynamicObject) -> Result<bool> {
+        let shows = match route::shows(found, &self.wanted, self.truth) {
+            Shows::Later(version) if self.has_written(version).await? => return Ok(false),
+            // Anybody may have written the version.
+            Shows::Later(_) | Shows::Otherwise => Shows::Otherwise,
+            Shows::This => Shows::This,
+        };
+        let kind = Kind::HttpRoute.resource();
+        if self.empty {
+            self.objects.delete(&kind, found, true).await?;
+            return Ok(true);
         }
-        Shows::This => Ok(()),
-        Shows::Otherwise => {
-            let mut spec = wanted.data["spec"].clone();
-            if spec["hostnames"].is_null() {
-                // Removed by the patch.
-                spec["hostnames"] = json!(null);
-            }
-            let patch = json!({
-                "metadata": {
-                    "resourceVersion": found.resource_version(),
-                    "labels": wanted.metadata.labels,
-                    "annotations": wanted.metadata.annotations,
-                    "ownerReferences": wanted.metadata.owner_references,
-                },
-                "spec": spec,
-            });
-            objects.patch(&kind, found, &patch).await.map(drop)
+        if shows == Shows::This {
+            return Ok(true);
         }
+        let wanted = &self.wanted;
+        let mut spec = wanted.data["spec"].clone();
+        if spec["hostnames"].is_null() {
+            // Removed by the patch.
+            spec["hostnames"] = json!(null);
+        }
+        let patch = json!({
+            "metadata": {
+                "resourceVersion": found.resource_version(),
+                "labels": wanted.metadata.labels,
+                "annotations": wanted.metadata.annotations,
+                "ownerReferences": wanted.metadata.owner_references,
+            },
+            "spec": spec,
+        });
+        self.objects.patch(&kind, found, &patch).await?;
+        Ok(true)
+    }
+
+    /// Whether the leading HTTPRoute has got to this version by now. It is written before those behind it, so that none of
+    /// them can be ahead of it.
+    async fn has_written(&self, version: u64) -> Result<bool> {
+        let namespace = self.leading.namespace().unwrap_or_default();
+        let kind = Kind::HttpRoute.resource();
+        let name = self.leading.name_any();
+        let now = self.objects.get(&kind, &namespace, &name).await?;
+        let Some(now) = now.filter(|now| now.uid() == self.leading.uid()) else {
+            return Ok(true);
+        };
+        Ok(Truth::of(&now)?.is_none_or(|truth| truth.version >= version))
     }
 }
 

@@ -47,7 +47,9 @@ fn check(kind: Kind, object: &DynamicObject, hosts: &BTreeSet<&str>) -> Result<(
     let namespace = object.namespace().unwrap_or_default();
     let name = format!("{namespace}/{}", object.name_any());
     let message = format!("the {} {name:?} routes the host {host:?}", kind.name());
-    Err(Error::new(Reason::IngressHostTaken, message).with_resource(kind.name(), name))
+    Err(Error::new(Reason::IngressHostTaken, message)
+        .with_resource(kind.name(), name)
+        .with_metadata("host", host))
 }
 
 #[cfg(test)]

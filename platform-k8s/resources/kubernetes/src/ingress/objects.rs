@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     client::{ApiClient, Call, escape},
-    errors,
+    errors::{self, Fields},
 };
 
 /// Objects in one answer of a list.
@@ -351,7 +351,34 @@ fn failed(
     name: &str,
     error: kube::Error,
 ) -> Error {
-    of_kube(&Call::new(verb, &rbac(resource), namespace, name), error)
+    let call = Call::new(verb, &rbac(resource), namespace, name);
+    in_request(&call, of_kube(&call, error))
+}
+
+/// How the fields of a new object are called in a request.
+static FIELDS: Fields = Fields {
+    object: "ingress",
+    names: &[
+        ("spec.ingress_class_name", "class_name"),
+        ("spec.parent_refs", "class_name"),
+        ("spec.tls", "tls"),
+        ("].secret_name", "].secret"),
+        ("spec.rules", "rules"),
+        ("].http.paths", "].paths"),
+        ("].path_type", "].type"),
+        ("].backend.service", "].service"),
+    ],
+};
+
+/// An error with the fields of the request. Which of its paths stands where in an object that is changed nobody knows.
+fn in_request(call: &Call, error: Error) -> Error {
+    if error.reason() != Reason::Invalid || call.verb != "patch" {
+        return FIELDS.of_request(call, error);
+    }
+    let named = Error::new(Reason::Invalid, error.message());
+    error.fields().iter().fold(named, |named, violation| {
+        named.with_violation("paths", &violation.description)
+    })
 }
 
 /// The error of a call. A creation that finds no such kind is told like any other call that does not find it.
@@ -363,7 +390,7 @@ pub(super) fn of_kube(call: &Call, error: kube::Error) -> Error {
         }
         _ => false,
     };
-    let error = errors::of(call, error);
+    let error = errors::of(call, &error);
     if !lacks_kind {
         return error;
     }

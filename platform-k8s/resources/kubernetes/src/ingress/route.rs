@@ -394,8 +394,8 @@ pub(super) enum Shows {
     Otherwise,
     /// What it has to.
     This,
-    /// What follows from a later truth.
-    Later,
+    /// What follows from a later truth, of this version, as it says itself.
+    Later(u64),
 }
 
 /// How a route behind a leading one stands to what it should be.
@@ -407,8 +407,8 @@ pub(super) fn shows(object: &DynamicObject, wanted: &DynamicObject, truth: &Trut
     let annotations = object.annotations();
     let version: Option<u64> = annotations.get(VERSION).and_then(|text| text.parse().ok());
     let ours = uid(object) == uid(wanted);
-    if ours && version.is_some_and(|version| version > truth.version) {
-        return Shows::Later;
+    if let Some(version) = version.filter(|version| ours && *version > truth.version) {
+        return Shows::Later(version);
     }
     let same = ours
         && annotations.get(BEHIND) == wanted.annotations().get(BEHIND)

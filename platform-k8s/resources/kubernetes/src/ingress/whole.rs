@@ -158,13 +158,14 @@ impl IngressBackends {
             .objects
             .list(&kind.resource(), &scope, &selector)
             .await?;
-        let mut groups: BTreeMap<(String, String), Vec<DynamicObject>> = BTreeMap::new();
+        // By `NAMESPACE/NAME`, as other lists come from the API server.
+        let mut groups: BTreeMap<String, Vec<DynamicObject>> = BTreeMap::new();
         for object in found.into_iter().filter(|object| !route::is_behind(object)) {
             let name = match kind {
                 Kind::Ingress => object.name_any(),
                 Kind::HttpRoute | Kind::VirtualService => meta::ingress_of(&object),
             };
-            let at = (object.namespace().unwrap_or_default(), name);
+            let at = format!("{}/{name}", object.namespace().unwrap_or_default());
             if after.as_ref().is_none_or(|after| at > *after) {
                 groups.entry(at).or_default().push(object);
             }
@@ -177,19 +178,18 @@ impl IngressBackends {
         };
         let (mut page, mut bytes) = (api::ListIngressesResponse::default(), 0);
         let mut gateways = BTreeMap::new();
-        let mut last = None;
+        let mut last = String::new();
         for (at, mut objects) in groups {
             if page.ingresses.len() == most || bytes >= MAX_PAGE_BYTES {
-                page.next_page_token = token(&query, last.as_ref());
+                page.next_page_token = token(&query, &last);
                 break;
             }
             objects.sort_by_key(|object| (!meta::is_ours(object), object.name_any()));
-            let ingress = self
-                .answer(kind, (&at.0, &at.1), objects, &mut gateways)
-                .await?;
+            let place = at.split_once('/').unwrap_or_default();
+            let ingress = self.answer(kind, place, objects, &mut gateways).await?;
             bytes += ingress.encoded_len();
             page.ingresses.push(ingress);
-            last = Some(at);
+            last = at;
         }
         Ok(page)
     }
@@ -201,11 +201,15 @@ impl IngressBackends {
         let all = self.objects.with_followers(kind, namespace, name).await?;
         // Leading ones first: without them nobody completes what is behind.
         let (behind, leading): (Vec<_>, Vec<_>) = all.into_iter().partition(route::is_behind);
-        let mut existed = false;
+        let mut deleted = Vec::new();
         for object in leading.iter().chain(&behind) {
-            existed |= self.objects.delete(&kind.resource(), object, false).await?;
+            match self.objects.delete(&kind.resource(), object, false).await {
+                Ok(true) => deleted.push(object.name_any()),
+                Ok(false) => {}
+                Err(error) => return Err(crate::objects::half_way(error, kind.name(), &deleted)),
+            }
         }
-        Ok(existed)
+        Ok(!deleted.is_empty())
     }
 }
 
@@ -385,26 +389,22 @@ fn certificates(objects: &[DynamicObject]) -> Vec<api::IngressTls> {
     by_secret.into_iter().map(entry).collect()
 }
 
-fn token(query: &str, last: Option<&(String, String)>) -> String {
-    let (namespace, name) = last.map_or(("", ""), |(namespace, name)| (namespace, name));
-    URL_SAFE_NO_PAD.encode(format!("{query} {namespace} {name}"))
+fn token(query: &str, last: &str) -> String {
+    URL_SAFE_NO_PAD.encode(format!("{query} {last}"))
 }
 
 /// Namespace and name of the last ingress of the page before.
-fn position(token: &str, query: &str) -> Result<Option<(String, String)>> {
+fn position(token: &str, query: &str) -> Result<Option<String>> {
     if token.is_empty() {
         return Ok(None);
     }
     let invalid = |why: &str| Error::invalid("page_token", why);
     let text = URL_SAFE_NO_PAD.decode(token).ok();
     let text = text.and_then(|bytes| String::from_utf8(bytes).ok());
-    let parts: Vec<&str> = text.as_deref().unwrap_or_default().split(' ').collect();
-    match parts.as_slice() {
-        [of, namespace, name] if *of == query => {
-            Ok(Some(((*namespace).to_owned(), (*name).to_owned())))
-        }
-        [_, _, _] => Err(invalid("belongs to another query")),
-        _ => Err(invalid("was not given out by this server")),
+    match text.as_deref().and_then(|text| text.split_once(' ')) {
+        Some((of, last)) if of == query => Ok(Some(last.to_owned())),
+        Some(_) => Err(invalid("belongs to another query")),
+        None => Err(invalid("was not given out by this server")),
     }
 }
 

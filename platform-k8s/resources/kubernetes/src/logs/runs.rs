@@ -134,7 +134,9 @@ impl Runs {
             Some("OnFailure") => ended.exit_code == 0,
             _ => false,
         });
-        if over || stays || pod.metadata.deletion_timestamp.is_some() {
+        // A container that runs while its pod is being deleted still writes.
+        let leaving = pod.metadata.deletion_timestamp.is_some() && !self.runs(pod);
+        if over || stays || leaving {
             return ControlFlow::Break(None);
         }
         ControlFlow::Continue(())
@@ -203,6 +205,26 @@ mod tests {
         let error = cut.unwrap_err();
         assert_eq!(error.reason(), Reason::Unavailable, "{error}");
         assert_eq!(after, LAG);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_log_that_is_cut_off_while_its_pod_is_being_deleted_ends_with_an_error() {
+        let leaving = |state: &Value| {
+            let mut pod = pod("u", Some("a"), 0, state);
+            let now = k8s_openapi::jiff::Timestamp::from_second(1).unwrap();
+            let time = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now);
+            pod.metadata.deletion_timestamp = Some(time);
+            pod
+        };
+        let (cut, after) = found(&leaving(&running()), vec![]).await;
+        let error = cut.unwrap_err();
+        assert_eq!(error.reason(), Reason::Unavailable, "{error}");
+        assert_eq!(after, LAG);
+        // The container ends because of the deletion, and its status tells so a little later.
+        let later = vec![(3, leaving(&ended()))];
+        let (end, after) = found(&leaving(&running()), later).await;
+        assert!(end.unwrap().is_none());
+        assert_eq!(after, Duration::from_secs(3));
     }
 
     #[tokio::test(start_paused = true)]

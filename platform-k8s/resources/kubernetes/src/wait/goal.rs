@@ -22,8 +22,8 @@ pub(crate) struct Goal {
     pub(crate) fail_if_none: bool,
     /// About the objects of the first list only, each until it is gone or meets its conditions.
     pub(crate) gone: bool,
-    /// With `gone`: about the object with this uid only.
-    pub(crate) uid: Option<String>,
+    /// With `gone`: about the objects with these uids only. Empty: any.
+    pub(crate) uids: BTreeSet<String>,
     /// With `gone`: what is not seen any more may have lost its labels only, and counts when it is confirmed to be gone.
     pub(crate) confirm: bool,
 }
@@ -178,7 +178,7 @@ impl Wait {
 
     fn wants(&self, seen: &Seen) -> bool {
         let named = self.goal.names.is_empty() || self.goal.names.contains(&seen.name);
-        named && self.goal.uid.as_ref().is_none_or(|uid| *uid == seen.uid)
+        named && (self.goal.uids.is_empty() || self.goal.uids.contains(&seen.uid))
     }
 
     /// After the first list.
@@ -269,7 +269,7 @@ impl Wait {
             namespace: namespace.clone(),
             name: name.clone(),
             reason: "NotFound".to_owned(),
-            message: String::new(),
+            ..api::WaitPending::default()
         })
     }
 
@@ -302,6 +302,7 @@ fn missing(seen: &Seen, why: &Why) -> api::WaitPending {
         name: seen.name.clone(),
         reason: why.reason.clone(),
         message: why.message.clone(),
+        uid: seen.uid.clone(),
     }
 }
 

@@ -88,7 +88,7 @@ pub(crate) async fn pods(
         min_count: request.min_count.max(1),
         fail_if_none: request.fail_if_none,
         gone: conditions.gone,
-        uid: None,
+        uids: request.uids.into_iter().collect(),
         confirm: conditions.gone && !labels.is_empty(),
     };
     Ok(of_pods(
@@ -116,7 +116,7 @@ pub(crate) async fn gone(
         namespace: namespace.to_owned(),
         names: [name.to_owned()].into(),
         gone: true,
-        uid,
+        uids: uid.into_iter().collect(),
         ..Goal::default()
     };
     let config = config("", &[name.to_owned()]);

@@ -138,6 +138,27 @@ fn gone_means_the_objects_of_the_beginning_by_uid() {
     assert!(list(&mut Wait::new(goal), vec![]).failed.is_some());
 }
 
+#[test]
+fn a_wait_for_gone_that_goes_on_with_uids_does_not_count_what_was_made_anew() {
+    let of = |uid: &str| Goal {
+        gone: true,
+        min_count: 0,
+        names: ["a".to_owned()].into(),
+        uids: [uid.to_owned()].into(),
+        ..goal()
+    };
+    let anew = object("a", "new", Verdict::Met);
+    assert!(told(list(&mut Wait::new(of("old")), vec![anew])).3);
+    let mut wait = Wait::new(of("old"));
+    let old = || {
+        let why = Why::new("Running", None);
+        object("a", "old", Verdict::Pending(why))
+    };
+    let first = list(&mut wait, vec![old()]).progress.unwrap();
+    assert_eq!(first.pending[0].uid, "old");
+    assert!(told(wait.apply(Change::Gone(old()))).3);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_lost_its_labels_is_not_gone_until_it_is() {
     let named = |uid: &str| -> Pod {

@@ -11,7 +11,10 @@ use kube::{
 use serde::de::DeserializeOwned;
 
 use super::Change;
-use crate::{client::Call, errors};
+use crate::{
+    client::{Call, limits},
+    errors,
+};
 
 /// Pauses after a failed watch. An API server that restarts is back within seconds, and has to serve all its other
 /// clients then.
@@ -19,12 +22,15 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 /// Refusals of the credentials in a row that are waited for: new ones may be on their way to the disk.
 const MAX_REFUSALS: u32 = 5;
+/// Objects in one answer of a list, unless they are so large that it is not read.
+const PAGE: u32 = 500;
 
 type Events<K> = BoxStream<'static, watcher::Result<Event<K>>>;
 
 struct Follower<K, F> {
     open: F,
     config: watcher::Config,
+    page_size: u32,
     call: Call,
     /// `None`: to be opened, with a list.
     events: Option<Events<K>>,
@@ -48,6 +54,7 @@ where
     let follower = Follower {
         open,
         config,
+        page_size: PAGE,
         call,
         events: None,
         begun: false,
@@ -72,7 +79,8 @@ where
     async fn next(&mut self) -> Result<Change<K>> {
         loop {
             let events = self.events.get_or_insert_with(|| {
-                watcher::watcher((self.open)(), self.config.clone()).boxed()
+                let config = self.config.clone().page_size(self.page_size);
+                watcher::watcher((self.open)(), config).boxed()
             });
             let event = match events.next().await {
                 Some(Ok(event)) => event,
@@ -103,6 +111,14 @@ where
 
     /// Waits where the failure may pass.
     async fn failed(&mut self, error: watcher::Error) -> Result<()> {
+        if let watcher::Error::InitialListFailed(error) = &error
+            && limits::is_too_large(error)
+            && self.page_size > 1
+        {
+            self.page_size /= 2;
+            self.events = None;
+            return Ok(());
+        }
         let error = told(&self.call, error);
         match error.reason() {
             // The watcher itself would go on from where nobody can any more.
@@ -150,7 +166,7 @@ fn told(call: &Call, error: watcher::Error) -> Error {
     match error {
         watcher::Error::InitialListFailed(error)
         | watcher::Error::WatchStartFailed(error)
-        | watcher::Error::WatchFailed(error) => errors::of(call, error),
+        | watcher::Error::WatchFailed(error) => errors::of(call, &error),
         watcher::Error::WatchError(status) => errors::of_status(call, &status, None),
         watcher::Error::NoResourceVersion => {
             Error::unavailable(format!("{call}: the answer has no resourceVersion"))
@@ -160,7 +176,13 @@ fn told(call: &Call, error: watcher::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use http::{Request, Response};
+    use k8s_openapi::api::core::v1::Pod;
+    use kube::{Client, client::Body};
+    use serde_json::json;
+
     use super::*;
+    use crate::client::limits::LimitError;
 
     #[test]
     fn an_object_of_a_list_that_is_not_complete_ends_no_back_off() {
@@ -168,5 +190,53 @@ mod tests {
         assert!(!proves(&Event::<()>::Init));
         assert!(proves(&Event::<()>::InitDone));
         assert!(proves(&Event::Apply(())) && proves(&Event::Delete(())));
+    }
+
+    /// An API server with 300 pods, of which at most 100 fit into an answer that is read.
+    async fn large(request: Request<Body>) -> std::result::Result<Response<Body>, tower::BoxError> {
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        let field = |name: &str| {
+            let fields = query.split('&').filter_map(|it| it.split_once('='));
+            let mut found = fields
+                .filter(|(key, _)| *key == name)
+                .map(|(_, value)| value);
+            found.next().and_then(|value| value.parse::<usize>().ok())
+        };
+        let limit = field("limit").unwrap_or(usize::MAX);
+        if limit > 100 {
+            return Err(LimitError::TooLarge.into());
+        }
+        let begin = field("continue").unwrap_or_default();
+        let end = (begin + limit).min(300);
+        let pod = |n: usize| json!({"metadata": {"name": format!("p{n}"), "namespace": "n"}});
+        let next = if end < 300 {
+            end.to_string()
+        } else {
+            String::new()
+        };
+        let list = json!({
+            "apiVersion": "v1", "kind": "PodList",
+            "metadata": {"resourceVersion": "1", "continue": next},
+            "items": (begin..end).map(pod).collect::<Vec<_>>(),
+        });
+        Ok(Response::new(Body::from(serde_json::to_vec(&list)?)))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_whose_pages_are_too_large_is_read_in_smaller_ones() {
+        let client = Client::new(tower::service_fn(large), "n");
+        let open = move || Api::<Pod>::namespaced(client.clone(), "n");
+        let call = Call::new("watch", "pods", "n", "");
+        let mut changes = follow(open, watcher::Config::default(), call);
+        let mut pods = 0;
+        loop {
+            match changes.next().await.unwrap().unwrap() {
+                Change::Listing => pods = 0,
+                Change::Listed(_) => pods += 1,
+                Change::Complete => break,
+                Change::Changed(_) | Change::Gone(_) => panic!("the list is not complete"),
+            }
+        }
+        assert_eq!(pods, 300);
     }
 }

@@ -10,8 +10,9 @@ use drover_resources_kubernetes::{
     KubernetesServices,
     client::{ApiClient, ClientSettings},
 };
-use drover_testing::kubernetes::{FaultProxy, Namespace, Options, PATIENCE, Rig};
+use drover_testing::kubernetes::{FaultProxy, Namespace, Options, PATIENCE, Raw, Rig};
 use futures::StreamExt as _;
+use serde_json::{Value, json};
 
 pub(crate) struct Bench {
     pub(crate) namespace: Namespace,
@@ -92,6 +93,25 @@ impl Bench {
         done(progress).await.unwrap();
         self.pods.get(&self.namespace.name, &name).await.unwrap()
     }
+}
+
+/// Creates a node of kwok for tests that cordon and drain it. Pods come to it only by its name.
+pub(crate) async fn node(raw: &Raw, name: &str, labels: &Value) {
+    let mut node = json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {
+            "name": name,
+            "labels": labels,
+            "annotations": {"kwok.x-k8s.io/node": "fake"},
+        },
+        "spec": {"taints": [{"key": "drover.dev/test", "effect": "NoSchedule"}]},
+        "status": {
+            "allocatable": {"cpu": "32", "memory": "64Gi", "pods": "110"},
+            "capacity": {"cpu": "32", "memory": "64Gi", "pods": "110"},
+        },
+    });
+    node["metadata"]["labels"]["kubernetes.io/hostname"] = name.into();
+    raw.create("/api/v1/nodes", &node).await.unwrap();
 }
 
 /// A client whose calls pass through this proxy.

@@ -20,24 +20,7 @@ impl Node {
     async fn start() -> Self {
         let bench = Bench::on(Rig::shared(Options::kwok(3))).await;
         let name = format!("drained-{}", bench.namespace.name);
-        let node = json!({
-            "apiVersion": "v1", "kind": "Node",
-            "metadata": {
-                "name": name,
-                "labels": {"kubernetes.io/hostname": name, "type": "kwok"},
-                "annotations": {"kwok.x-k8s.io/node": "fake"},
-            },
-            "status": {
-                "allocatable": {"cpu": "32", "memory": "64Gi", "pods": "110"},
-                "capacity": {"cpu": "32", "memory": "64Gi", "pods": "110"},
-            },
-        });
-        bench
-            .namespace
-            .raw
-            .create("/api/v1/nodes", &node)
-            .await
-            .unwrap();
+        crate::bench::node(&bench.namespace.raw, &name, &json!({"type": "kwok"})).await;
         Self { bench, name }
     }
 

@@ -11,23 +11,14 @@ use drover_resources::{
     bytes,
     parts::{Answers, Input, Pods as _},
 };
-use drover_testing::kubernetes::{Options, Rig, until, without_kubelet};
+use drover_testing::kubernetes::until;
 use futures::{StreamExt as _, channel::mpsc, stream};
 use sha2::{Digest as _, Sha256};
 
-use crate::bench::{Bench, next};
-
-/// `None` if this machine cannot run a kubelet.
-async fn bench() -> Option<Bench> {
-    if without_kubelet() {
-        return None;
-    }
-    let rig = Rig::shared(Options::kubelet());
-    let alone = rig.alone().await;
-    rig.image(&["busybox"]).await;
-    drop(alone);
-    Some(Bench::on(rig).await)
-}
+use crate::{
+    bench::{Bench, next},
+    kubelet::{IMAGE, bench},
+};
 
 fn words(of: &[&str]) -> Vec<String> {
     of.iter().map(|&it| it.to_owned()).collect()
@@ -61,7 +52,6 @@ fn mount(volume: &str, path: &str) -> api::VolumeMount {
     }
 }
 
-const IMAGE: &str = "busybox:test";
 const SLEEP: [&str; 3] = ["sh", "-c", "sleep 3600"];
 
 fn start(bench: &Bench, pod: &str, command: &[&str]) -> api::ExecStart {

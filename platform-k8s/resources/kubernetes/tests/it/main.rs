@@ -11,5 +11,6 @@ mod conformance;
 mod drain;
 mod ingress;
 mod inside;
+mod kubelet;
 mod objects;
 mod wait;

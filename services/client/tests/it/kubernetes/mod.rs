@@ -56,6 +56,7 @@ fn missing<const N: usize>(matched: u32, names: [&str; N]) -> WaitProgress {
             namespace: "apps".to_owned(),
             name: name.to_owned(),
             reason: "ImagePullBackOff".to_owned(),
+            uid: format!("uid-{name}"),
             ..Default::default()
         })
         .collect();
@@ -181,6 +182,9 @@ async fn a_wait_for_gone_goes_on_with_the_pods_that_were_left() {
     wait.done().await.unwrap();
     let names: Vec<_> = script.asked().into_iter().map(|it| it.names).collect();
     assert_eq!(names, [vec![], vec!["b", "c"], vec!["c"]]);
+    // A pod that was made anew under one of the names is another one.
+    let uids: Vec<_> = script.asked().into_iter().map(|it| it.uids).collect();
+    assert_eq!(uids, [vec![], vec!["uid-b", "uid-c"], vec!["uid-c"]]);
 }
 
 #[tokio::test]

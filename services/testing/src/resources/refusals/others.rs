@@ -158,11 +158,27 @@ pub(super) const CONFIGURATIONS: &[(&str, fn(&mut api::Configuration))] = &[
     }),
 ];
 
+fn annotated(ingress: &mut api::Ingress, key: &str) {
+    ingress.metadata.as_mut().unwrap().annotations = labels(&[(key, "return 200;")]);
+}
+
 pub(super) fn path(path: &str) -> api::IngressPath {
     super::super::ingresses::path(path, "web")
 }
 
 pub(super) const INGRESSES: &[(&str, fn(&mut api::Ingress))] = &[
+    // With it somebody else's HTTPRoutes would be believed to be ours.
+    ("ingress.metadata.annotations[drover.dev/paths]", |it| {
+        annotated(it, "drover.dev/paths");
+    }),
+    ("ingress.metadata.labels[drover.dev/ingress]", |it| {
+        it.metadata.as_mut().unwrap().labels = labels(&[("drover.dev/ingress", "other")]);
+    }),
+    // A controller would take it as it stands.
+    (
+        "ingress.metadata.annotations[nginx.ingress.kubernetes.io/server-snippet]",
+        |it| annotated(it, "nginx.ingress.kubernetes.io/server-snippet"),
+    ),
     ("ingress.rules[0].host", |it| {
         it.rules[0].host = "10.0.0.1".into()
     }),

@@ -64,10 +64,10 @@ pub(super) const PODS: &[(&str, fn(&mut api::Pod))] = &[
         pod.metadata.as_mut().unwrap().labels = labels(&[("a b", "c")])
     }),
     // With them it would be a node of a cluster.
-    ("pod.metadata", |pod| {
+    ("pod.metadata.labels[drover.dev/cluster]", |pod| {
         pod.metadata.as_mut().unwrap().labels = labels(&[("drover.dev/cluster", "orders")])
     }),
-    ("pod.metadata", |pod| {
+    ("pod.metadata.annotations[drover.dev/identity]", |pod| {
         pod.metadata.as_mut().unwrap().annotations = labels(&[("drover.dev/identity", "{}")])
     }),
     ("pod.metadata.labels", |pod| {

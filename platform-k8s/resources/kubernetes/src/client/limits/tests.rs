@@ -157,3 +157,34 @@ async fn an_answer_without_end_is_not_collected() {
     assert!(matches!(*error, LimitError::TooLarge), "{error}");
     assert!(is_too_large(&kube::Error::Service(error)));
 }
+
+#[tokio::test]
+async fn a_request_with_a_permit_of_its_own_takes_no_other() {
+    let calls = Arc::default();
+    let layer = limits(3);
+    let client = layer.layer(server(&calls, |_| answer(200, "{}")));
+    let mut permitted = request(Method::POST, PODS);
+    permitted.extensions_mut().insert(layer.permit().await);
+    client.clone().oneshot(permitted).await.unwrap();
+    client.oneshot(request(Method::POST, PODS)).await.unwrap();
+    assert_eq!(calls.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
+async fn a_failure_in_protobuf_is_read_as_one_in_json() {
+    // `meta/v1` Status: message, code; within `runtime.Unknown`.
+    let status = b"\x1a\x07no room\x30\xf7\x03";
+    let mut told = b"k8s\0\x12".to_vec();
+    told.push(u8::try_from(status.len()).unwrap());
+    told.extend(status);
+    let calls = Arc::default();
+    let client = limits(3).layer(server(&calls, move |_| {
+        let mut answer = answer(503, "");
+        *answer.body_mut() = Full::new(Bytes::from(told.clone()));
+        answer
+    }));
+    let got = client.oneshot(request(Method::GET, PODS)).await.unwrap();
+    assert_eq!(got.status().as_u16(), 503);
+    let body = body(got).await;
+    assert!(body.contains("no room"), "{body}");
+}

@@ -191,7 +191,7 @@ fn a_route_behind_is_overwritten_unless_it_shows_a_later_truth() {
         annotations.insert(VERSION.to_owned(), version.to_owned());
     };
     version(&mut edited, "2");
-    assert_eq!(shows(&edited, &wanted, &truth), Shows::Later);
+    assert_eq!(shows(&edited, &wanted, &truth), Shows::Later(2));
     // Later, but behind a leading one that is gone.
     edited.metadata.owner_references.as_mut().unwrap()[0].uid = "earlier".to_owned();
     assert_eq!(shows(&edited, &wanted, &truth), Shows::Otherwise);

@@ -304,3 +304,23 @@ async fn of_two_ingresses_that_want_one_host_at_once_one_gets_it() {
         .collect();
     assert_eq!(refused, [Reason::IngressHostTaken]);
 }
+
+#[tokio::test]
+async fn a_route_behind_that_claims_a_later_version_than_its_leading_one_is_overwritten() {
+    let memory = Memory::default();
+    let objects = memory.objects();
+    leading(&memory);
+    let write = |range| change(holder(&objects, Kind::HttpRoute, HOST), put(range));
+    write(0..20).await.unwrap();
+    let kind = Kind::HttpRoute.resource();
+    let name = route::name_behind("web", HOST, 1);
+    let shown = objects.get(&kind, "n", &name).await.unwrap().unwrap();
+    let mut forged = shown.clone();
+    let annotations = forged.metadata.annotations.as_mut().unwrap();
+    annotations.insert(route::VERSION.to_owned(), "1000".to_owned());
+    forged.data["spec"]["rules"] = json!([]);
+    memory.put(&kind, serde_json::to_value(&forged).unwrap());
+    write(19..20).await.unwrap();
+    let now = objects.get(&kind, "n", &name).await.unwrap().unwrap();
+    assert_eq!(now.data["spec"], shown.data["spec"]);
+}

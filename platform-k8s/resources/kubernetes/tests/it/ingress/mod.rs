@@ -1,6 +1,6 @@
 //! Ingresses over the three kinds of object that they can be made of, at a real API server.
 
-mod kinds;
+pub(crate) mod kinds;
 mod story;
 mod upstreams;
 mod writers;
