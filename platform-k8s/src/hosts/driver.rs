@@ -26,10 +26,13 @@ use drover_resources_kubernetes::{
     errors,
 };
 use futures::{StreamExt as _, stream};
-use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::{
+    authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
+    core::v1::Namespace,
+};
 use kube::{
     Api, ResourceExt as _,
-    api::{ListParams, Patch, PatchParams},
+    api::{ListParams, Patch, PatchParams, PostParams},
     runtime::watcher::{self, Event, watcher},
 };
 use parking_lot::Mutex;
@@ -90,7 +93,11 @@ impl HostDriver {
         settings.check()?;
         settings.hosts.check()?;
         let client = clients.get(&settings.client()).await?;
-        let fixed = describe(&client, &settings).await?;
+        let mut fixed = describe(&client, &settings).await?;
+        fixed.warnings = rights(&client, &settings).await?;
+        for warning in &fixed.warnings {
+            tracing::warn!("{warning}");
+        }
         let reader = Reader {
             keys: settings.labels.clone(),
             settings: settings.hosts.clone(),
@@ -768,6 +775,61 @@ async fn describe(client: &ApiClient, settings: &Settings) -> Result<Description
         }))),
         warnings: Vec::new(),
     })
+}
+
+/// Looks whether the credentials suffice. Answers what works in part only.
+async fn rights(client: &ApiClient, settings: &Settings) -> Result<Vec<String>> {
+    let (group, plural) = KIND
+        .split_once('.')
+        .map_or(("", KIND), |(plural, group)| (group, plural));
+    let mut warnings = Vec::new();
+    for scope in settings.scopes() {
+        let namespace = scope.unwrap_or_default();
+        for verb in ["get", "list", "watch", "patch"] {
+            if !may(client, verb, group, plural, namespace).await? {
+                let call = Call::new(verb, KIND, namespace, "");
+                let message = format!("the credentials may not {call}");
+                return Err(Error::new(Reason::PermissionDenied, message));
+            }
+        }
+        if !may(client, "get", "", "secrets", namespace).await? {
+            let place = match namespace {
+                "" => "any namespace".to_owned(),
+                named => format!("namespace {named}"),
+            };
+            warnings.push(format!(
+                "may not get secrets in {place}: addresses, networks and credentials of hosts there are not known"
+            ));
+        }
+    }
+    Ok(warnings)
+}
+
+async fn may(
+    client: &ApiClient,
+    verb: &str,
+    group: &str,
+    resource: &str,
+    namespace: &str,
+) -> Result<bool> {
+    let review = SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(ResourceAttributes {
+                verb: Some(verb.to_owned()),
+                group: Some(group.to_owned()),
+                resource: Some(resource.to_owned()),
+                namespace: Some(namespace.to_owned()),
+                ..ResourceAttributes::default()
+            }),
+            ..SelfSubjectAccessReviewSpec::default()
+        },
+        ..SelfSubjectAccessReview::default()
+    };
+    let kind = "selfsubjectaccessreviews.authorization.k8s.io";
+    let api: Api<SelfSubjectAccessReview> = Api::all(client.kube());
+    let answer = api.create(&PostParams::default(), &review).await;
+    let answer = answer.map_err(|error| errors::of(&Call::new("create", kind, "", ""), &error))?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
 }
 
 /// JSON Schema of the properties of a group.

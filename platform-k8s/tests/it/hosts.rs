@@ -3,7 +3,9 @@
 
 mod claims;
 mod conformance;
+mod faults;
 mod life;
 mod place;
+mod rights;
 
 use place::{Place, host};

@@ -84,6 +84,11 @@ impl Place {
         }
     }
 
+    /// The same hosts, by another server.
+    pub(super) async fn served_by(self, server: PlatformServer) -> Self {
+        Self::over(self.namespace, Arc::new(server)).await
+    }
+
     /// Another server over the same hosts.
     pub(super) async fn another(&self) -> Self {
         let rig = Rig::shared(Options::default());
@@ -197,10 +202,15 @@ impl Place {
     }
 
     pub(super) async fn nodes(&self) -> Vec<Node> {
+        self.try_nodes().await.unwrap()
+    }
+
+    pub(super) async fn try_nodes(&self) -> Result<Vec<Node>> {
         let mut client =
             PlatformServiceClient::new(drover_client::in_process(self.server.routes()));
-        let listed = client.discover(DiscoverRequest::default()).await.unwrap();
-        listed.into_inner().nodes
+        let listed = client.discover(DiscoverRequest::default()).await;
+        let listed = listed.map_err(|status| drover_convert::error::from_status(&status))?;
+        Ok(listed.into_inner().nodes)
     }
 
     pub(super) async fn hosts(&self) -> Vec<Host> {

@@ -1,0 +1,137 @@
+//! Every call of a claim and of a release with every fault of the API server: no half request, no host with two owners,
+//! and the same request again ends well.
+
+use drover_core::Class;
+use drover_platform_k8s::PlatformServer;
+use drover_testing::kubernetes::{Fault, FaultProxy, On, Options, Rig, Speaks, refusal, until};
+use uuid::Uuid;
+
+use super::{Place, host, place::settings};
+
+async fn place() -> (Place, FaultProxy) {
+    let rig = Rig::shared(Options::default());
+    let hosts: Vec<_> = (0..4).map(|at| host(&format!("h{at}"), &[])).collect();
+    let direct = Place::with(&hosts).await;
+    let proxy = FaultProxy::over(rig.kubeconfig(), Speaks::AsClient).await;
+    let mut settings = settings(rig, &direct.namespace.name);
+    settings.kubeconfig = Some(proxy.kubeconfig());
+    settings.call_timeout_seconds = 2.0;
+    let server = PlatformServer::open(settings).await.unwrap();
+    (direct.served_by(server).await, proxy)
+}
+
+fn faults() -> Vec<(String, Fault)> {
+    let mut faults = vec![
+        ("429".to_owned(), Fault::Throttle { seconds: 1 }),
+        ("cut off before".to_owned(), Fault::Disconnect),
+        ("cut off after".to_owned(), Fault::LoseAnswer),
+        ("half an answer".to_owned(), Fault::CutAnswer),
+        ("silent before".to_owned(), Fault::Stall),
+        ("silent after".to_owned(), Fault::StallAfter),
+    ];
+    for (code, reason) in [
+        (401, "Unauthorized"),
+        (403, "Forbidden"),
+        (404, "NotFound"),
+        (409, "Conflict"),
+        (410, "Expired"),
+        (422, "Invalid"),
+        (500, "InternalError"),
+        (503, "ServiceUnavailable"),
+    ] {
+        let (status, body) = refusal(code, reason, "no");
+        faults.push((code.to_string(), Fault::Refuse(status, body)));
+    }
+    let (status, body) = refusal(500, "InternalError", "no");
+    faults.push(("500 after".to_owned(), Fault::RefuseAfter(status, body)));
+    faults
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_with_any_fault_is_whole_or_not_there_and_its_repetition_ends_well() {
+    let (place, proxy) = place().await;
+    // The first host, the second one, and the look at what became of the first without an answer.
+    for (verb, nth) in [("patch", 1), ("patch", 2), ("get", 1)] {
+        for (name, fault) in faults() {
+            let what = format!("{verb} {nth}: {name}");
+            let request = place.request(("blue", Uuid::new_v4()), 0..2, &[]);
+            if verb == "get" {
+                proxy.fail(On::call("patch", "baremetalhosts"), Fault::LoseAnswer);
+            }
+            proxy.fail(On::call(verb, "baremetalhosts").nth(nth), fault);
+            let answer = place.answer(&request).await;
+            assert_eq!(proxy.faults_left(), 0, "{what} was reached");
+            proxy.heal();
+            if let Ok(answer) = &answer
+                && answer.unknown.is_empty()
+                && answer.nodes.len() < 2
+            {
+                assert_eq!(answer.nodes, vec![], "{what}: all of them or none");
+            }
+            if let Err(error) = &answer
+                && error.class() == Class::Cannot
+            {
+                assert_eq!(place.nodes().await, vec![], "{what}: {error}");
+            }
+            let nodes = until(&format!("{what}: the same request again"), || async {
+                let answer = place.answer(&request).await.ok()?;
+                (answer.nodes.len() == 2).then_some(answer.nodes)
+            })
+            .await;
+            assert_eq!(place.nodes().await.len(), 2, "{what}: none beside them");
+            for node in &nodes {
+                until(&format!("{what}: the release"), || async {
+                    place.remove(node).await.ok()
+                })
+                .await;
+            }
+            assert_eq!(place.nodes().await, vec![], "{what}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_with_any_fault_ends_well_when_it_is_repeated() {
+    let (place, proxy) = place().await;
+    for (verb, nth) in [("get", 1), ("patch", 1)] {
+        for (name, fault) in faults() {
+            let what = format!("{verb} {nth}: {name}");
+            let request = place.request(("blue", Uuid::new_v4()), 0..1, &[]);
+            let node = place.provision(&request).await.unwrap().remove(0);
+            proxy.fail(On::call(verb, "baremetalhosts").nth(nth), fault);
+            let first = place.remove(&node).await;
+            proxy.heal();
+            // A GET that was refused with 404 says that there is no host.
+            if first.is_ok() && name != "404" {
+                assert_eq!(
+                    place.nodes().await,
+                    vec![],
+                    "{what}: what is said to be gone"
+                );
+            }
+            until(&what, || async {
+                place.remove(&node).await.ok()?;
+                place.nodes().await.is_empty().then_some(())
+            })
+            .await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_platform_whose_api_server_is_silent_does_not_say_that_nodes_are_gone() {
+    let (place, proxy) = place().await;
+    let request = place.request(("blue", Uuid::new_v4()), 0..1, &[]);
+    place.provision(&request).await.unwrap();
+    let (status, body) = refusal(503, "ServiceUnavailable", "no");
+    proxy.fail(
+        On::call("list", "baremetalhosts").times(100),
+        Fault::Refuse(status, body),
+    );
+    assert!(
+        place.try_nodes().await.is_err(),
+        "a list is complete or an error"
+    );
+    proxy.heal();
+    assert_eq!(place.nodes().await.len(), 1);
+}
