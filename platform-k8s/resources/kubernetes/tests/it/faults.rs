@@ -32,7 +32,7 @@ use crate::ingress::kinds::Kind;
 /// Rows at once. They mostly wait for the API server.
 const ROWS: usize = 8;
 /// Cases at once that wait for a time limit.
-const SLOW: usize = 48;
+const SLOW: usize = 24;
 
 /// `PodService/CreatePod`, and so on.
 fn calls() -> BTreeSet<String> {

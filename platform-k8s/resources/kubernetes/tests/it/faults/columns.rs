@@ -138,12 +138,14 @@ impl Column {
             Self::NotFound => hit.verb != "list" && hit.verb != "watch" && !hit.evicts(),
             Self::Conflict | Self::Unprocessable => hit.writes(),
             Self::Gone => matches!(hit.verb, "list" | "watch"),
-            // A failure is one whether all of it is read or not.
-            Self::AnswerCut => hit.succeeds && hit.verb != "watch",
-            // A watch has no end; how those that run end is told elsewhere.
-            Self::InternalAfter | Self::AnswerLost | Self::StalledAfter => hit.verb != "watch",
+            // A failure is one whether all of it is read or not; a log without a kubelet is empty.
+            Self::AnswerCut => hit.succeeds && hit.verb != "watch" && hit.resource != "pods/log",
             // The first byte of a log may come after hours.
-            Self::Stalled if hit.resource == "pods/log" => false,
+            Self::Stalled | Self::StalledAfter if hit.resource == "pods/log" => false,
+            // A watch has no end; how those that run end is told elsewhere.
+            Self::InternalAfter | Self::AnswerLost => hit.verb != "watch",
+            // Of what changes nothing, the same.
+            Self::StalledAfter => hit.writes(),
             Self::Unauthorized
             | Self::Forbidden
             | Self::Throttled
@@ -274,6 +276,8 @@ fn not_found(row: &Row, hit: &Hit) -> Expect {
             // What is said of paths that are there already does not need them.
             Expect::FineOr(&[Reason::IngressUpstreamMissing])
         }
+        // It has no addresses then.
+        ("get", "gateways.gateway.networking.k8s.io") => Expect::Fine,
         ("get", _) if row.call == "IngressService/CreateIngress" => Expect::Fine,
         ("get", _) if row.call == "IngressService/DeleteIngress" => Expect::Fine,
         // Read again, and found.

@@ -16,7 +16,7 @@ use drover_resources::{Cluster, Parts, Resources, Served};
 use drover_resources_kubernetes::{
     KubernetesConfigurations, KubernetesNetworkPolicies, KubernetesNodes, KubernetesPods,
     KubernetesServices,
-    client::{ApiClient, ClientSettings},
+    client::{self, ApiClient, ClientSettings},
     ingress::{IngressBackends, Options as IngressOptions},
 };
 use drover_server::{ServerSettings, Service, Shutdown};
@@ -24,14 +24,22 @@ use drover_testing::kubernetes::{FaultProxy, Namespace, Rig};
 use futures::StreamExt as _;
 use tonic::{Response, Status, Streaming};
 
-/// Time limit of a call to the API server.
+/// Time limit of a call to the API server, where faults use it up.
 const CALL_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// The six services over the API server of a kubeconfig, in one namespace.
 pub(crate) async fn serve(kubeconfig: &std::path::Path, namespace: &str) -> Channel {
+    serve_within(client::CALL_TIMEOUT, kubeconfig, namespace).await
+}
+
+async fn serve_within(
+    call_timeout: Duration,
+    kubeconfig: &std::path::Path,
+    namespace: &str,
+) -> Channel {
     let settings = ClientSettings {
         kubeconfig: Some(kubeconfig.to_owned()),
-        call_timeout: CALL_TIMEOUT,
+        call_timeout,
         ..ClientSettings::default()
     };
     let client = ApiClient::open(&settings).await.unwrap();
@@ -74,7 +82,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) async fn new(rig: &Rig, namespace: Arc<Namespace>, direct: Channel) -> Self {
         let proxy = FaultProxy::start(rig).await;
-        let server = serve(&proxy.kubeconfig(), &namespace.name).await;
+        let server = serve_within(CALL_TIMEOUT, &proxy.kubeconfig(), &namespace.name).await;
         Self {
             namespace,
             proxy,
