@@ -29,8 +29,10 @@ impl Store {
         let before = old.metadata.clone().unwrap_or_default();
         let metadata = new.metadata.get_or_insert_default();
         if !metadata.revision.is_empty() && metadata.revision != before.revision {
-            let message = format!("the configuration {:?} has changed since", named(&key));
-            return Err(Error::new(Reason::RevisionMismatch, message));
+            let name = named(&key);
+            let message = format!("the configuration {name:?} has changed since");
+            let error = Error::new(Reason::RevisionMismatch, message);
+            return Err(error.with_resource("configuration", name));
         }
         metadata.uid = before.uid;
         metadata.revision = before.revision;

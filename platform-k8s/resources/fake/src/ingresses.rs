@@ -52,16 +52,27 @@ impl Store {
         let backend = self.backend(backend)?;
         let key = key(&new);
         self.check_namespace(&key.0)?;
+        if new.rules.is_empty() {
+            let why = "is required: at least one, which may be without paths";
+            return Err(Error::invalid("ingress.rules", why));
+        }
+        for (at, rule) in new.rules.iter_mut().enumerate() {
+            let field = format!("ingress.rules[{at}].paths");
+            check_paths(&field, &rule.paths, backend)?;
+            // An Ingress may be made before what it leads to, as Kubernetes has it.
+            if backend != IngressBackend::Ingress {
+                let paths = std::mem::take(&mut rule.paths);
+                rule.paths = self.resolved(&field, paths, backend, &key.0)?;
+            }
+            order(&mut rule.paths);
+        }
         check_class(&new.class_name, backend)?;
+        certificates(&mut new, backend)?;
         if self.table(backend).get(&key).is_some() {
             return Err(exists::<api::Ingress>(&key));
         }
-        for (at, rule) in new.rules.iter_mut().enumerate() {
+        for rule in &new.rules {
             self.check_host(backend, &key, &rule.host)?;
-            let field = format!("ingress.rules[{at}].paths");
-            let paths = std::mem::take(&mut rule.paths);
-            rule.paths = self.resolved(&field, paths, backend, &key.0)?;
-            order(&mut rule.paths);
         }
         new.rules.sort_by(|a, b| a.host.cmp(&b.host));
         new.backend = backend as i32;
@@ -108,22 +119,8 @@ impl Store {
         backend: IngressBackend,
         namespace: &str,
     ) -> Result<api::IngressPath> {
-        let plain = backend == IngressBackend::Ingress;
-        let refused = match path.r#type() {
-            PathType::Regex => plain,
-            PathType::ImplementationSpecific => !plain,
-            PathType::Unspecified | PathType::Prefix | PathType::Exact => false,
-        };
-        if refused {
-            let why = format!("{} does not know this", kind(backend));
-            return Err(Error::invalid(format!("{field}.type"), why));
-        }
         match &mut path.target {
             Some(Target::Upstream(upstream)) => {
-                if backend != IngressBackend::VirtualService {
-                    let why = format!("{} does not know upstreams", kind(backend));
-                    return Err(Error::invalid(format!("{field}.upstream"), why));
-                }
                 let key = (upstream.namespace.clone(), upstream.name.clone());
                 match self.stands_for(&key) {
                     None => return Err(missing(format!("there is no Upstream {:?}", named(&key)))),
@@ -134,20 +131,13 @@ impl Store {
                 }
             }
             Some(Target::Service(service)) => {
-                let key = (namespace.to_owned(), service.name.clone());
-                if self.services.get(&key).is_none() {
-                    return Err(missing(format!("there is no service {:?}", named(&key))));
-                }
-                if plain {
+                if backend == IngressBackend::Ingress {
+                    self.check_service(namespace, &service.name)?;
                     return Ok(path);
                 }
-                let Some(number) = self.port_of(namespace, service) else {
-                    return Err(missing(format!(
-                        "the service {:?} has no such port",
-                        named(&key)
-                    )));
-                };
-                if backend == IngressBackend::VirtualService {
+                let gloo = backend == IngressBackend::VirtualService;
+                let number = self.number(&format!("{field}.service.port"), service, namespace, gloo)?;
+                if gloo {
                     self.check_upstreams(namespace, &service.name, number)?;
                 }
                 *service = target(service.name.clone(), number);
@@ -155,6 +145,37 @@ impl Store {
             None => {}
         }
         Ok(path)
+    }
+
+    fn check_service(&self, namespace: &str, name: &str) -> Result<()> {
+        let key = (namespace.to_owned(), name.to_owned());
+        if self.services.get(&key).is_none() {
+            return Err(missing(format!("there is no service {:?}", named(&key))));
+        }
+        Ok(())
+    }
+
+    /// The number of a port of a service that is there. Of one that is given by number, an upstream says enough.
+    fn number(
+        &self,
+        field: &str,
+        service: &api::ServiceTarget,
+        namespace: &str,
+        gloo: bool,
+    ) -> Result<u32> {
+        let port = service.port.as_ref().and_then(|port| port.port.as_ref());
+        if let (Some(Port::Number(number)), true) = (port, gloo) {
+            return Ok(*number);
+        }
+        self.check_service(namespace, &service.name)?;
+        match port {
+            Some(Port::Number(number)) => Ok(*number),
+            Some(Port::Name(name)) => self.port_of(namespace, service).ok_or_else(|| {
+                let why = format!("the service has no port {name:?}");
+                Error::invalid(format!("{field}.name"), why)
+            }),
+            None => Err(Error::invalid(field, "is required")),
+        }
     }
 
     /// Namespace, service and port of an upstream: one that was added, or that is discovered for a service.
@@ -190,20 +211,15 @@ impl Store {
     /// Changes the paths of one host of an ingress.
     fn change_rule(
         &mut self,
-        backend: i32,
+        backend: IngressBackend,
         (key, host): (&Key, &str),
-        change: impl FnOnce(
-            &mut Self,
-            IngressBackend,
-            Option<Vec<api::IngressPath>>,
-        ) -> Result<Vec<api::IngressPath>>,
+        change: impl FnOnce(&mut Self, Option<Vec<api::IngressPath>>) -> Result<Vec<api::IngressPath>>,
     ) -> Result<api::IngressRule> {
-        let backend = self.backend(backend)?;
         let mut ingress = self.table(backend).find(key)?.clone();
         let before = ingress.clone();
         let at = ingress.rules.iter().position(|rule| rule.host == host);
         let paths = at.map(|at| ingress.rules[at].paths.clone());
-        let mut paths = change(self, backend, paths)?;
+        let mut paths = change(self, paths)?;
         order(&mut paths);
         let rule = api::IngressRule {
             host: host.to_owned(),
@@ -225,33 +241,36 @@ impl Store {
     }
 
     fn upsert(&mut self, request: &api::UpsertPathsRequest) -> Result<api::IngressRule> {
+        let backend = self.backend(request.backend)?;
         let key = (request.namespace.clone(), request.ingress.clone());
-        self.change_rule(
-            request.backend,
-            (&key, &request.host),
-            |store, backend, paths| {
-                let wanted = request.paths.clone();
-                let wanted = store.resolved("paths", wanted, backend, &key.0)?;
-                let mut paths = paths.unwrap_or_default();
-                let before = paths.len();
-                for path in wanted {
-                    upsert_one(&mut paths, path);
-                }
-                if paths.len() > MAX_PATHS && paths.len() > before {
-                    let why = format!(
-                        "the host would have {} paths, and at most {MAX_PATHS} are possible",
-                        paths.len()
-                    );
-                    return Err(Error::invalid("paths", why));
-                }
-                Ok(paths)
-            },
-        )
+        check_paths("paths", &request.paths, backend)?;
+        let wanted = self.resolved("paths", request.paths.clone(), backend, &key.0)?;
+        self.change_rule(backend, (&key, &request.host), |_, paths| {
+            let mut paths = paths.unwrap_or_default();
+            let before = paths.len();
+            for path in wanted {
+                upsert_one(&mut paths, path);
+            }
+            if paths.len() > MAX_PATHS && paths.len() > before {
+                let why = format!(
+                    "the host would have {} paths, and at most {MAX_PATHS} are possible",
+                    paths.len()
+                );
+                return Err(Error::invalid("paths", why));
+            }
+            Ok(paths)
+        })
     }
 
     fn remove(&mut self, request: &api::RemovePathsRequest) -> Result<api::IngressRule> {
+        let backend = self.backend(request.backend)?;
         let key = (request.namespace.clone(), request.ingress.clone());
-        self.change_rule(request.backend, (&key, &request.host), |store, _, paths| {
+        for (at, wanted) in request.paths.iter().enumerate() {
+            if let Some(path_key::Key::Match(one)) = &wanted.key {
+                check_type(&format!("paths[{at}].match"), one.r#type(), backend)?;
+            }
+        }
+        self.change_rule(backend, (&key, &request.host), |store, paths| {
             let mut paths = paths.ok_or_else(|| no_rule(&request.host))?;
             let names = names(&paths);
             let mut at = 0;
@@ -310,12 +329,76 @@ fn check_class(class: &str, backend: IngressBackend) -> Result<()> {
         IngressBackend::HttpRoute if !gateway && !class.is_empty() => {
             "expected NAMESPACE/NAME of a Gateway"
         }
+        IngressBackend::VirtualService if !class.is_empty() => {
+            "VirtualServices have none: Gloo's gateways choose them"
+        }
         IngressBackend::Ingress
         | IngressBackend::Unspecified
         | IngressBackend::HttpRoute
         | IngressBackend::VirtualService => return Ok(()),
     };
     Err(Error::invalid("ingress.class_name", why))
+}
+
+/// Refuses what a backend does not know.
+fn check_paths(field: &str, paths: &[api::IngressPath], backend: IngressBackend) -> Result<()> {
+    for (at, path) in paths.iter().enumerate() {
+        let field = format!("{field}[{at}]");
+        check_type(&field, path.r#type(), backend)?;
+        if matches!(path.target, Some(Target::Upstream(_)))
+            && backend != IngressBackend::VirtualService
+        {
+            let why = format!("{} does not know upstreams", kind(backend));
+            return Err(Error::invalid(format!("{field}.upstream"), why));
+        }
+    }
+    Ok(())
+}
+
+fn check_type(field: &str, matching: PathType, backend: IngressBackend) -> Result<()> {
+    let plain = backend == IngressBackend::Ingress;
+    let refused = match matching {
+        PathType::Regex => plain,
+        PathType::ImplementationSpecific => !plain,
+        PathType::Unspecified | PathType::Prefix | PathType::Exact => false,
+    };
+    if refused {
+        let why = format!("{} does not know this", kind(backend));
+        return Err(Error::invalid(format!("{field}.type"), why));
+    }
+    Ok(())
+}
+
+/// Certificates as a backend has them: those of an HTTPRoute are its Gateway's, and a VirtualService has one.
+fn certificates(new: &mut api::Ingress, backend: IngressBackend) -> Result<()> {
+    match backend {
+        IngressBackend::Unspecified | IngressBackend::Ingress => return Ok(()),
+        IngressBackend::HttpRoute if new.tls.is_empty() => return Ok(()),
+        IngressBackend::HttpRoute => {
+            let why = "certificates of HTTPRoutes stand in the listeners of their Gateway";
+            return Err(Error::invalid("ingress.tls", why));
+        }
+        IngressBackend::VirtualService => {}
+    }
+    let mut seen = BTreeSet::new();
+    let mut by_secret: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (index, tls) in new.tls.iter().enumerate() {
+        for (at, host) in tls.hosts.iter().enumerate() {
+            let known = new.rules.iter().any(|rule| rule.host == *host);
+            if !known || !seen.insert(host) {
+                let why = "a VirtualService has one certificate, for its host";
+                return Err(Error::invalid(format!("ingress.tls[{index}].hosts[{at}]"), why));
+            }
+            let hosts = by_secret.entry(tls.secret.clone()).or_default();
+            hosts.insert(host.clone());
+        }
+    }
+    let entry = |(secret, hosts): (String, BTreeSet<String>)| api::IngressTls {
+        hosts: hosts.into_iter().filter(|host| !host.is_empty()).collect(),
+        secret,
+    };
+    new.tls = by_secret.into_iter().map(entry).collect();
+    Ok(())
 }
 
 fn no_rule(host: &str) -> Error {
@@ -330,12 +413,8 @@ fn no_rule(host: &str) -> Error {
 fn upsert_one(paths: &mut Vec<api::IngressPath>, wanted: api::IngressPath) {
     let same = |path: &api::IngressPath| path.path == wanted.path && path.r#type == wanted.r#type;
     if !wanted.name.is_empty() {
-        let names = names(paths);
-        let mut at = 0;
-        paths.retain(|path| {
-            at += 1;
-            same(path) || names[at - 1].as_ref() != Some(&wanted.name)
-        });
+        // A name that nobody wrote is only shown: to write it elsewhere takes nothing from the path.
+        paths.retain(|path| same(path) || path.name != wanted.name);
     }
     match paths.iter().position(same) {
         Some(at) => paths[at] = wanted,

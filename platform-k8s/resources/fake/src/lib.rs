@@ -18,6 +18,7 @@ mod kubelet;
 mod network_policies;
 mod nodes;
 mod pods;
+mod quantity;
 mod selector;
 mod services;
 mod shell;

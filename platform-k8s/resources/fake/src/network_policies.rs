@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use drover_core::Result;
-use drover_proto::kubernetes::v1 as api;
+use drover_proto::kubernetes::v1::{self as api, network_peer};
 use drover_resources::parts::NetworkPolicies;
 
 use crate::{
@@ -17,6 +17,17 @@ impl Store {
         self.check_namespace(&key.0)?;
         if self.policies.get(&key).is_some() {
             return Err(exists::<api::NetworkPolicy>(&key));
+        }
+        let spec = policy.spec.get_or_insert_default();
+        spec.pod_selector.get_or_insert_default();
+        let rules = spec.ingress.iter_mut().chain(&mut spec.egress);
+        for peer in rules.flat_map(|rule| &mut rule.peers) {
+            // No selector at all means the pods of the namespace.
+            if let Some(network_peer::Peer::Pods(pods)) = &mut peer.peer
+                && pods.namespace_selector.is_none()
+            {
+                pods.selector.get_or_insert_default();
+            }
         }
         self.stamp(&mut policy);
         self.policies.put(policy.clone());

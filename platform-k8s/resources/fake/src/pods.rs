@@ -25,13 +25,13 @@ use crate::{
     wait,
 };
 
+/// Those that every cluster has.
+const PRIORITY_CLASSES: [&str; 2] = ["system-cluster-critical", "system-node-critical"];
+
 impl Store {
     fn create_pod(&mut self, mut pod: api::Pod) -> Result<api::Pod> {
         let key = key(&pod);
         self.check_namespace(&key.0)?;
-        if self.pods.get(&key).is_some() {
-            return Err(exists::<api::Pod>(&key));
-        }
         let others = self
             .pods
             .all()
@@ -45,7 +45,15 @@ impl Store {
             return Err(Error::new(Reason::QuotaExceeded, message));
         }
         let spec = pod.spec.get_or_insert_default();
+        let class = spec.priority_class.as_str();
+        if !class.is_empty() && !PRIORITY_CLASSES.contains(&class) {
+            let message = format!("there is no priority class {class:?}");
+            return Err(Error::new(Reason::Precondition, message));
+        }
         defaults::pod(spec);
+        if self.pods.get(&key).is_some() {
+            return Err(exists::<api::Pod>(&key));
+        }
         let waiting = |container: &api::Container| ContainerStatus {
             name: container.name.clone(),
             state: ContainerState::Waiting as i32,
@@ -74,8 +82,10 @@ impl Store {
             return Ok(None);
         };
         if !wanted.is_empty() && uid(&pod) != wanted {
-            let message = format!("the pod {:?} has another uid", crate::store::named(key));
-            return Err(Error::new(Reason::RevisionMismatch, message));
+            let name = crate::store::named(key);
+            let message = format!("the pod {name:?} has another uid");
+            let error = Error::new(Reason::RevisionMismatch, message);
+            return Err(error.with_resource("pod", name));
         }
         let own = pod
             .spec

@@ -42,9 +42,6 @@ impl Store {
     fn create_service(&mut self, mut service: api::Service) -> Result<api::Service> {
         let key = key(&service);
         self.check_namespace(&key.0)?;
-        if self.services.get(&key).is_some() {
-            return Err(exists::<api::Service>(&key));
-        }
         let spec = service.spec.get_or_insert_default();
         let kind = spec.r#type();
         if kind != ServiceType::ExternalName {
@@ -59,6 +56,9 @@ impl Store {
         }
         if matches!(kind, ServiceType::NodePort | ServiceType::LoadBalancer) {
             self.allocate_ports(spec)?;
+        }
+        if self.services.get(&key).is_some() {
+            return Err(exists::<api::Service>(&key));
         }
         self.stamp(&mut service);
         self.services.put(service.clone());

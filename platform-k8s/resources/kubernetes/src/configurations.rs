@@ -75,11 +75,23 @@ impl Configurations for KubernetesConfigurations {
         let wanted = convert::config_map(configuration);
         let metadata = wanted.metadata.clone();
         let conditional = metadata.resource_version.is_some();
-        let name = metadata.name.unwrap_or_default();
-        let namespace = metadata.namespace.unwrap_or_default();
+        let name = metadata.name.clone().unwrap_or_default();
+        let namespace = metadata.namespace.clone().unwrap_or_default();
+        let full = format!("{namespace}/{name}");
+        let told = |reason, message: String| {
+            Error::new(reason, message).with_resource("configuration", &full)
+        };
+        let stale = || {
+            let message = format!("configuration {name:?} no longer has this revision");
+            told(Reason::RevisionMismatch, message)
+        };
         let mut conflicts = 0;
         let replaced = loop {
             let present = self.0.get(&namespace, &name).await?;
+            // What is no revision at all, Kubernetes calls an internal error.
+            if conditional && metadata.resource_version != present.metadata.resource_version {
+                return Err(stale());
+            }
             let replaced = self.0.replace(&merged(wanted.clone(), present)).await;
             let conflict = replaced
                 .as_ref()
@@ -92,13 +104,10 @@ impl Configurations for KubernetesConfigurations {
         replaced
             .map(convert::configuration)
             .map_err(|error| match error.reason() {
-                Reason::Conflict if conditional => {
-                    let message = format!("configuration {name:?} no longer has this revision");
-                    Error::new(Reason::RevisionMismatch, message)
-                }
+                Reason::Conflict if conditional => stale(),
                 Reason::Invalid if is_immutable(&error) => {
                     let message = format!("configuration {name:?} is immutable");
-                    Error::new(Reason::Immutable, message)
+                    told(Reason::Immutable, message)
                 }
                 _ => error,
             })

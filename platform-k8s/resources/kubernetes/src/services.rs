@@ -18,7 +18,10 @@ static KIND: Kind = Kind {
     name: "service",
     fields: Fields {
         object: "service",
-        names: &[("cluster_ips[0]", "cluster_ip")],
+        names: &[
+            ("cluster_ips[0]", "cluster_ip"),
+            ("cluster_ips", "cluster_ip"),
+        ],
     },
     first_limit: u32::MAX,
 };

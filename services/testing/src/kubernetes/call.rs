@@ -152,6 +152,7 @@ pub struct On {
     verb: Option<&'static str>,
     resource: Option<String>,
     name: Option<String>,
+    path: Option<String>,
     dry_run: bool,
     changes: bool,
     pub(super) skip: usize,
@@ -181,6 +182,16 @@ impl On {
     pub fn change() -> Self {
         Self {
             changes: true,
+            times: 1,
+            ..Self::default()
+        }
+    }
+
+    /// The next read of this path, which need not be that of a resource (`/apis/GROUP/VERSION`).
+    pub fn path(path: &str) -> Self {
+        Self {
+            verb: Some("get"),
+            path: Some(path.to_owned()),
             times: 1,
             ..Self::default()
         }
@@ -223,9 +234,10 @@ impl On {
         verb && self.dry_run == call.dry_run
             && (!self.changes || call.changes())
             && self.name.as_ref().is_none_or(|name| *name == call.name)
-            && match &self.resource {
-                Some(resource) => *resource == call.resource,
-                None => !call.resource.is_empty(),
+            && match (&self.path, &self.resource) {
+                (Some(path), _) => *path == call.path,
+                (None, Some(resource)) => *resource == call.resource,
+                (None, None) => !call.resource.is_empty(),
             }
     }
 }

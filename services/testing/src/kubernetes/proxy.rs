@@ -45,6 +45,7 @@ struct Shared {
     state: Mutex<State>,
     happens: broadcast::Sender<(String, Happens)>,
     dead: watch::Sender<bool>,
+    severed: watch::Sender<()>,
 }
 
 #[derive(Default)]
@@ -82,6 +83,7 @@ impl FaultProxy {
             state: Mutex::default(),
             happens: broadcast::channel(64).0,
             dead: watch::channel(false).0,
+            severed: watch::channel(()).0,
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -157,6 +159,11 @@ impl FaultProxy {
     /// Lets nothing reach the API server any more.
     pub fn die(&self) {
         self.shared.dead.send_replace(true);
+    }
+
+    /// Closes all connections that are open, with what runs over them. New ones are accepted.
+    pub fn sever(&self) {
+        self.shared.severed.send_replace(());
     }
 
     pub fn watches(&self) -> Watches<'_> {
@@ -237,6 +244,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 
 async fn connection(stream: TcpStream, shared: Arc<Shared>) {
     let mut dead = shared.dead.subscribe();
+    let mut severed = shared.severed.subscribe();
     let serve = http1::Builder::new()
         .serve_connection(
             TokioIo::new(stream),
@@ -247,6 +255,7 @@ async fn connection(stream: TcpStream, shared: Arc<Shared>) {
         // How a connection ends is up to the client.
         _ = serve => {}
         _ = dead.wait_for(|dead| *dead) => {}
+        _ = severed.changed() => {}
     }
 }
 
@@ -412,6 +421,7 @@ impl Shared {
         *head.status_mut() = answer.status();
         *head.headers_mut() = answer.headers().clone();
         let mut dead = self.dead.subscribe();
+        let mut severed = self.severed.subscribe();
         // Ends with either side, or with the proxy.
         tokio::spawn(async move {
             let both = async {
@@ -423,6 +433,7 @@ impl Shared {
             tokio::select! {
                 _ = both => {}
                 _ = dead.wait_for(|dead| *dead) => {}
+                _ = severed.changed() => {}
             }
         });
         Ok(head.map(|()| body::whole(Bytes::new())))

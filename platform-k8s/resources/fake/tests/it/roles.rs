@@ -73,7 +73,7 @@ fn selector() -> Option<drover_proto::common::v1::LabelSelector> {
 }
 
 macro_rules! row {
-    ($path:literal $needs:ident $about:ident $request:ident { $($field:ident: $value:expr),* } in $namespace:ident) => {
+    ($path:literal $needs:ident $about:ident $request:ident { $($field:ident: $value:expr),* $(,)? } in $namespace:ident) => {
         ($path, $needs, $about, |$namespace: &str| {
             let _ = $namespace;
             #[allow(clippy::needless_update, reason = "some messages have no more fields")]

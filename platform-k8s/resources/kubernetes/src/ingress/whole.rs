@@ -193,24 +193,22 @@ impl IngressBackends {
         }
         Ok(page)
     }
+}
 
-    async fn remove_whole(&self, kind: Kind, request: &api::DeleteIngressRequest) -> Result<bool> {
-        let api::DeleteIngressRequest {
-            namespace, name, ..
-        } = request;
-        let all = self.objects.with_followers(kind, namespace, name).await?;
-        // Leading ones first: without them nobody completes what is behind.
-        let (behind, leading): (Vec<_>, Vec<_>) = all.into_iter().partition(route::is_behind);
-        let mut deleted = Vec::new();
-        for object in leading.iter().chain(&behind) {
-            match self.objects.delete(&kind.resource(), object, false).await {
-                Ok(true) => deleted.push(object.name_any()),
-                Ok(false) => {}
-                Err(error) => return Err(crate::objects::half_way(error, kind.name(), &deleted)),
-            }
+/// Deletes all objects of an ingress. Whether there was any.
+async fn remove(objects: &Objects, kind: Kind, namespace: &str, name: &str) -> Result<bool> {
+    let all = objects.with_followers(kind, namespace, name).await?;
+    // Leading ones first: without them nobody completes what is behind.
+    let (behind, leading): (Vec<_>, Vec<_>) = all.into_iter().partition(route::is_behind);
+    let mut deleted = Vec::new();
+    for object in leading.iter().chain(&behind) {
+        match objects.delete(&kind.resource(), object, false).await {
+            Ok(true) => deleted.push(object.name_any()),
+            Ok(false) => {}
+            Err(error) => return Err(crate::objects::half_way(error, kind.name(), &deleted)),
         }
-        Ok(!deleted.is_empty())
     }
+    Ok(!deleted.is_empty())
 }
 
 /// An ingress that is to be created whole or not at all.
@@ -442,7 +440,7 @@ impl Ingresses for IngressBackends {
 
     async fn delete(&self, request: api::DeleteIngressRequest) -> Result<bool> {
         let kind = self.kind(request.backend).await?;
-        let outcome = self.remove_whole(kind, &request).await;
+        let outcome = remove(&self.objects, kind, &request.namespace, &request.name).await;
         self.explained(kind, outcome).await
     }
 }

@@ -164,9 +164,17 @@ fn proves<K>(event: &Event<K>) -> bool {
 
 fn told(call: &Call, error: watcher::Error) -> Error {
     match error {
-        watcher::Error::InitialListFailed(error)
-        | watcher::Error::WatchStartFailed(error)
-        | watcher::Error::WatchFailed(error) => errors::of(call, &error),
+        // The right that is missing is another one.
+        watcher::Error::InitialListFailed(error) => {
+            let list = Call {
+                verb: "list",
+                ..call.clone()
+            };
+            errors::of(&list, &error)
+        }
+        watcher::Error::WatchStartFailed(error) | watcher::Error::WatchFailed(error) => {
+            errors::of(call, &error)
+        }
         watcher::Error::WatchError(status) => errors::of_status(call, &status, None),
         watcher::Error::NoResourceVersion => {
             Error::unavailable(format!("{call}: the answer has no resourceVersion"))

@@ -8,7 +8,9 @@
 
 mod bench;
 mod conformance;
+mod differential;
 mod drain;
+mod faults;
 mod ingress;
 mod inside;
 mod kubelet;

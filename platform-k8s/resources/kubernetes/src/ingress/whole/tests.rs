@@ -164,3 +164,20 @@ fn an_ingress_that_cannot_be_read_is_not_listed() {
     annotations.insert(route::PATHS.to_owned(), "{".to_owned());
     assert!(!is_readable(Kind::HttpRoute, &objects));
 }
+
+#[tokio::test]
+async fn a_deletion_that_fails_half_way_says_what_it_has_deleted_and_goes_on_when_repeated() {
+    let memory = Memory::default();
+    let objects = memory.objects();
+    let kind = Kind::HttpRoute;
+    let created = new(&objects, kind).create().await.unwrap();
+    let names: Vec<String> = created.iter().map(|it| it.name_any()).collect();
+    memory.fail(http::Method::DELETE, &names[1]);
+    let error = remove(&objects, kind, "n", "web").await.unwrap_err();
+    assert_eq!(error.reason(), Reason::Unavailable, "{error}");
+    let said = format!("1 of kind HTTPRoute are deleted ({})", names[0]);
+    assert!(error.message().contains(&said), "{error}");
+    assert!(remove(&objects, kind, "n", "web").await.unwrap());
+    assert!(!remove(&objects, kind, "n", "web").await.unwrap());
+    assert!(memory.names(&kind.resource()).is_empty());
+}

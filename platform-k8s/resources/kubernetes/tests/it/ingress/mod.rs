@@ -3,7 +3,6 @@
 pub(crate) mod kinds;
 mod story;
 mod upstreams;
-mod writers;
 
 use drover_core::{Error, Result};
 use drover_proto::kubernetes::v1 as api;

@@ -1,31 +1,14 @@
-//! Overhead of Drover over a Kubernetes API server: the same pods through orchestrator and platform, by plain creates
-//! over eight connections, and by the ReplicaSet controller, on one API server in one run; how soon a replacement for a
-//! dead pod is requested; and the memory for 10,000 pods. Run by `tests/bench`.
-//!
-//! `BENCH_RUNS` (5): number of runs of each side; the median counts. `BENCH_SMALL=1`: ten times smaller.
-//! `BENCH_ONLY=creation|memory|replacement`: one part.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::cast_precision_loss
-)]
+//! Overhead of the platform: the same pods through orchestrator and platform, by plain creates over eight connections,
+//! and by the ReplicaSet controller; how soon a replacement for a dead pod is requested; and the memory for 10,000 pods.
 
-use std::{
-    collections::HashMap,
-    net::SocketAddr,
-    path::Path,
-    process::{Child, Command, Stdio},
-    time::Duration,
-};
+use std::{collections::HashMap, net::SocketAddr, path::Path, time::Duration};
 
 use drover_client::{Channel, OrchestratorClient};
 use drover_orchestrator::Orchestrator;
 use drover_platform_k8s::{PlatformServer, Settings};
 use drover_proto::orchestrator::v1 as pb;
 use drover_server::{Running, ServerSettings, Shutdown};
-use drover_testing::kubernetes::{Namespace, Options, Raw, Rig};
+use drover_testing::kubernetes::{Namespace, Rig};
 use futures::{AsyncBufReadExt as _, StreamExt as _};
 use http::Request;
 use serde_json::{Value, json};
@@ -34,10 +17,12 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-/// Timeout of a measurement.
-const PATIENCE: Duration = Duration::from_secs(300);
-const CALL: Duration = Duration::from_secs(30);
-const CONNECTIONS: usize = 8;
+use crate::{
+    CALL, CONNECTIONS, PATIENCE, create_pods, median,
+    server::{Memory, Server},
+    spec,
+};
+
 /// No scheduler picks up these pods when only their creation is measured.
 const TEMPLATE: &str = "\
 apiVersion: v1
@@ -48,16 +33,6 @@ spec:
   automountServiceAccountToken: false
   containers: [{name: main, image: 'example.invalid/main:1', ports: [{name: client, containerPort: 7000}]}]
 ";
-
-fn spec() -> Value {
-    json!({
-        "schedulerName": "nobody",
-        "automountServiceAccountToken": false,
-        "containers": [{
-            "name": "main", "image": "example.invalid/main:1", "ports": [{"name": "client", "containerPort": 7000}],
-        }],
-    })
-}
 
 /// Events of the pods of a namespace, from a watch of the API server.
 struct Pods(mpsc::Receiver<(Instant, &'static str, String)>);
@@ -325,11 +300,6 @@ async fn serve(service: drover_server::Service) -> Running {
     drover_server::spawn(service, listener, &settings, Shutdown::new()).unwrap()
 }
 
-fn median(mut times: Vec<Duration>) -> f64 {
-    times.sort_unstable();
-    times[times.len() / 2].as_secs_f64()
-}
-
 /// CPU time so far in seconds: of this process, of the API server with etcd, and of the controllers.
 fn spent() -> [f64; 3] {
     let own = std::process::id().to_string();
@@ -355,7 +325,7 @@ fn spent() -> [f64; 3] {
     spent
 }
 
-async fn creation(rig: &Rig, count: usize, runs: usize) {
+pub(crate) async fn creation(rig: &Rig, count: usize, runs: usize) {
     let (mut ours, mut plain, mut controller) = (Vec::new(), Vec::new(), Vec::new());
     let mut processor = [[0.0; 3]; 3];
     for run in 0..runs {
@@ -408,7 +378,7 @@ async fn creation(rig: &Rig, count: usize, runs: usize) {
 
 /// Time from the event of a pod's end to that of its replacement. Each pod dies in a cluster of its own, because
 /// replacement backs off in a group whose nodes die repeatedly.
-async fn replacement(rig: &Rig, deaths: usize) {
+pub(crate) async fn replacement(rig: &Rig, deaths: usize) {
     let namespace = rig.namespace().await;
     let template = TEMPLATE.replace("  schedulerName: nobody\n", "");
     let drover = Drover::start(rig, &namespace.name, &template).await;
@@ -451,79 +421,28 @@ async fn replacement(rig: &Rig, deaths: usize) {
     namespace.remove_wholly().await;
 }
 
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Resident memory of the platform's process with these pods, half of them nodes.
-async fn memory(rig: &Rig, pods: usize) {
+pub(crate) async fn memory(rig: &Rig, pods: usize) {
     let namespace = rig.namespace().await;
-    let clients: Vec<Raw> = futures::future::join_all((0..CONNECTIONS).map(|_| rig.raw())).await;
-    let path = namespace.path("pods");
-    let all = clients.iter().enumerate().map(|(client, raw)| {
-        let path = path.as_str();
-        async move {
-            for number in (client..pods).step_by(CONNECTIONS) {
-                let mut pod = json!({
-                    "apiVersion": "v1", "kind": "Pod",
-                    "metadata": {"name": format!("web-{number}-x7k2p")},
-                    "spec": spec(),
-                });
-                if number % 2 == 0 {
-                    pod["metadata"]["labels"] = labels(number);
-                    pod["metadata"]["annotations"] = annotations(number);
-                }
-                raw.create(path, &pod).await.unwrap();
-            }
+    create_pods(rig, &namespace, pods, |number| {
+        let mut pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": format!("web-{number}-x7k2p")},
+            "spec": spec(),
+        });
+        if number % 2 == 0 {
+            pod["metadata"]["labels"] = labels(number);
+            pod["metadata"]["annotations"] = annotations(number);
         }
-    });
-    futures::future::join_all(all).await;
-
-    let data = tempfile::tempdir().unwrap();
-    let own = std::env::current_exe().unwrap();
-    let binary = own.ancestors().nth(2).unwrap().join("drover-platform-k8s");
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
-    let child = Command::new(&binary)
-        .args([
-            "--listen",
-            &port.to_string(),
-            "--namespace",
-            &namespace.name,
-        ])
-        .arg("--kubeconfig")
-        .arg(rig.kubeconfig())
-        .current_dir(data.path())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap_or_else(|error| panic!("{}: {error}", binary.display()));
-    let process = Process(child);
-    let began = Instant::now();
-    while std::net::TcpStream::connect(port).is_err() {
-        assert!(began.elapsed() < PATIENCE, "the platform does not listen");
-        sleep(Duration::from_millis(20)).await;
-    }
-    let status = || {
-        let text = std::fs::read_to_string(format!("/proc/{}/status", process.0.id())).unwrap();
-        let of = |name: &str| -> f64 {
-            let line = text.lines().find(|line| line.starts_with(name)).unwrap();
-            let kib: f64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
-            kib / 1024.0
-        };
-        (of("VmRSS:"), of("VmHWM:"))
-    };
+        pod
+    })
+    .await;
+    let server = Server::start(rig.kubeconfig(), &namespace.name, &[]).await;
     // Opens a watch, as an orchestrator does.
-    let channel: Channel = drover_client::connect(&url(port).parse().unwrap());
     let mut client =
-        drover_proto::platform::v1::platform_service_client::PlatformServiceClient::new(channel);
+        drover_proto::platform::v1::platform_service_client::PlatformServiceClient::new(
+            server.channel(),
+        );
     let mut watch = client
         .watch_nodes(drover_proto::platform::v1::WatchNodesRequest::default())
         .await
@@ -538,14 +457,14 @@ async fn memory(rig: &Rig, pods: usize) {
             seen += upserts.nodes.len();
         }
     }
-    let (now, most) = status();
+    let Memory { now, most } = server.memory();
     println!("| memory of drover-platform-k8s | now | most |");
     println!("|---|---|---|");
     println!(
         "| {} nodes among {pods} pods | {now:.0} MiB | {most:.0} MiB |\n",
         pods / 2
     );
-    drop(process);
+    drop(server);
     namespace.remove().await;
 }
 
@@ -571,30 +490,4 @@ fn annotations(number: usize) -> Value {
         "fingerprint": "b".repeat(64),
     });
     json!({"drover.dev/identity": identity.to_string(), "drover.dev/anchor": "true"})
-}
-
-#[tokio::main]
-async fn main() {
-    // `cargo bench` and `cargo test` pass flags of their harness.
-    if std::env::args().any(|argument| argument == "--test") {
-        return;
-    }
-    let runs = std::env::var("BENCH_RUNS")
-        .ok()
-        .and_then(|runs| runs.parse().ok())
-        .unwrap_or(5);
-    let small = std::env::var_os("BENCH_SMALL").is_some();
-    let of = |whole: usize| if small { whole / 10 } else { whole };
-    let rig = Rig::shared(Options::kwok(3));
-    let only = std::env::var("BENCH_ONLY").ok();
-    let wanted = |part: &str| only.as_deref().is_none_or(|only| only == part);
-    if wanted("creation") {
-        creation(rig, of(1000), runs).await;
-    }
-    if wanted("memory") {
-        memory(rig, of(20_000)).await;
-    }
-    if wanted("replacement") {
-        replacement(rig, of(200)).await;
-    }
 }
