@@ -18,6 +18,7 @@ mod crash_points;
 mod embedded;
 mod faults;
 mod healing;
+mod hosts;
 mod infrastructure;
 mod kill;
 mod kubelet;
