@@ -64,6 +64,8 @@ const MAX_CONFLICTS: usize = 20;
 const WATCH_SECONDS: u32 = 60;
 /// Pauses before a watch is opened again.
 const PAUSES: std::ops::Range<Duration> = Duration::from_millis(200)..Duration::from_secs(10);
+/// Hosts in a page: each is some 20 kB with what metal3 found in it, and an answer has at most 32 MiB.
+const MAX_PAGE: usize = 250;
 /// Secrets that are read at once.
 const READ_TOGETHER: usize = 16;
 
@@ -175,7 +177,8 @@ impl Backend {
         token: &str,
         limit: Option<u32>,
     ) -> Result<(Vec<BareMetalHost>, String)> {
-        let page = u32::try_from(self.settings.page_size).unwrap_or(u32::MAX);
+        let page = self.settings.page_size.min(MAX_PAGE);
+        let page = u32::try_from(page).unwrap_or(u32::MAX);
         let mut params = ListParams::default().limit(limit.unwrap_or(page));
         if !labels.is_empty() {
             params = params.labels(labels);
@@ -266,7 +269,10 @@ impl Backend {
     async fn watch(&self, scope: &str) {
         let mut pause = PAUSES.start;
         loop {
-            let config = watcher::Config::default().timeout(WATCH_SECONDS);
+            let page = u32::try_from(MAX_PAGE).unwrap_or(u32::MAX);
+            let config = watcher::Config::default()
+                .timeout(WATCH_SECONDS)
+                .page_size(page);
             let mut events = std::pin::pin!(watcher(self.api(scope), config));
             let mut listed = BTreeSet::new();
             while let Some(event) = events.next().await {
