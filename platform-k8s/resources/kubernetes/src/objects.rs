@@ -191,6 +191,14 @@ where
     }
 }
 
+/// An error of what comes after a write, which nobody may take for a refusal of it.
+pub(crate) fn after_write(error: Error) -> Error {
+    match error.reason() {
+        Reason::Unavailable | Reason::DeadlineExceeded => error,
+        _ => Error::unavailable(format!("it is done, but {}", error.message())),
+    }
+}
+
 /// Most bytes of names in an error: a message has room for them and for what has failed.
 const MAX_NAMES: usize = 2048;
 

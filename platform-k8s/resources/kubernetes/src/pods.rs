@@ -15,7 +15,7 @@ use crate::{
     convert::{self, selector_text},
     errors::Fields,
     exec, files, logs,
-    objects::{Kind, Objects, Query, of_uid},
+    objects::{Kind, Objects, Query, after_write, of_uid},
     wait,
 };
 
@@ -120,7 +120,8 @@ impl Pods for KubernetesPods {
             return Ok(false);
         };
         if request.wait {
-            wait::gone(&self.0.client, namespace, name, uid).await?;
+            let gone = wait::gone(&self.0.client, namespace, name, uid).await;
+            gone.map_err(after_write)?;
         }
         Ok(true)
     }

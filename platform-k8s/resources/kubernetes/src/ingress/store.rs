@@ -17,6 +17,7 @@ use super::{
     upstreams, virtual_service,
     writer::{Object, State},
 };
+use crate::objects::after_write;
 
 /// The Ingress of a name, with all its hosts.
 pub(super) struct IngressObject {
@@ -221,7 +222,7 @@ impl Object for HostObject {
         if self.kind == Kind::HttpRoute {
             settle(&self.objects, &written).await?;
         }
-        self.state(written).await
+        self.state(written).await.map_err(after_write)
     }
 }
 

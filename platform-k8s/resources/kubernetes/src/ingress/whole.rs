@@ -16,7 +16,7 @@ use super::{
     rule::{self, Change, Rules},
     store, virtual_service,
 };
-use crate::convert;
+use crate::{convert, objects::after_write};
 
 /// Ingresses in a page where the request does not say, and at most.
 const PAGE: usize = 500;
@@ -43,8 +43,9 @@ impl IngressBackends {
             built,
         };
         let created = self.writers.whole(new.create()).await?;
-        self.answer(kind, (namespace, name), created, &mut BTreeMap::new())
-            .await
+        let mut gateways = BTreeMap::new();
+        let made = self.answer(kind, (namespace, name), created, &mut gateways);
+        made.await.map_err(after_write)
     }
 
     async fn new_rules(

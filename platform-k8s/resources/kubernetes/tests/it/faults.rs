@@ -16,7 +16,7 @@ use std::{
     },
 };
 
-use drover_core::{Error, Reason};
+use drover_core::{Class, Error, Reason};
 use drover_testing::kubernetes::{Call, Namespace, Options, PATIENCE, Rig};
 use futures::{FutureExt as _, StreamExt as _, future::LocalBoxFuture, stream};
 use prost::Message as _;
@@ -126,10 +126,12 @@ impl Bench {
         }
         let mut seen: BTreeMap<(&str, String), usize> = BTreeMap::new();
         let mut hits = Vec::new();
+        let mut after = false;
         for call in calls {
             let nth = seen.entry((call.verb, call.resource.clone())).or_default();
             *nth += 1;
-            hits.push(Hit::of(&call, *nth));
+            hits.push(Hit::of(&call, *nth, after));
+            after |= self.is_effect(&call);
         }
         assert!(!hits.is_empty(), "{}", self.row.call);
         hits
@@ -152,13 +154,16 @@ impl Bench {
         let outcome = (self.row.act)(world, &name);
         let outcome = tokio::time::timeout(PATIENCE, outcome).await;
         let outcome = outcome.unwrap_or_else(|_| panic!("{what}: no answer"));
-        assert_eq!(world.proxy.faults_left(), 0, "{what}: it was not hit");
+        assert_eq!(world.proxy.faults_left(), 0, "{what}: it was not hit: {outcome:?}");
         let calls = world.proxy.calls();
         let done = self.is_done(&calls, column);
         column.expected(&self.row, hit).check(&what, hit, &outcome);
         column.check_repetitions(&what, hit, &calls);
         if let Some(done) = done {
             self.check_effect(world, &name, done, &what).await;
+            let refused = |error: &Error| matches!(error.class(), Class::Cannot | Class::Credentials);
+            let refused = outcome.as_ref().is_err_and(refused);
+            assert!(!(done && refused), "{what}: refused, and done: {outcome:?}");
         }
         let again = (self.row.act)(world, &name).await;
         match (&again, done, self.row.again) {
@@ -174,11 +179,15 @@ impl Bench {
 
     /// Whether the change has reached the API server, as the proxy saw it. `None`: the call makes none.
     fn is_done(&self, calls: &[Call], column: Column) -> Option<bool> {
-        let effect = self.row.effect.as_ref()?;
+        self.row.effect.as_ref()?;
         Some(calls.iter().any(|call| {
-            let made = (call.verb, &*call.resource) == (effect.verb, effect.resource);
-            made && (call.fault.is_none() || column.executes())
+            self.is_effect(call) && (call.fault.is_none() || column.executes())
         }))
+    }
+
+    fn is_effect(&self, call: &Call) -> bool {
+        let effect = self.row.effect.as_ref();
+        effect.is_some_and(|it| (call.verb, &*call.resource) == (it.verb, it.resource))
     }
 }
 

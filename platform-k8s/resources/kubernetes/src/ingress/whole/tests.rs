@@ -171,7 +171,7 @@ async fn a_deletion_that_fails_half_way_says_what_it_has_deleted_and_goes_on_whe
     let objects = memory.objects();
     let kind = Kind::HttpRoute;
     let created = new(&objects, kind).create().await.unwrap();
-    let names: Vec<String> = created.iter().map(|it| it.name_any()).collect();
+    let names: Vec<String> = created.iter().map(ResourceExt::name_any).collect();
     memory.fail(http::Method::DELETE, &names[1]);
     let error = remove(&objects, kind, "n", "web").await.unwrap_err();
     assert_eq!(error.reason(), Reason::Unavailable, "{error}");

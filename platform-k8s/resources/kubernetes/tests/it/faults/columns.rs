@@ -17,6 +17,8 @@ pub(super) struct Hit {
     nth: usize,
     /// Whether the API server answers it well.
     succeeds: bool,
+    /// Whether what the call is for has been done before.
+    after: bool,
 }
 
 impl fmt::Debug for Hit {
@@ -26,12 +28,13 @@ impl fmt::Debug for Hit {
 }
 
 impl Hit {
-    pub(super) fn of(call: &Call, nth: usize) -> Self {
+    pub(super) fn of(call: &Call, nth: usize, after: bool) -> Self {
         Self {
             verb: call.verb,
             resource: call.resource.clone(),
             namespace: call.namespace.clone(),
             nth,
+            after,
             succeeds: call.status.is_some_and(|status| status < 400),
         }
     }
@@ -212,6 +215,16 @@ impl Column {
     }
 
     pub(super) fn expected(self, row: &Row, hit: &Hit) -> Expect {
+        match self.answered(row, hit) {
+            // A refusal would mean that nothing was done.
+            Expect::Fails(reason) if hit.after && reason != Reason::DeadlineExceeded => {
+                Expect::Fails(Reason::Unavailable)
+            }
+            expect => expect,
+        }
+    }
+
+    fn answered(self, row: &Row, hit: &Hit) -> Expect {
         let watches = hit.verb == "watch";
         match self {
             // A watch that has begun goes on as soon as it can.
