@@ -19,9 +19,11 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts it for a namespace, and waits until it listens.
-    pub(crate) async fn start(kubeconfig: &Path, namespace: &str, flags: &[&str]) -> Self {
+    /// Starts it for a namespace with settings in YAML, and waits until it listens.
+    pub(crate) async fn start(kubeconfig: &Path, namespace: &str, settings: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("settings.yaml");
+        std::fs::write(&file, settings).unwrap();
         let own = std::env::current_exe().unwrap();
         let binary = own.ancestors().nth(2).unwrap().join("drover-platform-k8s");
         let address = TcpListener::bind("127.0.0.1:0")
@@ -32,7 +34,8 @@ impl Server {
             .args(["--listen", &address.to_string(), "--namespace", namespace])
             .arg("--kubeconfig")
             .arg(kubeconfig)
-            .args(flags)
+            .arg("--config")
+            .arg(file)
             .current_dir(directory.path())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
