@@ -152,7 +152,9 @@ impl Place {
                     namespace,
                     ingress,
                     host,
-                    paths: vec![api::PathKey { key: Some(key.clone()) }],
+                    paths: vec![api::PathKey {
+                        key: Some(key.clone()),
+                    }],
                     backend,
                 };
                 let answer = client.remove_paths(request).await;
@@ -167,9 +169,10 @@ impl Place {
     async fn routed(&self) -> Option<usize> {
         let (resource, routes) = match self.backend {
             IngressBackend::HttpRoute => ("httproutes.gateway.networking.k8s.io", "/spec/rules"),
-            IngressBackend::VirtualService => {
-                ("virtualservices.gateway.solo.io", "/spec/virtualHost/routes")
-            }
+            IngressBackend::VirtualService => (
+                "virtualservices.gateway.solo.io",
+                "/spec/virtualHost/routes",
+            ),
             IngressBackend::Unspecified | IngressBackend::Ingress => {
                 ("ingresses.networking.k8s.io", "/spec/rules/0/http/paths")
             }
@@ -275,7 +278,11 @@ impl Servers {
             Err(error) => {
                 let lost = own == 0 && !begun_after && self.killed.load(Ordering::Relaxed);
                 assert!(lost, "writer {writer}: {error}");
-                assert_eq!(error.reason(), Reason::Unavailable, "writer {writer}: {error}");
+                assert_eq!(
+                    error.reason(),
+                    Reason::Unavailable,
+                    "writer {writer}: {error}"
+                );
                 self.repeated.fetch_add(1, Ordering::Relaxed);
                 let again = place.change(&self.channels[1], change).await;
                 again.unwrap_or_else(|error| panic!("writer {writer}, again: {error}"))
@@ -292,7 +299,11 @@ async fn write(place: &Place, servers: &Servers, writer: usize, mut random: Rng)
         servers.count();
         let own = format!("/w{writer}/");
         let mine: Vec<String> = rule.into_iter().filter(|it| it.starts_with(&own)).collect();
-        assert_eq!(mine, lines(&left), "writer {writer}, step {step}: right after the change");
+        assert_eq!(
+            mine,
+            lines(&left),
+            "writer {writer}, step {step}: right after the change"
+        );
     }
     left
 }
@@ -320,7 +331,11 @@ async fn run(rig: &Rig, place: &Place, survivor: &Server, seed: u64) {
     })
     .await;
     let repeated = servers.repeated.load(Ordering::Relaxed);
-    println!("seed {seed}, {:?}: {} paths, {repeated} changes without an answer", place.backend, serial.len());
+    println!(
+        "seed {seed}, {:?}: {} paths, {repeated} changes without an answer",
+        place.backend,
+        serial.len()
+    );
     place.delete(&survivor.channel).await;
 }
 

@@ -22,7 +22,13 @@ impl Server {
     pub(super) async fn start(rig: &Rig, namespace: &str) -> Self {
         let command = program(env!("CARGO_BIN_EXE_drover-platform-k8s"));
         let mut process = Command::from(command)
-            .args(["--resources", "--listen", "127.0.0.1:0", "--log-format", "json"])
+            .args([
+                "--resources",
+                "--listen",
+                "127.0.0.1:0",
+                "--log-format",
+                "json",
+            ])
             .args(["--namespace", namespace, "--kubeconfig"])
             .arg(rig.kubeconfig())
             .stderr(Stdio::piped())
@@ -61,6 +67,8 @@ impl Server {
 
 fn find(value: &Value, key: &str) -> Option<String> {
     let object = value.as_object()?;
-    let own = object.get(key).and_then(|found| found.as_str().map(str::to_owned));
+    let own = object
+        .get(key)
+        .and_then(|found| found.as_str().map(str::to_owned));
     own.or_else(|| object.values().find_map(|value| find(value, key)))
 }

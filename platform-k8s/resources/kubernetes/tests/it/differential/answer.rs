@@ -67,7 +67,9 @@ impl Known {
         stamp(&mut metadata.create_time);
         stamp(&mut metadata.delete_time);
         // Of kwok and of the node's controllers.
-        metadata.annotations.retain(|key, _| key.starts_with("test/"));
+        metadata
+            .annotations
+            .retain(|key, _| key.starts_with("test/"));
     }
 
     pub(super) fn one<T: Normal>(&mut self, answer: Result<T, Error>) -> Answer {
@@ -85,7 +87,11 @@ impl Known {
         let (mut text, mut bytes) = (String::new(), Vec::new());
         for page in pages {
             let most = usize::try_from(page_size).unwrap();
-            assert!(most == 0 || page.len() <= most, "a page of {}, and not {most}", page.len());
+            assert!(
+                most == 0 || page.len() <= most,
+                "a page of {}, and not {most}",
+                page.len()
+            );
             for mut object in page {
                 object.normalise(self);
                 text += &format!("{object:#?}\n");
@@ -124,7 +130,8 @@ impl Normal for api::Node {
         if let Some(metadata) = &mut self.metadata {
             metadata.labels.clear();
         }
-        self.taints.retain(|taint| taint.key != TAINT && taint.key.starts_with("test/"));
+        self.taints
+            .retain(|taint| taint.key != TAINT && taint.key.starts_with("test/"));
         self.addresses.clear();
         self.conditions.retain(|one| one.r#type == "Ready");
         for one in &mut self.conditions {
@@ -181,7 +188,9 @@ impl Normal for api::Ingress {
     fn normalise(&mut self, known: &mut Known) {
         known.metadata(&mut self.metadata, true);
         // Of several objects, the answer has the data of one.
-        if self.backend != api::IngressBackend::Ingress as i32 && let Some(metadata) = &mut self.metadata {
+        if self.backend != api::IngressBackend::Ingress as i32
+            && let Some(metadata) = &mut self.metadata
+        {
             metadata.revision.clear();
         }
     }
