@@ -101,7 +101,6 @@ impl Known {
         Answer::Well(text, bytes)
     }
 
-    #[expect(clippy::unused_self, reason = "as its siblings")]
     pub(super) fn plain<T: fmt::Debug>(&self, answer: Result<T, Error>) -> Answer {
         match answer {
             Ok(answer) => Answer::Well(format!("{answer:#?}"), Vec::new()),
@@ -114,7 +113,6 @@ impl Known {
         self.plain(answer)
     }
 
-    #[expect(clippy::unused_self, reason = "as its siblings")]
     pub(super) fn failed(&self, error: &Error) -> Answer {
         let mut fields: Vec<&str> = error.fields().iter().map(|it| it.field.as_str()).collect();
         fields.sort_unstable();

@@ -109,7 +109,6 @@ impl Chooser<'_> {
         }
     }
 
-    #[expect(clippy::unused_self, reason = "as its siblings")]
     pub(super) fn port_ref(&self, number: u32, name: &str) -> Option<api::PortRef> {
         use api::port_ref::Port;
         let port = if name.is_empty() {

@@ -101,7 +101,6 @@ impl Chooser<'_> {
         })
     }
 
-    #[expect(clippy::unused_self, reason = "as its siblings")]
     fn no_such_label(&self) -> Option<drover_proto::common::v1::LabelSelector> {
         Some(drover_proto::common::v1::LabelSelector {
             match_labels: [("no-such".to_owned(), "label".to_owned())].into(),
