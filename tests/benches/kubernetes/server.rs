@@ -37,17 +37,21 @@ impl Server {
             .arg("--config")
             .arg(file)
             .current_dir(directory.path())
+            // It refuses settings that it does not know.
+            .env_remove("DROVER_TEST_KUBECONFIG")
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .unwrap_or_else(|error| panic!("{}: {error}", binary.display()));
-        let server = Self {
+        let mut server = Self {
             child,
             address,
             _directory: directory,
         };
         let began = Instant::now();
         while TcpStream::connect(address).is_err() {
+            let ended = server.child.try_wait().unwrap();
+            assert!(ended.is_none(), "the server ended: {ended:?}");
             assert!(began.elapsed() < PATIENCE, "the platform does not listen");
             sleep(Duration::from_millis(20)).await;
         }
