@@ -109,6 +109,9 @@ impl Bench {
             let raw = &world.namespace.raw;
             raw.delete(&format!("/api/v1/nodes/{name}")).await.unwrap();
         }
+        if let Some(resource) = self.row.leaves {
+            world.namespace.delete(resource, name).await;
+        }
     }
 
     /// What the call does at the API server if nothing goes wrong, once the server knows what that offers.

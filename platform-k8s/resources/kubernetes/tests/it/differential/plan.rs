@@ -27,6 +27,7 @@ macro_rules! steps {
     ($($call:ident $request:ty,)*) => {
         /// A call with its request.
         #[derive(Clone, Debug)]
+        #[expect(clippy::large_enum_variant, reason = "there are few at a time")]
         pub(super) enum Step {
             $($call($request),)*
         }

@@ -203,6 +203,10 @@ macro_rules! kind {
                 }),
             ),
         ]
+        .map(|row| Row {
+            leaves: Some($resource),
+            ..row
+        })
     };
 }
 
