@@ -1,5 +1,7 @@
 //! The platform with exactly the permissions that `deploy/kubernetes` grants it, and the manifests there.
 
+mod resources;
+
 use crate::bench;
 
 use std::{

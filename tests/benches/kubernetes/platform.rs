@@ -437,7 +437,7 @@ pub(crate) async fn memory(rig: &Rig, pods: usize) {
         pod
     })
     .await;
-    let server = Server::start(rig.kubeconfig(), &namespace.name, &[]).await;
+    let server = Server::start(rig.kubeconfig(), &namespace.name, "{}").await;
     // Opens a watch, as an orchestrator does.
     let mut client =
         drover_proto::platform::v1::platform_service_client::PlatformServiceClient::new(

@@ -19,9 +19,11 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts it for a namespace, and waits until it listens.
-    pub(crate) async fn start(kubeconfig: &Path, namespace: &str, flags: &[&str]) -> Self {
+    /// Starts it for a namespace with settings in YAML, and waits until it listens.
+    pub(crate) async fn start(kubeconfig: &Path, namespace: &str, settings: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("settings.yaml");
+        std::fs::write(&file, settings).unwrap();
         let own = std::env::current_exe().unwrap();
         let binary = own.ancestors().nth(2).unwrap().join("drover-platform-k8s");
         let address = TcpListener::bind("127.0.0.1:0")
@@ -32,19 +34,24 @@ impl Server {
             .args(["--listen", &address.to_string(), "--namespace", namespace])
             .arg("--kubeconfig")
             .arg(kubeconfig)
-            .args(flags)
+            .arg("--config")
+            .arg(file)
             .current_dir(directory.path())
+            // It refuses settings that it does not know.
+            .env_remove("DROVER_TEST_KUBECONFIG")
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .unwrap_or_else(|error| panic!("{}: {error}", binary.display()));
-        let server = Self {
+        let mut server = Self {
             child,
             address,
             _directory: directory,
         };
         let began = Instant::now();
         while TcpStream::connect(address).is_err() {
+            let ended = server.child.try_wait().unwrap();
+            assert!(ended.is_none(), "the server ended: {ended:?}");
             assert!(began.elapsed() < PATIENCE, "the platform does not listen");
             sleep(Duration::from_millis(20)).await;
         }

@@ -136,7 +136,8 @@ impl Store {
                     return Ok(path);
                 }
                 let gloo = backend == IngressBackend::VirtualService;
-                let number = self.number(&format!("{field}.service.port"), service, namespace, gloo)?;
+                let number =
+                    self.number(&format!("{field}.service.port"), service, namespace, gloo)?;
                 if gloo {
                     self.check_upstreams(namespace, &service.name, number)?;
                 }
@@ -387,7 +388,10 @@ fn certificates(new: &mut api::Ingress, backend: IngressBackend) -> Result<()> {
             let known = new.rules.iter().any(|rule| rule.host == *host);
             if !known || !seen.insert(host) {
                 let why = "a VirtualService has one certificate, for its host";
-                return Err(Error::invalid(format!("ingress.tls[{index}].hosts[{at}]"), why));
+                return Err(Error::invalid(
+                    format!("ingress.tls[{index}].hosts[{at}]"),
+                    why,
+                ));
             }
             let hosts = by_secret.entry(tls.secret.clone()).or_default();
             hosts.insert(host.clone());

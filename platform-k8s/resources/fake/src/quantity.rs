@@ -28,12 +28,18 @@ pub(crate) fn canonical(text: &str) -> String {
 }
 
 fn written(text: &str) -> Option<String> {
-    let end = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let end = text
+        .find(|c: char| c.is_ascii_alphabetic())
+        .unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let mut mantissa: i128 = format!("{whole}{fraction}").parse().ok()?;
     let mut exponent = -i32::try_from(fraction.len()).ok()?;
-    let form = if let Some(power) = BINARY.iter().position(|it| *it == suffix).filter(|it| *it > 0) {
+    let form = if let Some(power) = BINARY
+        .iter()
+        .position(|it| *it == suffix)
+        .filter(|it| *it > 0)
+    {
         let factor = 1_i128.checked_shl(u32::try_from(10 * power).ok()?)?;
         mantissa = mantissa.checked_mul(factor)?;
         Form::Binary
@@ -60,7 +66,11 @@ fn written(text: &str) -> Option<String> {
     let rest = u32::try_from(exponent - power).ok()?;
     let mantissa = mantissa.checked_mul(10_i128.checked_pow(rest)?)?;
     if form == Form::Exponent {
-        return Some(if power == 0 { mantissa.to_string() } else { format!("{mantissa}e{power}") });
+        return Some(if power == 0 {
+            mantissa.to_string()
+        } else {
+            format!("{mantissa}e{power}")
+        });
     }
     let (suffix, _) = DECIMAL.iter().find(|(_, it)| *it == power)?;
     Some(format!("{mantissa}{suffix}"))

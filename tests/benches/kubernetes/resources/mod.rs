@@ -14,7 +14,9 @@ use crate::server::Server;
 const HEAD: &str = "| what | Drover | plain client | ratio | goal |\n|---|---|---|---|---|";
 
 async fn server(kubeconfig: &Path, namespace: &str) -> Server {
-    Server::start(kubeconfig, namespace, &["--resources"]).await
+    // One caller has all waits here.
+    let settings = "resources: {enabled: true, max_waits_per_caller: 256}";
+    Server::start(kubeconfig, namespace, settings).await
 }
 
 fn row(what: &str, ours: &str, plain: &str, ratio: &str, goal: &str) {

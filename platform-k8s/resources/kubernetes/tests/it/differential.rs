@@ -213,12 +213,23 @@ async fn random_sequences_of_calls_get_the_same_answers_from_the_fake_and_from_k
     join_all(lanes).await;
     let found = found.into_inner();
     for (signature, (times, difference)) in found.iter().take(MOST) {
-        println!("=== {times} times: {signature}\nDROVER_SEED={} DROVER_TEST_SEQUENCES=1", difference.seed);
+        println!(
+            "=== {times} times: {signature}\nDROVER_SEED={} DROVER_TEST_SEQUENCES=1",
+            difference.seed
+        );
         for (number, step) in difference.steps.iter().enumerate() {
             println!("{number}. {step:?}");
         }
-        println!("--- Kubernetes:\n{}\n--- the fake:\n{}", difference.theirs, difference.ours);
+        println!(
+            "--- Kubernetes:\n{}\n--- the fake:\n{}",
+            difference.theirs, difference.ours
+        );
     }
     let times: usize = found.values().map(|(times, _)| times).sum();
-    assert_eq!(times, 0, "{times} of {count} sequences differ, in {} ways", found.len());
+    assert_eq!(
+        times,
+        0,
+        "{times} of {count} sequences differ, in {} ways",
+        found.len()
+    );
 }

@@ -67,7 +67,9 @@ impl Known {
         stamp(&mut metadata.create_time);
         stamp(&mut metadata.delete_time);
         // Of kwok and of the node's controllers.
-        metadata.annotations.retain(|key, _| key.starts_with("test/"));
+        metadata
+            .annotations
+            .retain(|key, _| key.starts_with("test/"));
     }
 
     pub(super) fn one<T: Normal>(&mut self, answer: Result<T, Error>) -> Answer {
@@ -85,7 +87,11 @@ impl Known {
         let (mut text, mut bytes) = (String::new(), Vec::new());
         for page in pages {
             let most = usize::try_from(page_size).unwrap();
-            assert!(most == 0 || page.len() <= most, "a page of {}, and not {most}", page.len());
+            assert!(
+                most == 0 || page.len() <= most,
+                "a page of {}, and not {most}",
+                page.len()
+            );
             for mut object in page {
                 object.normalise(self);
                 text += &format!("{object:#?}\n");
@@ -95,7 +101,6 @@ impl Known {
         Answer::Well(text, bytes)
     }
 
-    #[expect(clippy::unused_self, reason = "as its siblings")]
     pub(super) fn plain<T: fmt::Debug>(&self, answer: Result<T, Error>) -> Answer {
         match answer {
             Ok(answer) => Answer::Well(format!("{answer:#?}"), Vec::new()),
@@ -108,7 +113,6 @@ impl Known {
         self.plain(answer)
     }
 
-    #[expect(clippy::unused_self, reason = "as its siblings")]
     pub(super) fn failed(&self, error: &Error) -> Answer {
         let mut fields: Vec<&str> = error.fields().iter().map(|it| it.field.as_str()).collect();
         fields.sort_unstable();
@@ -124,7 +128,8 @@ impl Normal for api::Node {
         if let Some(metadata) = &mut self.metadata {
             metadata.labels.clear();
         }
-        self.taints.retain(|taint| taint.key != TAINT && taint.key.starts_with("test/"));
+        self.taints
+            .retain(|taint| taint.key != TAINT && taint.key.starts_with("test/"));
         self.addresses.clear();
         self.conditions.retain(|one| one.r#type == "Ready");
         for one in &mut self.conditions {
@@ -181,7 +186,9 @@ impl Normal for api::Ingress {
     fn normalise(&mut self, known: &mut Known) {
         known.metadata(&mut self.metadata, true);
         // Of several objects, the answer has the data of one.
-        if self.backend != api::IngressBackend::Ingress as i32 && let Some(metadata) = &mut self.metadata {
+        if self.backend != api::IngressBackend::Ingress as i32
+            && let Some(metadata) = &mut self.metadata
+        {
             metadata.revision.clear();
         }
     }

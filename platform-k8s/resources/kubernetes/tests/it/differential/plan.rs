@@ -27,6 +27,7 @@ macro_rules! steps {
     ($($call:ident $request:ty,)*) => {
         /// A call with its request.
         #[derive(Clone, Debug)]
+        #[expect(clippy::large_enum_variant, reason = "there are few at a time")]
         pub(super) enum Step {
             $($call($request),)*
         }
@@ -189,10 +190,20 @@ impl Chooser<'_> {
         if self.once_in(2 * RARELY) {
             return None;
         }
-        let mut labels = self.some(&[("app", "web"), ("app", "db"), ("test/tier", "1"), ("empty", "")]);
+        let mut labels = self.some(&[
+            ("app", "web"),
+            ("app", "db"),
+            ("test/tier", "1"),
+            ("empty", ""),
+        ]);
         labels.insert(SEQUENCE.to_owned(), self.place.number.to_string());
         if self.once_in(RARELY) {
-            let wrong = [("a b", "c"), ("a", "-b"), ("kubernetes.io/x/y", "z"), ("", "e")];
+            let wrong = [
+                ("a b", "c"),
+                ("a", "-b"),
+                ("kubernetes.io/x/y", "z"),
+                ("", "e"),
+            ];
             let (key, value) = self.one(&wrong);
             labels.insert(key.to_owned(), value.to_owned());
         }
@@ -234,7 +245,9 @@ impl Chooser<'_> {
         let right = !self.once_in(RARELY);
         let values: &[&str] = if listed == right { &["web", ""] } else { &[] };
         LabelRequirement {
-            key: self.or(&["app", "empty", "test/tier", "no"], &["not valid!"]).to_owned(),
+            key: self
+                .or(&["app", "empty", "test/tier", "no"], &["not valid!"])
+                .to_owned(),
             operator: if self.once_in(30) { 9 } else { operator.into() },
             values: values.iter().map(|&it| it.to_owned()).collect(),
         }
@@ -258,7 +271,11 @@ impl Chooser<'_> {
             _ => own.clone(),
         };
         // Those of kwok belong to all tests.
-        let mine = if name.starts_with("kwok-") { own } else { name.clone() };
+        let mine = if name.starts_with("kwok-") {
+            own
+        } else {
+            name.clone()
+        };
         match self.random.usize(..6) {
             0 => Step::GetNode(api::GetNodeRequest { name }),
             1 => Step::ListNodes(api::ListNodesRequest {
@@ -273,7 +290,11 @@ impl Chooser<'_> {
                 let exists = !name.is_empty() && !name.starts_with("no");
                 Step::WaitNodes(api::WaitNodesRequest {
                     // Of another one it would not end.
-                    names: if exists { vec![name] } else { vec![String::new()] },
+                    names: if exists {
+                        vec![name]
+                    } else {
+                        vec![String::new()]
+                    },
                     condition: self.one(&["", "Ready"]).to_owned(),
                     ..api::WaitNodesRequest::default()
                 })

@@ -100,12 +100,14 @@ impl Side {
             Step::WaitNodes(it) => {
                 let mut client = NodeServiceClient::new(self.channel.clone());
                 let told = all(client.wait_nodes(it), async {}).await;
-                self.known.waited(told.map(|mut it| it.pop().and_then(|it| it.progress)))
+                self.known
+                    .waited(told.map(|mut it| it.pop().and_then(|it| it.progress)))
             }
             Step::DrainNode(it) => {
                 let mut client = NodeServiceClient::new(self.channel.clone());
                 let told = all(client.drain_node(it), async {}).await;
-                self.known.waited(told.map(|mut it| it.pop().and_then(|it| it.progress)))
+                self.known
+                    .waited(told.map(|mut it| it.pop().and_then(|it| it.progress)))
             }
             Step::CreatePod(it) => unary!(self, PodServiceClient.create_pod(it) => pod),
             Step::GetPod(it) => unary!(self, PodServiceClient.get_pod(it) => pod),
@@ -120,7 +122,8 @@ impl Side {
             Step::WaitPods(it) => {
                 let mut client = PodServiceClient::new(self.channel.clone());
                 let told = all(client.wait_pods(it), async {}).await;
-                self.known.waited(told.map(|mut it| it.pop().and_then(|it| it.progress)))
+                self.known
+                    .waited(told.map(|mut it| it.pop().and_then(|it| it.progress)))
             }
             Step::Exec(it) => {
                 let mut client = PodServiceClient::new(self.channel.clone());

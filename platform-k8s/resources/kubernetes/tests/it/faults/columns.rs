@@ -64,8 +64,15 @@ impl Hit {
     }
 
     fn forbidden(&self) -> Fault {
-        let (plural, group) = self.resource.split_once('.').unwrap_or((&self.resource, ""));
-        let verb = if self.verb == "connect" { "create" } else { self.verb };
+        let (plural, group) = self
+            .resource
+            .split_once('.')
+            .unwrap_or((&self.resource, ""));
+        let verb = if self.verb == "connect" {
+            "create"
+        } else {
+            self.verb
+        };
         let place = match &*self.namespace {
             "" => "at the cluster scope".to_owned(),
             namespace => format!("in the namespace {namespace:?}"),
@@ -285,7 +292,9 @@ fn not_found(row: &Row, hit: &Hit) -> Expect {
     match (hit.verb, &*hit.resource) {
         ("delete", _) => Expect::Fine,
         ("create", _) => Expect::Fails(Reason::Precondition),
-        ("get", "services" | "upstreams.gloo.solo.io") if row.call.starts_with("IngressService/") => {
+        ("get", "services" | "upstreams.gloo.solo.io")
+            if row.call.starts_with("IngressService/") =>
+        {
             // What is said of paths that are there already does not need them.
             Expect::FineOr(&[Reason::IngressUpstreamMissing])
         }

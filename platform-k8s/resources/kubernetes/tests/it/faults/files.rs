@@ -15,7 +15,9 @@ const SIZE: usize = 32 * 1024 * 1024;
 
 async fn shell(world: &World, script: &str) -> String {
     let command = start(world, &["sh", "-c", script]);
-    let told = all(world.pods().exec(input(command)), async {}).await.unwrap();
+    let told = all(world.pods().exec(input(command)), async {})
+        .await
+        .unwrap();
     let mut said = Vec::new();
     for output in told {
         match output.output.unwrap().output.unwrap() {
@@ -41,7 +43,11 @@ async fn read(world: &World, path: &str, meanwhile: &str) -> (Option<u64>, usize
         let answer = match answer {
             Ok(answer) => answer,
             Err(status) => {
-                return (announced, count, Some(drover_convert::error::from_status(&status)));
+                return (
+                    announced,
+                    count,
+                    Some(drover_convert::error::from_status(&status)),
+                );
             }
         };
         if count == 0 {
@@ -80,7 +86,9 @@ async fn a_terminal_without_input_shows_what_a_command_writes() {
     let Some(world) = world().await else { return };
     let mut command = start(&world, &["sh", "-c", "echo one; echo two >&2; test -t 1"]);
     command.tty = true;
-    let told = all(world.pods().exec(input(command)), async {}).await.unwrap();
+    let told = all(world.pods().exec(input(command)), async {})
+        .await
+        .unwrap();
     let mut said = Vec::new();
     let mut code = None;
     for output in told {

@@ -86,7 +86,9 @@ async fn a_wait_goes_on_when_the_api_server_is_back() {
 }
 
 /// What a command is given: its start, and input that does not end.
-pub(super) fn input(start: api::ExecStart) -> impl futures::Stream<Item = api::ExecRequest> + use<> {
+pub(super) fn input(
+    start: api::ExecStart,
+) -> impl futures::Stream<Item = api::ExecRequest> + use<> {
     let input = Some(Input::Start(start));
     stream::iter([api::ExecRequest { input }]).chain(stream::pending())
 }
@@ -138,14 +140,18 @@ pub(super) async fn world() -> Option<World> {
         names: vec!["a".to_owned()],
         ..api::WaitPodsRequest::default()
     };
-    all(world.pods().wait_pods(request), async {}).await.unwrap();
+    all(world.pods().wait_pods(request), async {})
+        .await
+        .unwrap();
     Some(world)
 }
 
 async fn runs(world: &World) -> Result<Vec<Output>, drover_core::Error> {
     let command = start(world, &["echo", "well"]);
     let told = all(world.pods().exec(input(command)), async {}).await?;
-    let outputs = told.into_iter().map(|it| it.output.unwrap().output.unwrap());
+    let outputs = told
+        .into_iter()
+        .map(|it| it.output.unwrap().output.unwrap());
     Ok(outputs.collect())
 }
 
@@ -159,9 +165,19 @@ async fn whole_log(world: &World) -> Result<String, drover_core::Error> {
 async fn a_command_and_a_log_that_lose_the_api_server_end_with_an_error_and_never_as_if_complete() {
     let Some(world) = world().await else { return };
     let endless = start(&world, &["sh", "-c", "echo begun; exec sleep 3600"]);
-    let mut command = world.pods().exec(input(endless)).await.unwrap().into_inner();
+    let mut command = world
+        .pods()
+        .exec(input(endless))
+        .await
+        .unwrap()
+        .into_inner();
     message(&mut command).await.unwrap();
-    let mut followed = world.pods().stream_logs(log(&world, true)).await.unwrap().into_inner();
+    let mut followed = world
+        .pods()
+        .stream_logs(log(&world, true))
+        .await
+        .unwrap()
+        .into_inner();
     message(&mut followed).await.unwrap();
     let proxy = &world.proxy;
     for verb in ["get", "connect", "watch", "list"] {
@@ -170,7 +186,10 @@ async fn a_command_and_a_log_that_lose_the_api_server_end_with_an_error_and_neve
     proxy.sever();
     let ended = message(&mut command).await.unwrap_err();
     assert_eq!(ended.code(), Code::Unavailable, "{ended}");
-    assert_eq!(runs(&world).await.unwrap_err().reason(), Reason::Unavailable);
+    assert_eq!(
+        runs(&world).await.unwrap_err().reason(),
+        Reason::Unavailable
+    );
     proxy.heal();
     // A log that is followed is either taken up again or ends with an error: never as if the container had ended.
     let ended = message(&mut followed).await.unwrap_err();

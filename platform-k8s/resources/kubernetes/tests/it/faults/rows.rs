@@ -30,6 +30,8 @@ pub(super) struct Row {
     pub(super) effect: Option<Effect>,
     /// What it answers if it has been done already.
     pub(super) again: Option<Reason>,
+    /// What is left behind, with the name of the case. Lists of others would become long.
+    pub(super) leaves: Option<&'static str>,
 }
 
 impl Row {
@@ -40,6 +42,7 @@ impl Row {
             act,
             effect: None,
             again: None,
+            leaves: None,
         }
     }
 

@@ -25,7 +25,7 @@ use futures::StreamExt as _;
 use tonic::{Response, Status, Streaming};
 
 /// Time limit of a call to the API server, where faults use it up.
-const CALL_TIMEOUT: Duration = Duration::from_secs(6);
+const CALL_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The six services over the API server of a kubeconfig, in one namespace.
 pub(crate) async fn serve(kubeconfig: &std::path::Path, namespace: &str) -> Channel {

@@ -114,7 +114,7 @@ impl Net {
     }
 
     /// What the pod `client` gets from an address.
-    async fn from_a_pod(&self, address: &str, port: u32) -> String {
+    async fn asked_by_a_pod(&self, address: &str, port: u32) -> String {
         let request = api::RunScriptRequest {
             namespace: self.bench.namespace.name.clone(),
             pod: "client".to_owned(),
@@ -140,16 +140,16 @@ impl Net {
     async fn answers(&self, what: &str, address: &str, port: u32) {
         let is_page = |answer: &str| answer.starts_with("HTTP/1.1 200") && answer.contains(PAGE);
         until(&format!("{what} answers this machine"), || async {
-            let answer = from_here(address, port).await.ok()?;
+            let answer = asked_from_here(address, port).await.ok()?;
             is_page(&answer).then_some(())
         })
         .await;
-        let answer = self.from_a_pod(address, port).await;
+        let answer = self.asked_by_a_pod(address, port).await;
         assert!(is_page(&answer), "{what}, from a pod: {answer:?}");
     }
 }
 
-async fn from_here(address: &str, port: u32) -> std::io::Result<String> {
+async fn asked_from_here(address: &str, port: u32) -> std::io::Result<String> {
     let port = u16::try_from(port).unwrap();
     let ask = async {
         let mut stream = TcpStream::connect((address, port)).await?;
@@ -218,11 +218,11 @@ async fn a_service_of_each_type_answers_requests_from_this_machine_and_from_pods
         .service("nowhere", |spec| spec.selector = labels(&[("app", "no")]))
         .await;
     until("a service without pods refuses", || async {
-        let error = from_here(&nowhere.cluster_ip, 80).await.err()?;
+        let error = asked_from_here(&nowhere.cluster_ip, 80).await.err()?;
         (error.kind() == std::io::ErrorKind::ConnectionRefused).then_some(())
     })
     .await;
-    assert_eq!(net.from_a_pod(&nowhere.cluster_ip, 80).await, "");
+    assert_eq!(net.asked_by_a_pod(&nowhere.cluster_ip, 80).await, "");
     namespace.remove().await;
 }
 

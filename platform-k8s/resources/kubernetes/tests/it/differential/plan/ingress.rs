@@ -74,7 +74,10 @@ impl Chooser<'_> {
     }
 
     fn ingress(&mut self, backend: i32) -> api::Ingress {
-        let rules = self.random.usize(..3).max(usize::from(!self.once_in(RARELY)));
+        let rules = self
+            .random
+            .usize(..3)
+            .max(usize::from(!self.once_in(RARELY)));
         // Of HTTPRoutes it is a Gateway: a server may be set up with one, and the fake is.
         let right: &[&str] = match backend {
             2 => &["gateways/public", "a/b"],
@@ -124,10 +127,14 @@ impl Chooser<'_> {
             _ => Some(Target::Service(self.service_target())),
         };
         api::IngressPath {
-            path: self.or(&["/", "/a", "/a", "/a/b", "/a/", "/.*"], &["", "a", "/a b"]).to_owned(),
+            path: self
+                .or(&["/", "/a", "/a", "/a/b", "/a/", "/.*"], &["", "a", "/a b"])
+                .to_owned(),
             r#type: self.or(&[0, 0, 0, 1, 1, 2, 2], &[3, 3, 3, 4, 4, 8]),
             target,
-            name: self.or(&["", "", "", "one", "two"], &["Not valid"]).to_owned(),
+            name: self
+                .or(&["", "", "", "one", "two"], &["Not valid"])
+                .to_owned(),
             opaque: self.once_in(40),
         }
     }
@@ -154,7 +161,10 @@ impl Chooser<'_> {
                 path: self.or(&["/", "/a", "/a/b", "/a/"], &["", "a"]).to_owned(),
                 r#type: self.or(&[0, 0, 1, 2], &[3, 4, 8]),
             })),
-            4..7 => Some(Key::Name(self.or(&["one", "two", "three"], &["", "Not valid"]).to_owned())),
+            4..7 => Some(Key::Name(
+                self.or(&["one", "two", "three"], &["", "Not valid"])
+                    .to_owned(),
+            )),
             _ => Some(Key::Service(self.service_target())),
         };
         api::PathKey { key }

@@ -29,25 +29,44 @@ impl Chooser<'_> {
 
     fn service(&mut self) -> api::Service {
         use api::ServiceType::{ClusterIp, ExternalName, LoadBalancer, NodePort, Unspecified};
-        let kinds = [Unspecified, Unspecified, ClusterIp, NodePort, LoadBalancer, ExternalName];
+        let kinds = [
+            Unspecified,
+            Unspecified,
+            ClusterIp,
+            NodePort,
+            LoadBalancer,
+            ExternalName,
+        ];
         let kind = self.one(&kinds);
         let external = kind == ExternalName;
         let right = !self.once_in(RARELY);
         let ports = self.random.usize(..3);
-        let ports = if external { 0 } else { ports.max(usize::from(right)) };
+        let ports = if external {
+            0
+        } else {
+            ports.max(usize::from(right))
+        };
         api::Service {
             metadata: self.metadata("s"),
             spec: Some(api::ServiceSpec {
-                r#type: if self.once_in(2 * RARELY) { 77 } else { kind.into() },
+                r#type: if self.once_in(2 * RARELY) {
+                    77
+                } else {
+                    kind.into()
+                },
                 selector: self.some(&[("app", "web"), ("test/tier", "1")]),
                 ports: (0..ports).map(|_| self.service_port(kind)).collect(),
                 cluster_ip: match self.random.usize(..10) {
                     0 | 1 if kind != NodePort || !right => "None".to_owned(),
-                    2 => self.or(&[""], &["x", "10.0.0.300", "192.0.2.1", "::1"]).to_owned(),
+                    2 => self
+                        .or(&[""], &["x", "10.0.0.300", "192.0.2.1", "::1"])
+                        .to_owned(),
                     _ => String::new(),
                 },
                 external_name: match (external, right) {
-                    (true, true) => self.one(&["a.example", "a.example.", "b-1.example"]).to_owned(),
+                    (true, true) => self
+                        .one(&["a.example", "a.example.", "b-1.example"])
+                        .to_owned(),
                     (true, false) => self.one(&["", "A b", "-x", "192.0.2.1"]).to_owned(),
                     (false, true) => String::new(),
                     (false, false) => self.one(&["", "a.example"]).to_owned(),
@@ -59,9 +78,17 @@ impl Chooser<'_> {
     }
 
     fn service_port(&mut self, kind: api::ServiceType) -> api::ServicePort {
-        let allocates = matches!(kind, api::ServiceType::NodePort | api::ServiceType::LoadBalancer);
+        let allocates = matches!(
+            kind,
+            api::ServiceType::NodePort | api::ServiceType::LoadBalancer
+        );
         api::ServicePort {
-            name: self.or(&["http", "https", "dns", "web"], &["", "Not", "with-a-name-too-long", "a--b"]).to_owned(),
+            name: self
+                .or(
+                    &["http", "https", "dns", "web"],
+                    &["", "Not", "with-a-name-too-long", "a--b"],
+                )
+                .to_owned(),
             port: self.or(&PORTS, &[0, 65536, 99999]),
             target_port: match self.random.usize(..8) {
                 0 => self.port_ref(8080, ""),
@@ -76,14 +103,19 @@ impl Chooser<'_> {
                 _ => 0,
             },
             protocol: self.or(&[0, 0, 1, 2, 3], &[9]),
-            app_protocol: self.or(&["", "", "http", "kubernetes.io/h2c"], &["Not one!"]).to_owned(),
+            app_protocol: self
+                .or(&["", "", "http", "kubernetes.io/h2c"], &["Not one!"])
+                .to_owned(),
         }
     }
 
-    #[expect(clippy::unused_self, reason = "as its siblings")]
     pub(super) fn port_ref(&self, number: u32, name: &str) -> Option<api::PortRef> {
         use api::port_ref::Port;
-        let port = if name.is_empty() { Port::Number(number) } else { Port::Name(name.to_owned()) };
+        let port = if name.is_empty() {
+            Port::Number(number)
+        } else {
+            Port::Name(name.to_owned())
+        };
         Some(api::PortRef { port: Some(port) })
     }
 
@@ -92,7 +124,11 @@ impl Chooser<'_> {
             0..5 => Step::CreateNetworkPolicy(api::CreateNetworkPolicyRequest {
                 network_policy: Some(api::NetworkPolicy {
                     metadata: self.metadata("n"),
-                    spec: if self.once_in(6) { None } else { Some(self.policy()) },
+                    spec: if self.once_in(6) {
+                        None
+                    } else {
+                        Some(self.policy())
+                    },
                 }),
             }),
             5 => Step::GetNetworkPolicy(api::GetNetworkPolicyRequest {
@@ -111,7 +147,11 @@ impl Chooser<'_> {
             }),
             _ => Step::DeleteNetworkPolicies(api::DeleteNetworkPoliciesRequest {
                 namespace: self.namespace(),
-                selector: if self.once_in(5) { None } else { self.selector() },
+                selector: if self.once_in(5) {
+                    None
+                } else {
+                    self.selector()
+                },
             }),
         }
     }
@@ -119,10 +159,16 @@ impl Chooser<'_> {
     fn policy(&mut self) -> api::NetworkPolicySpec {
         let rules = |chooser: &mut Self| {
             let count = chooser.random.usize(..3);
-            (0..count).map(|_| chooser.policy_rule()).collect::<Vec<_>>()
+            (0..count)
+                .map(|_| chooser.policy_rule())
+                .collect::<Vec<_>>()
         };
         api::NetworkPolicySpec {
-            pod_selector: if self.once_in(2) { None } else { self.pod_selector() },
+            pod_selector: if self.once_in(2) {
+                None
+            } else {
+                self.pod_selector()
+            },
             directions: match self.random.usize(..6) {
                 0 => vec![1],
                 1 => vec![2],
@@ -156,11 +202,22 @@ impl Chooser<'_> {
         use api::network_peer::Peer;
         let peer = match self.random.usize(..8) {
             0..4 => Some(Peer::Pods(api::PodPeer {
-                selector: if self.once_in(3) { None } else { self.pod_selector() },
-                namespace_selector: if self.once_in(2) { None } else { self.pod_selector() },
+                selector: if self.once_in(3) {
+                    None
+                } else {
+                    self.pod_selector()
+                },
+                namespace_selector: if self.once_in(2) {
+                    None
+                } else {
+                    self.pod_selector()
+                },
             })),
             4..7 => {
-                let cidr = self.or(&["10.0.0.0/8", "10.1.0.0/16", "2001:db8::/32"], &["10.0.0.1/8", "x", "10.0.0.0/33"]);
+                let cidr = self.or(
+                    &["10.0.0.0/8", "10.1.0.0/16", "2001:db8::/32"],
+                    &["10.0.0.1/8", "x", "10.0.0.0/33"],
+                );
                 let except = self.or(
                     &[&["10.1.0.0/24"][..], &[], &[]],
                     &[&["192.0.2.0/24"][..], &["10.0.0.0/8"], &["y"]],
@@ -191,7 +248,11 @@ impl Chooser<'_> {
             } else {
                 self.port_ref(port, "")
             },
-            end_port: if self.once_in(5) { self.or(&[8081, 9000], &[1, 70000]) } else { 0 },
+            end_port: if self.once_in(5) {
+                self.or(&[8081, 9000], &[1, 70000])
+            } else {
+                0
+            },
         }
     }
 
@@ -203,7 +264,9 @@ impl Chooser<'_> {
             3..7 => {
                 let mut configuration = self.configuration();
                 let metadata = configuration.metadata.get_or_insert_default();
-                metadata.revision = self.one(&["", LAST, LAST, FIRST, "1", "not one"]).to_owned();
+                metadata.revision = self
+                    .one(&["", LAST, LAST, FIRST, "1", "not one"])
+                    .to_owned();
                 Step::UpdateConfiguration(api::UpdateConfigurationRequest {
                     configuration: Some(configuration),
                 })
@@ -226,7 +289,12 @@ impl Chooser<'_> {
     }
 
     fn configuration(&mut self) -> api::Configuration {
-        let data = self.some(&[("a", "1"), ("a", "2"), ("b.txt", "two\nlines"), ("_c-d", "")]);
+        let data = self.some(&[
+            ("a", "1"),
+            ("a", "2"),
+            ("b.txt", "two\nlines"),
+            ("_c-d", ""),
+        ]);
         let binary: &[u8] = self.one(&[&[0, 255][..], b"text", b""]);
         let mut binary_data = std::collections::BTreeMap::new();
         if self.once_in(3) {

@@ -17,7 +17,11 @@ impl Chooser<'_> {
             0..6 => Step::CreatePod(api::CreatePodRequest {
                 pod: Some(api::Pod {
                     metadata: self.metadata("p"),
-                    spec: if self.once_in(2 * RARELY) { None } else { Some(self.pod()) },
+                    spec: if self.once_in(2 * RARELY) {
+                        None
+                    } else {
+                        Some(self.pod())
+                    },
                     status: None,
                 }),
             }),
@@ -28,7 +32,9 @@ impl Chooser<'_> {
             8 => Step::ListPods(api::ListPodsRequest {
                 namespace: self.namespace(),
                 selector: self.selector(),
-                node: self.or(&["", "", "", "no-such-node"], &["Not one"]).to_owned(),
+                node: self
+                    .or(&["", "", "", "no-such-node"], &["Not one"])
+                    .to_owned(),
                 page_size: self.page_size(),
                 page_token: self.page_token(),
             }),
@@ -36,8 +42,12 @@ impl Chooser<'_> {
             9 | 10 => Step::DeletePod(api::DeletePodRequest {
                 namespace: self.namespace(),
                 name: self.name("p"),
-                uid: self.one(&["", "", LAST, "00000000-0000-4000-8000-000000000000"]).to_owned(),
-                grace_period: self.or(&[None, Some(0), Some(0), Some(1)], &[Some(-1)]).and_then(seconds),
+                uid: self
+                    .one(&["", "", LAST, "00000000-0000-4000-8000-000000000000"])
+                    .to_owned(),
+                grace_period: self
+                    .or(&[None, Some(0), Some(0), Some(1)], &[Some(-1)])
+                    .and_then(seconds),
                 wait: true,
             }),
             11 => self.wait_step(),
@@ -45,14 +55,20 @@ impl Chooser<'_> {
                 namespace: self.namespace(),
                 pod: format!("no-{}", self.place.number),
                 container: self.or(&["", "main"], &["Not one"]).to_owned(),
-                command: if self.once_in(4) { Vec::new() } else { vec!["true".to_owned()] },
+                command: if self.once_in(4) {
+                    Vec::new()
+                } else {
+                    vec!["true".to_owned()]
+                },
                 tty: self.once_in(4),
                 ..api::ExecStart::default()
             }),
             _ if self.random.bool() => Step::ReadFile(api::ReadFileRequest {
                 namespace: self.namespace(),
                 pod: format!("no-{}", self.place.number),
-                path: self.or(&["/etc/hosts"], &["relative", "", "/a\0b"]).to_owned(),
+                path: self
+                    .or(&["/etc/hosts"], &["relative", "", "/a\0b"])
+                    .to_owned(),
                 ..api::ReadFileRequest::default()
             }),
             _ => Step::StreamLogs(api::StreamLogsRequest {
@@ -85,7 +101,6 @@ impl Chooser<'_> {
         })
     }
 
-    #[expect(clippy::unused_self, reason = "as its siblings")]
     fn no_such_label(&self) -> Option<drover_proto::common::v1::LabelSelector> {
         Some(drover_proto::common::v1::LabelSelector {
             match_labels: [("no-such".to_owned(), "label".to_owned())].into(),
@@ -96,8 +111,12 @@ impl Chooser<'_> {
     fn pod(&mut self) -> api::PodSpec {
         let (containers, init) = (self.random.usize(1..3), self.random.usize(..5));
         let mut spec = api::PodSpec {
-            containers: (0..containers).map(|at| self.container(at, "main")).collect(),
-            init_containers: (0..init.saturating_sub(3)).map(|at| self.container(at, "init")).collect(),
+            containers: (0..containers)
+                .map(|at| self.container(at, "main"))
+                .collect(),
+            init_containers: (0..init.saturating_sub(3))
+                .map(|at| self.container(at, "init"))
+                .collect(),
             volumes: self.volumes(),
             restart_policy: self.or(&[0, 0, 1, 2, 3], &[9]),
             // Not the node of the lane: it is drained.
@@ -106,10 +125,14 @@ impl Chooser<'_> {
             affinity: self.affinity(),
             service_account: self.or(&["", "", "default"], &["Not valid"]).to_owned(),
             mount_service_account_token: self.one(&[None, None, Some(false), Some(true)]),
-            termination_grace_period: self.or(&[None, None, Some(0), Some(5)], &[Some(-2)]).and_then(seconds),
+            termination_grace_period: self
+                .or(&[None, None, Some(0), Some(5)], &[Some(-2)])
+                .and_then(seconds),
             dns_policy: self.or(&[0, 0, 0, 1, 2, 3], &[4, 9]),
             hostname: self.or(&["", "", "", "host"], &["Not valid"]).to_owned(),
-            priority_class: self.or(&[""], &["no-such-class", "system-node-critical"]).to_owned(),
+            priority_class: self
+                .or(&[""], &["no-such-class", "system-node-critical"])
+                .to_owned(),
             ..api::PodSpec::default()
         };
         if self.once_in(4) {
@@ -142,7 +165,11 @@ impl Chooser<'_> {
             run_as_group: self.one(&[None, Some(1000)]),
             run_as_non_root: self.one(&[None, Some(true), Some(false)]),
             fs_group: self.one(&[None, Some(2000)]),
-            supplemental_groups: if self.once_in(3) { vec![3000, 4000] } else { Vec::new() },
+            supplemental_groups: if self.once_in(3) {
+                vec![3000, 4000]
+            } else {
+                Vec::new()
+            },
             seccomp_runtime_default: self.one(&[None, Some(true), Some(false)]),
         }
     }
@@ -150,12 +177,32 @@ impl Chooser<'_> {
     fn container(&mut self, at: usize, kind: &str) -> api::Container {
         let wrong = self.once_in(RARELY);
         let known = if self.once_in(RARELY) { 7 } else { 5 };
-        let images = ["busybox", "busybox:1.36", "busybox:latest", "a.example:5000/x", "a.example/x@sha256:00", " x", ""];
+        let images = [
+            "busybox",
+            "busybox:1.36",
+            "busybox:latest",
+            "a.example:5000/x",
+            "a.example/x@sha256:00",
+            " x",
+            "",
+        ];
         api::Container {
-            name: if wrong { self.one(&["", "Not valid", "main-0"]).to_owned() } else { format!("{kind}-{at}") },
+            name: if wrong {
+                self.one(&["", "Not valid", "main-0"]).to_owned()
+            } else {
+                format!("{kind}-{at}")
+            },
             image: self.one(&images[..known]).to_owned(),
-            command: self.one(&[&[][..], &["sleep", "1000"]]).iter().map(|&it| it.to_owned()).collect(),
-            args: self.one(&[&[][..], &["$(A)"]]).iter().map(|&it| it.to_owned()).collect(),
+            command: self
+                .one(&[&[][..], &["sleep", "1000"]])
+                .iter()
+                .map(|&it| it.to_owned())
+                .collect(),
+            args: self
+                .one(&[&[][..], &["$(A)"]])
+                .iter()
+                .map(|&it| it.to_owned())
+                .collect(),
             env: self.env(),
             env_from: self.env_from(),
             ports: self.ports(),
@@ -175,7 +222,10 @@ impl Chooser<'_> {
         if !self.once_in(4) {
             return None;
         }
-        let capabilities = self.or(&[&[][..], &["CHOWN"], &["NET_BIND_SERVICE"]], &[&["SYS_ADMIN"][..]]);
+        let capabilities = self.or(
+            &[&[][..], &["CHOWN"], &["NET_BIND_SERVICE"]],
+            &[&["SYS_ADMIN"][..]],
+        );
         Some(api::ContainerSecurity {
             privileged: self.or(&[None, Some(false)], &[Some(true)]),
             allow_privilege_escalation: self.one(&[None, Some(false)]),
@@ -184,19 +234,39 @@ impl Chooser<'_> {
             run_as_non_root: self.one(&[None, Some(true)]),
             read_only_root_filesystem: self.one(&[None, Some(true)]),
             add_capabilities: capabilities.iter().map(|&it| it.to_owned()).collect(),
-            drop_capabilities: if self.once_in(2) { vec!["ALL".to_owned()] } else { Vec::new() },
+            drop_capabilities: if self.once_in(2) {
+                vec!["ALL".to_owned()]
+            } else {
+                Vec::new()
+            },
         })
     }
 
     fn quantities(&mut self) -> BTreeMap<String, String> {
         let right = [
-            ("cpu", "100m"), ("cpu", "1"), ("cpu", "0.5"), ("cpu", "1500m"), ("cpu", "2.0"),
-            ("memory", "64Mi"), ("memory", "1024Ki"), ("memory", "1e6"), ("memory", "100M"),
-            ("memory", "1.5Gi"), ("memory", "128974848"), ("ephemeral-storage", "1G"),
+            ("cpu", "100m"),
+            ("cpu", "1"),
+            ("cpu", "0.5"),
+            ("cpu", "1500m"),
+            ("cpu", "2.0"),
+            ("memory", "64Mi"),
+            ("memory", "1024Ki"),
+            ("memory", "1e6"),
+            ("memory", "100M"),
+            ("memory", "1.5Gi"),
+            ("memory", "128974848"),
+            ("ephemeral-storage", "1G"),
         ];
         let mut quantities = self.some(&right);
         if self.once_in(RARELY) {
-            let wrong = [("memory", "much"), ("cpu", "-1"), ("cpu", ""), ("Not valid", "1"), ("nothing", "1"), ("a.example/gpu", "1")];
+            let wrong = [
+                ("memory", "much"),
+                ("cpu", "-1"),
+                ("cpu", ""),
+                ("Not valid", "1"),
+                ("nothing", "1"),
+                ("a.example/gpu", "1"),
+            ];
             let (name, value) = self.one(&wrong);
             quantities.insert(name.to_owned(), value.to_owned());
         }
@@ -216,19 +286,30 @@ impl Chooser<'_> {
                 let source = match self.random.usize(..10) {
                     0 if self.once_in(2) => None,
                     1 | 2 => {
-                        let right = ["metadata.name", "status.podIP", "metadata.labels['app']", "spec.nodeName"];
+                        let right = [
+                            "metadata.name",
+                            "status.podIP",
+                            "metadata.labels['app']",
+                            "spec.nodeName",
+                        ];
                         Some(Source::Field(self.or(&right, &["no.such", ""]).to_owned()))
                     }
                     3 | 4 => Some(Source::Resource(api::ResourceRef {
-                        resource: self.or(&["limits.cpu", "requests.memory"], &["no", ""]).to_owned(),
+                        resource: self
+                            .or(&["limits.cpu", "requests.memory"], &["no", ""])
+                            .to_owned(),
                         container: self.one(&["", "", "main-0"]).to_owned(),
                         divisor: self.or(&["", "", "1"], &["1Mi", "1m", "x"]).to_owned(),
                     })),
                     5 => {
                         let optional = self.random.bool();
                         Some(Source::Configuration(key("c", "k", optional)))
-                    },
-                    6 => Some(Source::Secret(key("s", self.or(&["k"], &["", "a/b"]), false))),
+                    }
+                    6 => Some(Source::Secret(key(
+                        "s",
+                        self.or(&["k"], &["", "a/b"]),
+                        false,
+                    ))),
                     _ => Some(Source::Value(self.one(&["", "x", "$(A) $$(B)"]).to_owned())),
                 };
                 let names = ["A", "B", "a.b-c", "_X", "", "1A", "A=B", "A B"];
@@ -249,7 +330,9 @@ impl Chooser<'_> {
         let source = match self.random.usize(..4) {
             0 if self.once_in(4) => None,
             1 => Some(Source::Secret("s".to_owned())),
-            _ => Some(Source::Configuration(self.or(&["c"], &["", "Not valid"]).to_owned())),
+            _ => Some(Source::Configuration(
+                self.or(&["c"], &["", "Not valid"]).to_owned(),
+            )),
         };
         vec![api::EnvSource {
             source,
@@ -262,7 +345,9 @@ impl Chooser<'_> {
         let count = self.random.usize(..3);
         (0..count)
             .map(|_| api::ContainerPort {
-                name: self.or(&["", "", "http", "web"], &["Not valid", "123"]).to_owned(),
+                name: self
+                    .or(&["", "", "http", "web"], &["Not valid", "123"])
+                    .to_owned(),
                 port: self.or(&[80, 8080, 443], &[0, 70000]),
                 protocol: self.or(&[0, 0, 1, 2, 3], &[7]),
                 host_port: if self.once_in(2 * RARELY) { 8080 } else { 0 },
@@ -275,7 +360,9 @@ impl Chooser<'_> {
         (0..count)
             .map(|_| api::VolumeMount {
                 volume: self.or(&["v", "w"], &["no"]).to_owned(),
-                path: self.or(&["/a", "/b", "/c", "/d"], &["", "a:b", "relative"]).to_owned(),
+                path: self
+                    .or(&["/a", "/b", "/c", "/d"], &["", "a:b", "relative"])
+                    .to_owned(),
                 sub_path: self.or(&["", "", "", "x/y"], &["../x", "/x"]).to_owned(),
                 read_only: self.random.bool(),
             })
@@ -301,7 +388,9 @@ impl Chooser<'_> {
                     })),
                     _ => Some(Source::EmptyDir(api::EmptyDirVolume {
                         memory: self.once_in(3),
-                        size_limit: self.or(&["", "", "1Gi", "1024Mi"], &["much", "-1"]).to_owned(),
+                        size_limit: self
+                            .or(&["", "", "1Gi", "1024Mi"], &["much", "-1"])
+                            .to_owned(),
                     })),
                 };
                 api::Volume {
@@ -346,15 +435,25 @@ impl Chooser<'_> {
             return None;
         }
         let preferred = self.random.bool();
-        let weight = if preferred { self.or(&[1, 50, 100], &[0, 101]) } else { self.or(&[0], &[5]) };
+        let weight = if preferred {
+            self.or(&[1, 50, 100], &[0, 101])
+        } else {
+            self.or(&[0], &[5])
+        };
         let node = api::NodeTerm {
             selector: self.pod_selector_of_affinity(),
             weight,
         };
         let pod = api::PodTerm {
             selector: self.pod_selector_of_affinity(),
-            topology_key: self.or(&["kubernetes.io/hostname", "zone"], &["", "Not valid!"]).to_owned(),
-            namespaces: if self.once_in(4) { vec!["default".to_owned()] } else { Vec::new() },
+            topology_key: self
+                .or(&["kubernetes.io/hostname", "zone"], &["", "Not valid!"])
+                .to_owned(),
+            namespaces: if self.once_in(4) {
+                vec!["default".to_owned()]
+            } else {
+                Vec::new()
+            },
             weight,
         };
         let mut affinity = api::Affinity::default();
@@ -370,7 +469,11 @@ impl Chooser<'_> {
     }
 
     fn pod_selector_of_affinity(&mut self) -> Option<drover_proto::common::v1::LabelSelector> {
-        if self.once_in(RARELY) { None } else { self.selector() }
+        if self.once_in(RARELY) {
+            None
+        } else {
+            self.selector()
+        }
     }
 
     fn probe(&mut self, kind: &str) -> Option<api::Probe> {
@@ -382,11 +485,19 @@ impl Chooser<'_> {
         let action = match self.random.usize(..9) {
             0 if self.once_in(4) => None,
             1 | 2 => Some(Action::Exec(api::ExecAction {
-                command: if self.once_in(5) { Vec::new() } else { vec!["true".to_owned()] },
+                command: if self.once_in(5) {
+                    Vec::new()
+                } else {
+                    vec!["true".to_owned()]
+                },
             })),
             3..6 => Some(Action::HttpGet(api::HttpGetAction {
                 path: self.one(&["", "/healthy"]).to_owned(),
-                port: if self.random.bool() { self.port_ref(0, "http") } else { self.port_ref(number, "") },
+                port: if self.random.bool() {
+                    self.port_ref(0, "http")
+                } else {
+                    self.port_ref(number, "")
+                },
                 https: self.random.bool(),
                 headers: self.some(&[("X-A", "b"), ("Not valid", "c")]),
             })),
@@ -400,8 +511,12 @@ impl Chooser<'_> {
         };
         Some(api::Probe {
             action,
-            initial_delay: self.or(&[None, Some(0), Some(3)], &[Some(-1)]).and_then(seconds),
-            period: self.or(&[None, Some(1), Some(20)], &[Some(0)]).and_then(seconds),
+            initial_delay: self
+                .or(&[None, Some(0), Some(3)], &[Some(-1)])
+                .and_then(seconds),
+            period: self
+                .or(&[None, Some(1), Some(20)], &[Some(0)])
+                .and_then(seconds),
             timeout: self.one(&[None, Some(2)]).and_then(seconds),
             success_threshold: self.or(&[None, Some(1)], &[Some(2), Some(0)]),
             failure_threshold: self.or(&[None, Some(5)], &[Some(0)]),

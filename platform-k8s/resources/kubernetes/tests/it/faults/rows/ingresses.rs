@@ -155,9 +155,7 @@ macro_rules! kind {
                 "IngressService/CreateIngress",
                 |world, name| Box::pin(create(world, name, $backend)),
                 $resource,
-                |world, name| {
-                    Box::pin(async move { paths(world, name, $backend).await.is_some() })
-                },
+                |world, name| Box::pin(async move { paths(world, name, $backend).await.is_some() }),
             ),
             Row::reads(
                 "IngressService/GetIngress",
@@ -205,6 +203,10 @@ macro_rules! kind {
                 }),
             ),
         ]
+        .map(|row| Row {
+            leaves: Some($resource),
+            ..row
+        })
     };
 }
 

@@ -96,7 +96,9 @@ fn services() -> Vec<Row> {
             |world, name| {
                 Box::pin(async move {
                     let request = service(world, name);
-                    done(world.services().create_service(request)).await.map(drop)
+                    done(world.services().create_service(request))
+                        .await
+                        .map(drop)
                 })
             },
             "services",
@@ -131,7 +133,9 @@ fn policies() -> Vec<Row> {
             |world, name| {
                 Box::pin(async move {
                     let request = policy(world, name);
-                    done(world.policies().create_network_policy(request)).await.map(drop)
+                    done(world.policies().create_network_policy(request))
+                        .await
+                        .map(drop)
                 })
             },
             POLICIES,
@@ -140,20 +144,26 @@ fn policies() -> Vec<Row> {
         Row::reads(
             "NetworkPolicyService/GetNetworkPolicy",
             make!("networkpolicies.networking.k8s.io" "spec": {"podSelector": {}}),
-            call!(policies.get_network_policy, GetNetworkPolicyRequest { name }),
+            call!(
+                policies.get_network_policy,
+                GetNetworkPolicyRequest { name }
+            ),
         ),
         Row::reads(
             "NetworkPolicyService/ListNetworkPolicies",
             make!("networkpolicies.networking.k8s.io" "spec": {"podSelector": {}}),
             call!(policies.list_network_policies, ListNetworkPoliciesRequest { selector }
-                => |answer: api::ListNetworkPoliciesResponse| {
-                    assert_eq!(answer.network_policies.len(), 1);
-                }),
+            => |answer: api::ListNetworkPoliciesResponse| {
+                assert_eq!(answer.network_policies.len(), 1);
+            }),
         ),
         Row::changes(
             "NetworkPolicyService/DeleteNetworkPolicy",
             make!("networkpolicies.networking.k8s.io" "spec": {"podSelector": {}}),
-            call!(policies.delete_network_policy, DeleteNetworkPolicyRequest { name }),
+            call!(
+                policies.delete_network_policy,
+                DeleteNetworkPolicyRequest { name }
+            ),
             ("delete", POLICIES, |world, name| {
                 Box::pin(async move { !world.has(POLICIES, name).await })
             }),
@@ -161,7 +171,10 @@ fn policies() -> Vec<Row> {
         Row::changes(
             "NetworkPolicyService/DeleteNetworkPolicies",
             make!("networkpolicies.networking.k8s.io" "spec": {"podSelector": {}}),
-            call!(policies.delete_network_policies, DeleteNetworkPoliciesRequest { selector }),
+            call!(
+                policies.delete_network_policies,
+                DeleteNetworkPoliciesRequest { selector }
+            ),
             ("delete", POLICIES, |world, name| {
                 Box::pin(async move { !world.has(POLICIES, name).await })
             }),
@@ -188,15 +201,18 @@ fn configurations() -> Vec<Row> {
         Row::reads(
             "ConfigurationService/GetConfiguration",
             make!("configmaps" "data": {"text": "old"}),
-            call!(configurations.get_configuration, GetConfigurationRequest { name }),
+            call!(
+                configurations.get_configuration,
+                GetConfigurationRequest { name }
+            ),
         ),
         Row::reads(
             "ConfigurationService/ListConfigurations",
             make!("configmaps" "data": {"text": "old"}),
             call!(configurations.list_configurations, ListConfigurationsRequest { selector }
-                => |answer: api::ListConfigurationsResponse| {
-                    assert_eq!(answer.configurations.len(), 1);
-                }),
+            => |answer: api::ListConfigurationsResponse| {
+                assert_eq!(answer.configurations.len(), 1);
+            }),
         ),
         Row::changes(
             "ConfigurationService/UpdateConfiguration",
@@ -220,7 +236,10 @@ fn configurations() -> Vec<Row> {
         Row::changes(
             "ConfigurationService/DeleteConfiguration",
             make!("configmaps" "data": {"text": "old"}),
-            call!(configurations.delete_configuration, DeleteConfigurationRequest { name }),
+            call!(
+                configurations.delete_configuration,
+                DeleteConfigurationRequest { name }
+            ),
             ("delete", "configmaps", |world, name| {
                 Box::pin(async move { !world.has("configmaps", name).await })
             }),
