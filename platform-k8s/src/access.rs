@@ -220,7 +220,7 @@ fn not_opened(call: &Call, node: &Node, error: &kube::Error) -> Error {
     let not_there = message.contains("container not found")
         || message.contains("does not have a host assigned")
         || message.contains("cannot exec into a container in a completed pod");
-    let error = crate::errors::of_status(call, status, None);
+    let error = crate::errors::of(call, error);
     if not_there || error.reason() == Reason::NotFound {
         return not_running(&node.node_id);
     }

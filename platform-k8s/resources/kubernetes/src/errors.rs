@@ -96,38 +96,43 @@ pub fn read(status: &Value) -> Status {
     }
 }
 
-/// The error for a status.
+/// The error for a status that has not passed the layer of limits: one of a watch.
 #[must_use]
 pub fn of_status(call: &Call, status: &Status, retry_after: Option<Duration>) -> Error {
+    of_redacted(call, &redact::status(status.clone()), retry_after)
+}
+
+/// The error for a status without values of the request.
+fn of_redacted(call: &Call, status: &Status, retry_after: Option<Duration>) -> Error {
     let details = status.details.as_ref();
     let retry_after = retry_after.or_else(|| {
         let seconds = details.map_or(0, |details| details.retry_after_seconds);
         (seconds > 0).then(|| Duration::from_secs(seconds.into()))
     });
-    let words = redact::words(&status.message);
+    let words = &*status.message;
     let error = match status.code {
         401 => Error::new(
             Reason::CredentialsRefused,
             format!("{call}: the API server refuses the credentials: {words}"),
         ),
-        403 => forbidden(call, &words, details),
-        404 => not_found(call, &words, details),
+        403 => forbidden(call, words, details),
+        404 => not_found(call, words, details),
         409 if status.reason == reason::ALREADY_EXISTS => {
             Error::new(Reason::AlreadyExists, format!("{call}: {words}"))
                 .with_resource(&call.kind, &call.name)
         }
-        409 if is_terminating(&words, details) => terminating(call, &words),
+        409 if is_terminating(words, details) => terminating(call, words),
         409 => Error::new(Reason::Conflict, format!("{call}: {words}")),
         410 => Error::new(Reason::PageTokenExpired, format!("{call}: {words}")),
         405 | 406 => Error::new(Reason::Unimplemented, format!("{call}: {words}")),
         413 => invalid(call, "the object is too large for the API server", details),
         429 => Error::new(Reason::RateLimited, format!("{call}: {words}")),
         // A webhook may return any code.
-        400..=499 if is_admission(&words) => {
+        400..=499 if is_admission(words) => {
             Error::new(Reason::Precondition, format!("{call}: {words}"))
         }
         408 => Error::new(Reason::DeadlineExceeded, format!("{call}: {words}")),
-        400..=499 => invalid(call, &words, details),
+        400..=499 => invalid(call, words, details),
         504 => Error::new(Reason::DeadlineExceeded, format!("{call}: {words}")),
         // The store behind the API server rejected it for its size alone.
         500 if words.contains("request is too large") => invalid(
@@ -207,7 +212,7 @@ fn invalid(call: &Call, words: &str, details: Option<&StatusDetails>) -> Error {
         .filter(|cause| !cause.field.is_empty())
         .fold(error, |error, cause| {
             let field = format!("{}.{}", call.object(), cause.field);
-            error.with_violation(field, redact::words(&cause.message))
+            error.with_violation(field, &cause.message)
         })
 }
 

@@ -336,13 +336,7 @@ impl Limits {
             true => protobuf::status(body.clone()),
             false => errors::read(&serde_json::from_slice(body).unwrap_or_default()),
         };
-        let mut status = errors::told(code, headers, said, errors::line(body));
-        status.message = redact::words(&status.message);
-        if let Some(details) = &mut status.details {
-            for cause in &mut details.causes {
-                cause.message = redact::words(&cause.message);
-            }
-        }
+        let status = redact::status(errors::told(code, headers, said, errors::line(body)));
         if code == StatusCode::UNAUTHORIZED {
             self.refused.notify_one();
         }

@@ -1,12 +1,23 @@
 //! Removes the values that messages of the API server repeat.
 
+use kube::core::Status;
+
 /// Text before a value of the request.
 const VALUE: &str = "Invalid value: ";
 /// Texts before a fragment of the request body.
 const BODY: &[&str] = &[", error found in #", "|...", "bigger context "];
 
+/// Removes values from all words of a failure. Not to be done twice: of what is left it would take more.
+pub(crate) fn status(mut status: Status) -> Status {
+    status.message = words(&status.message);
+    for cause in status.details.iter_mut().flat_map(|it| &mut it.causes) {
+        cause.message = words(&cause.message);
+    }
+    status
+}
+
 /// Removes values: `Invalid value: "hunter2": must be …` becomes `Invalid value: must be …`.
-pub(crate) fn words(text: &str) -> String {
+fn words(text: &str) -> String {
     let end = BODY.iter().filter_map(|mark| text.find(mark)).min();
     let mut rest = &text[..end.unwrap_or(text.len())];
     let mut out = String::with_capacity(rest.len());

@@ -2,14 +2,14 @@
 
 use drover_core::{Error, Reason};
 
-use super::{chain, of_status, timeout, transport, unreadable_at};
+use super::{chain, of_redacted, timeout, transport, unreadable_at};
 use crate::client::{Call, limits::LimitError};
 
 /// The error for a call that kube made.
 #[must_use]
 pub fn of(call: &Call, error: &kube::Error) -> Error {
     match error {
-        kube::Error::Api(status) => of_status(call, status, None),
+        kube::Error::Api(status) => of_redacted(call, status, None),
         kube::Error::SerdeError(error) => super::unreadable(call, error),
         kube::Error::Service(service) => match service.downcast_ref::<LimitError>() {
             Some(LimitError::Timeout(limit)) => timeout(call, *limit),

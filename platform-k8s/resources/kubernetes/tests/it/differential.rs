@@ -7,7 +7,10 @@ mod answer;
 mod plan;
 mod side;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use drover_resources::{Resources, Served};
 use drover_resources_fake::Fake;
@@ -30,6 +33,8 @@ use crate::{faults::world::serve, ingress::kinds::Kind};
 const SEQUENCES: u64 = 500;
 /// Sequences at once, each lane in a namespace of its own.
 const LANES: u64 = 6;
+/// Sequences after which a lane is made anew: what they leave behind makes lists longer.
+const RENEWED: usize = 40;
 /// Differences that are shown.
 const MOST: usize = 40;
 
@@ -191,24 +196,26 @@ async fn random_sequences_of_calls_get_the_same_answers_from_the_fake_and_from_k
         kind.install(&raw).await;
     }
     let found: Mutex<BTreeMap<String, (usize, Difference)>> = Mutex::default();
-    let next = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let next = AtomicU64::new(0);
     let lanes = (0..LANES).map(|_| async {
-        let lane = Lane::new(rig, first).await;
-        loop {
-            let number = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            if number >= count {
-                break;
+        let mut number = next.fetch_add(1, Ordering::Relaxed);
+        while number < count {
+            let lane = Lane::new(rig, first).await;
+            for _ in 0..RENEWED {
+                if let Some(difference) = lane.run(first.wrapping_add(number), number).await {
+                    let mut found = found.lock();
+                    let known = found.entry(difference.signature());
+                    known.or_insert((0, difference)).0 += 1;
+                }
+                number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= count {
+                    break;
+                }
             }
-            if let Some(difference) = lane.run(first.wrapping_add(number), number).await {
-                let mut found = found.lock();
-                let known = found.entry(difference.signature());
-                let known = known.or_insert((0, difference));
-                known.0 += 1;
-            }
+            let node = format!("/api/v1/nodes/{}", lane.node);
+            lane.namespace.raw.delete(&node).await.unwrap();
+            lane.namespace.remove().await;
         }
-        let node = format!("/api/v1/nodes/{}", lane.node);
-        lane.namespace.raw.delete(&node).await.unwrap();
-        lane.namespace.remove().await;
     });
     join_all(lanes).await;
     let found = found.into_inner();
