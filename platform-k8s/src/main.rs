@@ -8,6 +8,10 @@ use drover_resources_kubernetes::client::Clients;
 use drover_server::{Binary, ServerSettings, Service, Shutdown};
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
+/// Objects of Kubernetes are many small pieces of memory, of which the system's allocator takes an eighth of all time.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const BINARY: Binary = Binary {
     name: "drover-platform-k8s",
     version: env!("CARGO_PKG_VERSION"),

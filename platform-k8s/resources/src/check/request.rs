@@ -329,7 +329,10 @@ impl Check {
         }
         for (at, uid) in uids.iter().enumerate() {
             if uid.is_empty() || uid.len() > MAX_UID {
-                self.wrong(format!("uids[{at}]"), format!("expected 1 to {MAX_UID} bytes"));
+                self.wrong(
+                    format!("uids[{at}]"),
+                    format!("expected 1 to {MAX_UID} bytes"),
+                );
             }
         }
         uids.sort_unstable();

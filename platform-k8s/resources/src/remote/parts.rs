@@ -33,7 +33,8 @@ impl Nodes for Remote {
             self.message(self.nodes().cordon_node(request).await)?.node
         } else {
             let request = api::UncordonNodeRequest { name };
-            self.message(self.nodes().uncordon_node(request).await)?.node
+            self.message(self.nodes().uncordon_node(request).await)?
+                .node
         };
         given(node)
     }
@@ -49,13 +50,19 @@ impl Services for Remote {
     async fn create(&self, service: api::Service) -> Result<api::Service> {
         let service = Some(service);
         let request = api::CreateServiceRequest { service };
-        given(self.message(self.services().create_service(request).await)?.service)
+        given(
+            self.message(self.services().create_service(request).await)?
+                .service,
+        )
     }
 
     async fn get(&self, namespace: &str, name: &str) -> Result<api::Service> {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         let request = api::GetServiceRequest { namespace, name };
-        given(self.message(self.services().get_service(request).await)?.service)
+        given(
+            self.message(self.services().get_service(request).await)?
+                .service,
+        )
     }
 
     async fn list(&self, request: api::ListServicesRequest) -> Result<api::ListServicesResponse> {
@@ -65,7 +72,9 @@ impl Services for Remote {
     async fn delete(&self, namespace: &str, name: &str) -> Result<bool> {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         let request = api::DeleteServiceRequest { namespace, name };
-        Ok(self.message(self.services().delete_service(request).await)?.existed)
+        Ok(self
+            .message(self.services().delete_service(request).await)?
+            .existed)
     }
 }
 
@@ -80,11 +89,17 @@ impl Ingresses for Remote {
             ingress: Some(ingress),
             backend: backend as i32,
         };
-        given(self.message(self.ingresses().create_ingress(request).await)?.ingress)
+        given(
+            self.message(self.ingresses().create_ingress(request).await)?
+                .ingress,
+        )
     }
 
     async fn get(&self, request: api::GetIngressRequest) -> Result<api::Ingress> {
-        given(self.message(self.ingresses().get_ingress(request).await)?.ingress)
+        given(
+            self.message(self.ingresses().get_ingress(request).await)?
+                .ingress,
+        )
     }
 
     async fn list(&self, request: api::ListIngressesRequest) -> Result<api::ListIngressesResponse> {
@@ -92,7 +107,9 @@ impl Ingresses for Remote {
     }
 
     async fn delete(&self, request: api::DeleteIngressRequest) -> Result<bool> {
-        Ok(self.message(self.ingresses().delete_ingress(request).await)?.existed)
+        Ok(self
+            .message(self.ingresses().delete_ingress(request).await)?
+            .existed)
     }
 }
 
@@ -103,11 +120,17 @@ impl IngressRules for Remote {
     }
 
     async fn upsert(&self, request: api::UpsertPathsRequest) -> Result<api::IngressRule> {
-        given(self.message(self.ingresses().upsert_paths(request).await)?.rule)
+        given(
+            self.message(self.ingresses().upsert_paths(request).await)?
+                .rule,
+        )
     }
 
     async fn remove(&self, request: api::RemovePathsRequest) -> Result<api::IngressRule> {
-        given(self.message(self.ingresses().remove_paths(request).await)?.rule)
+        given(
+            self.message(self.ingresses().remove_paths(request).await)?
+                .rule,
+        )
     }
 }
 
@@ -116,13 +139,19 @@ impl NetworkPolicies for Remote {
     async fn create(&self, policy: api::NetworkPolicy) -> Result<api::NetworkPolicy> {
         let network_policy = Some(policy);
         let request = api::CreateNetworkPolicyRequest { network_policy };
-        given(self.message(self.policies().create_network_policy(request).await)?.network_policy)
+        given(
+            self.message(self.policies().create_network_policy(request).await)?
+                .network_policy,
+        )
     }
 
     async fn get(&self, namespace: &str, name: &str) -> Result<api::NetworkPolicy> {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         let request = api::GetNetworkPolicyRequest { namespace, name };
-        given(self.message(self.policies().get_network_policy(request).await)?.network_policy)
+        given(
+            self.message(self.policies().get_network_policy(request).await)?
+                .network_policy,
+        )
     }
 
     async fn list(
@@ -135,14 +164,18 @@ impl NetworkPolicies for Remote {
     async fn delete(&self, namespace: &str, name: &str) -> Result<bool> {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         let request = api::DeleteNetworkPolicyRequest { namespace, name };
-        Ok(self.message(self.policies().delete_network_policy(request).await)?.existed)
+        Ok(self
+            .message(self.policies().delete_network_policy(request).await)?
+            .existed)
     }
 
     async fn delete_selected(
         &self,
         request: api::DeleteNetworkPoliciesRequest,
     ) -> Result<Vec<String>> {
-        Ok(self.message(self.policies().delete_network_policies(request).await)?.names)
+        Ok(self
+            .message(self.policies().delete_network_policies(request).await)?
+            .names)
     }
 }
 
@@ -151,13 +184,19 @@ impl Configurations for Remote {
     async fn create(&self, configuration: api::Configuration) -> Result<api::Configuration> {
         let configuration = Some(configuration);
         let request = api::CreateConfigurationRequest { configuration };
-        given(self.message(self.configurations().create_configuration(request).await)?.configuration)
+        given(
+            self.message(self.configurations().create_configuration(request).await)?
+                .configuration,
+        )
     }
 
     async fn get(&self, namespace: &str, name: &str) -> Result<api::Configuration> {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         let request = api::GetConfigurationRequest { namespace, name };
-        given(self.message(self.configurations().get_configuration(request).await)?.configuration)
+        given(
+            self.message(self.configurations().get_configuration(request).await)?
+                .configuration,
+        )
     }
 
     async fn list(
@@ -170,12 +209,17 @@ impl Configurations for Remote {
     async fn update(&self, configuration: api::Configuration) -> Result<api::Configuration> {
         let configuration = Some(configuration);
         let request = api::UpdateConfigurationRequest { configuration };
-        given(self.message(self.configurations().update_configuration(request).await)?.configuration)
+        given(
+            self.message(self.configurations().update_configuration(request).await)?
+                .configuration,
+        )
     }
 
     async fn delete(&self, namespace: &str, name: &str) -> Result<bool> {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         let request = api::DeleteConfigurationRequest { namespace, name };
-        Ok(self.message(self.configurations().delete_configuration(request).await)?.existed)
+        Ok(self
+            .message(self.configurations().delete_configuration(request).await)?
+            .existed)
     }
 }

@@ -158,7 +158,10 @@ impl Call {
             return error;
         };
         let namespace = name.split_once('/').map_or("", |(namespace, _)| namespace);
-        let reads = |namespace| self.caller.reaches(Permission::ResourceRead, Some(namespace));
+        let reads = |namespace| {
+            self.caller
+                .reaches(Permission::ResourceRead, Some(namespace))
+        };
         if error.reason() != Reason::IngressHostTaken || reads(namespace) {
             return error;
         }
