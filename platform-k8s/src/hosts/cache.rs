@@ -1,7 +1,7 @@
 //! All hosts, as their watch shows them.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -12,12 +12,21 @@ use kube::ResourceExt as _;
 use parking_lot::Mutex;
 use tokio::{sync::watch, time::Instant};
 
+use crate::labels::{FORMER, FormerSlot};
+
 use super::{
     host::{self, BareMetalHost},
     life::Life,
     secrets::Networks,
     view::{Beside, Reader},
 };
+
+/// How long addresses are believed: they are read again, though nobody may watch secrets.
+const NETWORKS_LAST: Duration = Duration::from_secs(600);
+/// How long it is believed that a host has none, as its secret could not be read.
+const PROBLEMS_LAST: Duration = Duration::from_secs(5);
+/// How long it is remembered that a host is gone. An answer that was under way meanwhile may still show it.
+const GONE_LASTS: Duration = Duration::from_secs(600);
 
 /// All hosts. What is said of a node is said by the host that it is.
 pub(super) struct Cache {
@@ -33,6 +42,14 @@ struct State {
     /// Hosts by cluster and node id.
     nodes: HashMap<(String, String), String>,
     changes: Option<Changes>,
+    /// Hosts by failure domain.
+    racks: BTreeMap<String, usize>,
+    /// Uids of hosts that are gone, and since when.
+    gone: HashMap<String, Instant>,
+    /// Hosts that are being claimed.
+    claiming: HashSet<String>,
+    /// Claims of which it is not known whether they were made, by request and index.
+    open: HashMap<(String, u32), Arc<BareMetalHost>>,
 }
 
 /// A host, and what is known of it.
@@ -41,6 +58,33 @@ pub(super) struct Known {
     pub(super) host: Arc<BareMetalHost>,
     pub(super) beside: Beside,
     pub(super) node: Option<Found>,
+    rack: String,
+    /// When it was taken in.
+    seen: Instant,
+}
+
+/// Where the state of a host comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// An answer or an event about this host.
+    Host,
+    /// A list that was begun then.
+    List(Instant),
+}
+
+/// Hosts that nobody else claims meanwhile.
+pub(super) struct Reserved<'a> {
+    cache: &'a Cache,
+    ids: Vec<String>,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        let mut state = self.cache.state.lock();
+        for id in &self.ids {
+            state.claiming.remove(id);
+        }
+    }
 }
 
 impl Cache {
@@ -83,6 +127,40 @@ impl Cache {
         self.state.lock().hosts.values().cloned().collect()
     }
 
+    /// Keeps these hosts for a claim. `None` if another claim has one of them.
+    pub(super) fn reserve(&self, ids: Vec<String>) -> Option<Reserved<'_>> {
+        let mut state = self.state.lock();
+        if ids.iter().any(|id| state.claiming.contains(id)) {
+            return None;
+        }
+        state.claiming.extend(ids.iter().cloned());
+        drop(state);
+        Some(Reserved { cache: self, ids })
+    }
+
+    pub(super) fn is_reserved(&self, id: &str) -> bool {
+        self.state.lock().claiming.contains(id)
+    }
+
+    /// Notes that a claim may have been made, or no more.
+    pub(super) fn set_open(&self, slot: (String, u32), host: Option<Arc<BareMetalHost>>) {
+        let mut state = self.state.lock();
+        match host {
+            Some(host) => state.open.insert(slot, host),
+            None => state.open.remove(&slot),
+        };
+    }
+
+    /// The host that a slot may have.
+    pub(super) fn open(&self, slot: &(String, u32)) -> Option<Arc<BareMetalHost>> {
+        self.state.lock().open.get(slot).cloned()
+    }
+
+    /// Names of the failure domains.
+    pub(super) fn racks(&self) -> Vec<String> {
+        self.state.lock().racks.keys().cloned().collect()
+    }
+
     pub(super) fn get(&self, id: &str) -> Option<Known> {
         self.state.lock().hosts.get(id).cloned()
     }
@@ -104,20 +182,27 @@ impl Cache {
     }
 
     /// Takes in a host as the API server showed it, unless what is known is newer.
-    pub(super) fn changed(&self, host: BareMetalHost) {
+    pub(super) fn changed(&self, host: BareMetalHost, source: Source) {
         let id = host::id(&host);
         let mut state = self.state.lock();
+        if host.uid().is_some_and(|uid| state.gone.contains_key(&uid)) {
+            return;
+        }
         let mut beside = Beside::default();
-        if let Some(known) = state.hosts.get(&id)
-            && known.host.uid() == host.uid()
-        {
-            if is_older(&host, &known.host) {
+        if let Some(known) = state.hosts.get(&id) {
+            let is_same = known.host.uid() == host.uid();
+            // Versions go back when etcd is restored; a list then shows what is.
+            let listed_after = matches!(source, Source::List(begun) if known.seen < begun);
+            if is_older(&host, &known.host) && !listed_after {
                 return;
             }
-            beside.off_since = known.beside.off_since;
-            // Another secret is another network.
-            if host::network_secret(&known.host) == host::network_secret(&host) {
-                beside.networks.clone_from(&known.beside.networks);
+            if is_same {
+                beside.off_since = known.beside.off_since;
+                // Another secret is another network.
+                if host::network_secret(&known.host) == host::network_secret(&host) {
+                    beside.networks.clone_from(&known.beside.networks);
+                    beside.networks_read = known.beside.networks_read;
+                }
             }
         }
         beside.off_since = match Life::is_power_lost(&host) {
@@ -129,36 +214,49 @@ impl Cache {
 
     fn put(&self, state: &mut State, id: String, host: Arc<BareMetalHost>, beside: Beside) {
         let node = self.reader.node(&host, &beside).map(|(found, _)| found);
-        let known = Known { host, beside, node };
-        let place = |found: &Found| (found.node.cluster_id.clone(), found.node.node_id.clone());
-        let after = known.node.as_ref().map(place);
+        let known = Known {
+            rack: self.reader.rack(&host),
+            host,
+            beside,
+            node,
+            seen: Instant::now(),
+        };
+        let after = known.place();
+        state.count(&known.rack, true);
         let before = state.hosts.insert(id.clone(), known);
-        let before = before.and_then(|known| known.node.as_ref().map(place));
-        if before != after
-            && let Some(before) = before
-        {
-            state.lose(&before, &id, RemovalEvidence::Confirmed);
+        if let Some(before) = before {
+            state.count(&before.rack, false);
+            if let Some(place) = before.place().filter(|place| Some(place) != after.as_ref()) {
+                state.lose(&place, &id, RemovalEvidence::Confirmed);
+            }
         }
         if let Some((cluster, node)) = after {
-            state.nodes.insert((cluster.clone(), node.clone()), id);
             if let Some(changes) = &state.changes {
                 changes.changed(&cluster, &node);
             }
+            state.nodes.insert((cluster, node), id);
         }
     }
 
-    /// Forgets a host that the API server says is gone.
-    pub(super) fn removed(&self, id: &str, uid: Option<&str>) {
+    /// Forgets a host of which the API server says that it is gone, by the uid that it had.
+    pub(super) fn removed(&self, id: &str, uid: Option<String>) {
         let mut state = self.state.lock();
-        let known = state.hosts.get(id);
+        state.gone.retain(|_, since| since.elapsed() < GONE_LASTS);
+        state
+            .gone
+            .extend(uid.iter().map(|uid| (uid.clone(), Instant::now())));
         // Another host of this name may be known already.
-        if known.is_some_and(|known| uid.is_none() || known.host.uid().as_deref() == uid) {
+        if state
+            .hosts
+            .get(id)
+            .is_some_and(|known| known.host.uid() == uid)
+        {
             state.forget(id, RemovalEvidence::Confirmed);
         }
     }
 
-    /// Forgets the hosts of a namespace (or of all) that a complete list lacks.
-    pub(super) fn keep(&self, scope: &str, listed: &BTreeSet<String>) {
+    /// Forgets the hosts of a namespace (or of all) that a complete list lacks, and that were known when it began.
+    pub(super) fn keep(&self, scope: &str, listed: &BTreeSet<String>, begun: Instant) {
         let mut state = self.state.lock();
         let inside = |id: &String| {
             let namespace = id.split_once('/').map_or("", |(namespace, _)| namespace);
@@ -166,9 +264,9 @@ impl Cache {
         };
         let gone: Vec<String> = state
             .hosts
-            .keys()
-            .filter(|id| inside(id) && !listed.contains(*id))
-            .cloned()
+            .iter()
+            .filter(|(id, known)| inside(id) && !listed.contains(*id) && known.seen < begun)
+            .map(|(id, _)| id.clone())
             .collect();
         for id in gone {
             state.forget(&id, RemovalEvidence::NotListed);
@@ -181,21 +279,53 @@ impl Cache {
         let Some(known) = state.hosts.get(id).cloned() else {
             return;
         };
-        if known.host.uid() != host.uid() || known.beside.networks.as_ref() == Some(&networks) {
+        let is_same = known.host.uid() == host.uid()
+            && host::network_secret(&known.host) == host::network_secret(host);
+        if !is_same {
+            return;
+        }
+        if known.beside.networks.as_ref() == Some(&networks) {
+            if let Some(known) = state.hosts.get_mut(id) {
+                known.beside.networks_read = Some(Instant::now());
+            }
             return;
         }
         let beside = Beside {
             networks: Some(networks),
+            networks_read: Some(Instant::now()),
             ..known.beside
         };
         self.put(&mut state, id.to_owned(), known.host, beside);
     }
 
-    /// Nodes whose secrets were not read yet.
+    /// Nodes whose secrets were not read yet, or too long ago.
     pub(super) fn without_networks(&self) -> Vec<Known> {
         let state = self.state.lock();
-        let unread = |known: &&Known| known.node.is_some() && known.beside.networks.is_none();
-        state.hosts.values().filter(unread).cloned().collect()
+        let is_due = |known: &&Known| {
+            let networks = known.beside.networks.as_ref();
+            let lasts = match networks.is_some_and(|it| it.problem.is_empty()) {
+                true => NETWORKS_LAST,
+                false => PROBLEMS_LAST,
+            };
+            let read = known.beside.networks_read;
+            known.node.is_some() && read.is_none_or(|read| read.elapsed() >= lasts)
+        };
+        state.hosts.values().filter(is_due).cloned().collect()
+    }
+
+    /// Slots that were made, and whose nodes have other owners now.
+    pub(super) fn is_given_away(&self, owner: &str, request: &str, index: u32) -> bool {
+        let state = self.state.lock();
+        let slot = FormerSlot {
+            owner: owner.to_owned(),
+            request: request.to_owned(),
+            index,
+        };
+        state.hosts.values().any(|known| {
+            let json = known.host.annotations().get(FORMER);
+            let former = json.map(|json| serde_json::from_str::<Vec<FormerSlot>>(json));
+            matches!(former, Some(Ok(former)) if former.contains(&slot))
+        })
     }
 
     /// Says of hosts that have been off for too long that they are, each time once, for ever.
@@ -222,24 +352,53 @@ impl Cache {
     }
 }
 
+impl Known {
+    /// Cluster and node id, if it is a node.
+    fn place(&self) -> Option<(String, String)> {
+        let node = &self.node.as_ref()?.node;
+        Some((node.cluster_id.clone(), node.node_id.clone()))
+    }
+}
+
 impl State {
+    fn count(&mut self, rack: &str, one_more: bool) {
+        if rack.is_empty() {
+            return;
+        }
+        let count = self.racks.entry(rack.to_owned()).or_default();
+        *count = if one_more { *count + 1 } else { *count - 1 };
+        if *count == 0 {
+            self.racks.remove(rack);
+        }
+    }
+
     fn forget(&mut self, id: &str, evidence: RemovalEvidence) {
         let Some(known) = self.hosts.remove(id) else {
             return;
         };
-        if let Some(found) = known.node {
-            let place = (found.node.cluster_id, found.node.node_id);
+        self.count(&known.rack, false);
+        if let Some(place) = known.place() {
             self.lose(&place, id, evidence);
         }
     }
 
-    /// Forgets a node, unless another host is it by now.
+    /// Forgets that a host is a node, unless another host is the same one.
     fn lose(&mut self, place: &(String, String), id: &str, evidence: RemovalEvidence) {
-        if self.nodes.get(place).is_some_and(|other| other == id) {
-            self.nodes.remove(place);
+        if self.nodes.get(place).is_none_or(|other| other != id) {
+            return;
+        }
+        let mut others = self.hosts.iter().filter(|(other, _)| *other != id);
+        let twin = others.find(|(_, known)| known.place().as_ref() == Some(place));
+        if let Some(twin) = twin.map(|(twin, _)| twin.clone()) {
+            self.nodes.insert(place.clone(), twin);
             if let Some(changes) = &self.changes {
-                changes.removed(&place.0, &place.1, evidence);
+                changes.changed(&place.0, &place.1);
             }
+            return;
+        }
+        self.nodes.remove(place);
+        if let Some(changes) = &self.changes {
+            changes.removed(&place.0, &place.1, evidence);
         }
     }
 }

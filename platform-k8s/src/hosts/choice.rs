@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, sync::Arc};
 use drover_core::{Error, Reason, Result};
 use drover_platform::{
     driver::Batch,
-    placement::hosts::{self, Availability, Candidate, Placed},
+    placement::{
+        hosts::{self, Availability, Candidate, Placed},
+        selects,
+    },
 };
 use drover_proto::platform::v1::{NodePhase, Placement, Slot};
 use futures::{StreamExt as _, stream};
@@ -47,16 +50,21 @@ impl Properties {
 
     /// Whether what is asked of hosts stands in their secrets.
     fn reads_networks(&self, placement: &Placement) -> bool {
-        let selector = placement.selector.as_ref();
-        let keys = selector.into_iter().flat_map(|selector| {
-            let exact = selector.match_labels.keys();
-            exact.chain(selector.match_expressions.iter().map(|one| &one.key))
-        });
-        let mut keys = keys.chain(placement.spread.iter().map(|spread| &spread.topology_key));
+        let mut keys = placement.spread.iter().map(|spread| &spread.topology_key);
         !self.interfaces.is_empty()
             || !self.networks.is_empty()
             || keys.any(|key| key.starts_with(network::PREFIX))
+            || networks_are_selected(placement)
     }
+}
+
+fn networks_are_selected(placement: &Placement) -> bool {
+    let selector = placement.selector.as_ref();
+    let mut keys = selector.into_iter().flat_map(|selector| {
+        let exact = selector.match_labels.keys();
+        exact.chain(selector.match_expressions.iter().map(|one| &one.key))
+    });
+    keys.any(|key| key.starts_with(network::PREFIX))
 }
 
 /// A host as the choice sees it.
@@ -87,15 +95,27 @@ impl Choice {
         let placement = group.and_then(|group| group.placement.clone());
         let placement = placement.unwrap_or_default();
         let reads = properties.reads_networks(&placement);
+        let fits = |known: &Known| {
+            // What stands in secrets is not known yet.
+            let selector = placement
+                .selector
+                .as_ref()
+                .filter(|_| !networks_are_selected(&placement));
+            let domains = &placement.failure_domains;
+            let labels = cache.reader.labels(&known.host, None);
+            selector.is_none_or(|selector| selects(selector, &labels))
+                && (domains.is_empty() || domains.contains(&cache.reader.rack(&known.host)))
+        };
         let see = |known: Known| async {
             let mut known = known;
             let obstacle = cache.reader.obstacle(&known.host, &known.beside);
-            // Of a host that cannot be claimed, its secrets do not matter.
-            if obstacle.is_none() && reads {
+            // Of a host that is not chosen anyway, its secrets do not matter.
+            let matters = obstacle.is_none() && fits(&known);
+            if matters && reads {
                 known.beside.networks = Some(secrets.networks(&known.host).await);
             }
             let mut seen = look(cache, known, obstacle.as_ref());
-            if obstacle.is_none() {
+            if matters {
                 seen.unusable = lack(&seen, secrets, properties).await;
             }
             seen
@@ -107,8 +127,7 @@ impl Choice {
         }
     }
 
-    /// Chooses hosts for these slots, all or none of them; `own` are hosts that the same request has claimed already.
-    /// Hosts that a slot names are taken first.
+    /// Chooses hosts for these slots, all or none of them. Hosts that a slot names are taken first.
     ///
     /// # Errors
     /// `HostNotFound`, `HostClaimed`, or `NoCapacity` with what there are too few hosts for.
@@ -190,7 +209,8 @@ fn look(cache: &Cache, known: Known, obstacle: Option<&Obstacle>) -> Seen {
         id: super::host::id(&known.host),
         labels: cache.reader.labels(&known.host, networks),
         rack: cache.reader.rack(&known.host),
-        claimed: matches!(obstacle, Some(Obstacle::Claimed(_))),
+        claimed: matches!(obstacle, Some(Obstacle::Claimed(_)))
+            || cache.is_reserved(&super::host::id(&known.host)),
         unusable: match obstacle {
             Some(Obstacle::Unusable(why)) => Some(why.clone()),
             _ => None,

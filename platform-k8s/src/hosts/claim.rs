@@ -15,10 +15,14 @@ use crate::labels::{
     declared::{self, Plain},
 };
 
-use super::host::BareMetalHost;
+use super::{foreign, host::BareMetalHost, view::Reader};
 
 /// Annotation: the labels of [`HostLabels`] that a claim set, and what was there before, as JSON.
 const HOST_LABELS: &str = "drover.dev/host-labels";
+
+/// Annotation: uid of the host that was claimed. One that is made anew with the labels of another, from a backup for
+/// example, is not claimed by them.
+pub(super) const HOST_UID: &str = "drover.dev/host-uid";
 
 /// Labels that a claim sets beside its own, by key.
 pub(super) type HostLabels = BTreeMap<String, String>;
@@ -29,11 +33,18 @@ struct Set {
     was: Option<String>,
 }
 
-/// Checks labels that a group wants on its hosts.
+/// Checks labels that the group of a cluster wants on its hosts.
 ///
 /// # Errors
 /// `Invalid` with the key.
-pub(super) fn check(field: &str, wanted: &HostLabels, keys: &LabelKeys) -> Result<()> {
+pub(super) fn check(
+    field: &str,
+    wanted: &HostLabels,
+    cluster: &str,
+    reader: &Reader,
+) -> Result<()> {
+    let keys = &reader.keys;
+    let claimed = foreign::claimed(wanted);
     for (key, value) in wanted {
         let why = if !labels::is_key(key) {
             "is no key of a label"
@@ -41,6 +52,16 @@ pub(super) fn check(field: &str, wanted: &HostLabels, keys: &LabelKeys) -> Resul
             "has a value that no label can have"
         } else if labels::is_ours(key) || [&keys.cluster, &keys.node].contains(&key) {
             "is written by this platform"
+        } else if declared::is_reserved(key) {
+            "has a meaning for Kubernetes"
+        } else if reader.is_topology(key) {
+            "says where the host is"
+        } else if foreign::is_cluster(key)
+            && claimed
+                .as_ref()
+                .is_none_or(|claimed| claimed.cluster != cluster)
+        {
+            "names another cluster"
         } else {
             continue;
         };
@@ -56,9 +77,19 @@ pub(super) fn claim(
     keys: &LabelKeys,
     wanted: &HostLabels,
 ) -> Value {
-    let (mut set, mut annotations) = stamp(identity, keys);
+    let (mut set, mut annotations) = stamp(host, identity, keys);
+    let own = host.labels();
+    // What a claim left that somebody has removed in part.
+    for key in own.keys().filter(|key| is_ours(key, keys)) {
+        set.entry(key.clone()).or_insert(Value::Null);
+    }
+    for key in OURS
+        .iter()
+        .filter(|key| host.annotations().contains_key(**key))
+    {
+        annotations.entry(*key).or_insert(Value::Null);
+    }
     if !wanted.is_empty() {
-        let own = host.labels();
         let record: BTreeMap<&String, Set> = wanted
             .iter()
             .map(|(key, to)| {
@@ -78,8 +109,32 @@ pub(super) fn claim(
     patch(host, &set, &annotations)
 }
 
+/// Annotations of a claim.
+const OURS: [&str; 5] = [IDENTITY, NODE_ID, FORMER, HOST_LABELS, HOST_UID];
+
+/// Whether a label is one of a claim. Whoever manages the object says so with one that looks like them.
+fn is_ours(key: &str, keys: &LabelKeys) -> bool {
+    (labels::is_ours(key) && key != MANAGED_BY) || key == keys.cluster || key == keys.node
+}
+
+/// Whether a host carries a claim, or something of one.
+pub(super) fn is_marked(host: &BareMetalHost, keys: &LabelKeys) -> bool {
+    let labelled = host.labels();
+    host.annotations().contains_key(IDENTITY)
+        || [&keys.cluster, &keys.node]
+            .into_iter()
+            .any(|key| labelled.contains_key(key))
+        || [labels::OWNER, labels::REQUEST]
+            .into_iter()
+            .any(|key| labelled.contains_key(key))
+}
+
 /// Labels and annotations of an identity.
-fn stamp(identity: &Identity, keys: &LabelKeys) -> (Map<String, Value>, Map<String, Value>) {
+fn stamp(
+    host: &BareMetalHost,
+    identity: &Identity,
+    keys: &LabelKeys,
+) -> (Map<String, Value>, Map<String, Value>) {
     let stamp = labels::stamp(identity, keys, &Plain::default());
     // Whoever manages the object says so there.
     let own = stamp
@@ -91,7 +146,8 @@ fn stamp(identity: &Identity, keys: &LabelKeys) -> (Map<String, Value>, Map<Stri
         .iter()
         .filter_map(|(key, value)| Some((declared::name(key)?, labels::value(value))));
     let set = own.chain(declared).map(|(key, text)| (key, json!(text)));
-    let annotations = stamp.annotations.into_iter();
+    let uid = [(HOST_UID.to_owned(), host.uid().unwrap_or_default())];
+    let annotations = stamp.annotations.into_iter().chain(uid);
     (
         set.collect(),
         annotations.map(|(key, text)| (key, json!(text))).collect(),
@@ -101,12 +157,9 @@ fn stamp(identity: &Identity, keys: &LabelKeys) -> (Map<String, Value>, Map<Stri
 /// Releases a host: what its claim wrote goes, and labels that it replaced come back, unless somebody has changed them.
 pub(super) fn release(host: &BareMetalHost, keys: &LabelKeys) -> Value {
     let own = host.labels();
-    let ours = |key: &&String| {
-        (labels::is_ours(key) && *key != MANAGED_BY) || **key == keys.cluster || **key == keys.node
-    };
     let mut set: Map<String, Value> = own
         .keys()
-        .filter(ours)
+        .filter(|key| is_ours(key, keys))
         .map(|key| (key.clone(), Value::Null))
         .collect();
     let record = host.annotations().get(HOST_LABELS);
@@ -118,7 +171,7 @@ pub(super) fn release(host: &BareMetalHost, keys: &LabelKeys) -> Value {
             set.insert(key, json!(it.was));
         }
     }
-    let annotations = [IDENTITY, NODE_ID, FORMER, HOST_LABELS]
+    let annotations = OURS
         .into_iter()
         .filter(|key| host.annotations().contains_key(*key))
         .map(|key| (key.to_owned(), Value::Null))
@@ -147,7 +200,7 @@ pub(super) fn edit(
             .iter()
             .map(|(key, text)| (key.clone(), text.clone())),
     );
-    let (mut set, annotations) = stamp(&changed, keys);
+    let (mut set, annotations) = stamp(host, &changed, keys);
     let removed = remove_labels.iter().filter_map(|key| declared::name(key));
     for key in removed.filter(|key| host.labels().contains_key(key)) {
         set.entry(key).or_insert(Value::Null);
@@ -166,7 +219,26 @@ pub(super) fn adopt(
     heir: &Identity,
     keys: &LabelKeys,
 ) -> Value {
-    let (mut set, mut annotations) = stamp(heir, keys);
+    let (mut set, mut annotations) = stamp(host, heir, keys);
+    // What another tool has labelled goes with the claim: else the host would be taken for its node again.
+    let known = host.annotations().get(HOST_LABELS);
+    let mut record: BTreeMap<String, Set> = known
+        .and_then(|json| serde_json::from_str(json).ok())
+        .unwrap_or_default();
+    for (key, value) in host
+        .labels()
+        .iter()
+        .filter(|(key, _)| foreign::is_claim(key))
+    {
+        let as_it_is = || Set {
+            to: value.clone(),
+            was: None,
+        };
+        record.entry(key.clone()).or_insert_with(as_it_is);
+    }
+    if !record.is_empty() {
+        annotations.insert(HOST_LABELS.to_owned(), json!(json!(record).to_string()));
+    }
     set.insert(keys.node.clone(), json!(labels::value(node_id)));
     if heir.role() == NodeRole::Unspecified {
         set.entry(ROLE).or_insert(Value::Null);
@@ -335,24 +407,57 @@ mod tests {
         let again = adopt(&adopted, "hosts/h1", mark.identity.as_ref(), &other, &keys);
         let mark = labels::read(&apply(&adopted, &again).metadata, &keys).unwrap();
         assert_eq!(mark.former.unwrap()[0].owner, identity().owner);
+        // Else it would be taken for a node of that cluster again.
         let released = apply(&adopted, &release(&adopted, &keys));
-        assert_eq!(released.labels(), before.labels());
+        assert_eq!(released.labels(), host(&[]).labels());
+    }
+
+    #[test]
+    fn a_claim_takes_away_what_is_left_of_another() {
+        let keys = LabelKeys::default();
+        let before = host(&[]);
+        let wanted = HostLabels::from([("tenant".to_owned(), "red".to_owned())]);
+        let adopted = apply(&before, &adopt(&before, "old-id", None, &identity(), &keys));
+        let mut left = apply(&adopted, &claim(&adopted, &identity(), &keys, &wanted));
+        left.labels_mut().remove(&keys.cluster);
+        left.annotations_mut().remove(IDENTITY);
+        let heir = Identity {
+            id: "control-plane-9-zzzzz".to_owned(),
+            ..identity()
+        };
+        let claimed = apply(&left, &claim(&left, &heir, &keys, &HostLabels::new()));
+        let mark = labels::read(&claimed.metadata, &keys).unwrap();
+        assert_eq!(mark.node.as_deref(), Some("control-plane-9-zzzzz"));
+        assert_eq!((mark.former, mark.problem), (None, None));
+        assert!(!claimed.annotations().contains_key(HOST_LABELS));
     }
 
     #[test]
     fn labels_that_a_group_may_not_set_on_hosts_are_named() {
-        let keys = LabelKeys::default();
+        let reader = Reader {
+            keys: LabelKeys::default(),
+            settings: super::super::HostsSettings::default(),
+        };
         let set = |key: &str, value: &str| HostLabels::from([(key.to_owned(), value.to_owned())]);
         for (key, value) in [
+            ("rack", "r1"),
+            ("vino.airshipit.org/host", "h1"),
+            ("network.drover.dev/oam", "true"),
+            ("node-role.kubernetes.io/worker", ""),
+            ("sip.airshipit.org/cluster-name", "red"),
+            ("sip.airshipit.org/workload-cluster", "t_red"),
             ("drover.dev/owner", "x"),
             ("drover.dev/label.team", "x"),
             ("no key", "x"),
             ("tenant", "no value!"),
             (MANAGED_BY, "x"),
         ] {
-            let error = check("hostLabels", &set(key, value), &keys).unwrap_err();
+            let error = check("hostLabels", &set(key, value), "blue", &reader).unwrap_err();
             assert_eq!(error.fields()[0].field, format!("hostLabels[{key:?}]"));
         }
-        check("hostLabels", &set("tenant", "blue"), &keys).unwrap();
+        let own = set("sip.airshipit.org/cluster-name", "blue");
+        for wanted in [set("tenant", "blue"), own] {
+            check("hostLabels", &wanted, "blue", &reader).unwrap();
+        }
     }
 }

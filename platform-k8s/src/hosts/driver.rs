@@ -22,7 +22,7 @@ use drover_proto::platform::v1::{
     Capability, DeprovisionState, FailureDomain, Host, Limits, Node, Slot,
 };
 use drover_resources_kubernetes::{
-    client::{ApiClient, Call, Clients},
+    client::{ApiClient, Call, CallPermit, Clients},
     errors,
 };
 use futures::{StreamExt as _, stream};
@@ -31,17 +31,18 @@ use k8s_openapi::api::{
     core::v1::Namespace,
 };
 use kube::{
-    Api, ResourceExt as _,
+    Api, Resource as _, ResourceExt as _,
     api::{ListParams, Patch, PatchParams, PostParams},
     runtime::watcher::{self, Event, watcher},
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
-    cache::Cache,
+    cache::{Cache, Source},
     choice::{Choice, Properties},
     claim,
     host::{self, BareMetalHost, KIND},
@@ -60,6 +61,10 @@ const MAX_CREATION_TIME: Duration = Duration::from_secs(120);
 const MAX_START: Duration = Duration::from_secs(60);
 /// How often a write is tried again whose host has changed since it was read.
 const MAX_CONFLICTS: usize = 20;
+/// How long an API server works on a request at most, unless it is told otherwise (`--request-timeout`).
+const API_SERVER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Pause before hosts are chosen again that another request was about to claim.
+const RESERVED_PAUSE: Duration = Duration::from_millis(5);
 /// How long the API server keeps a watch open. A connection that died without a word is noticed then.
 const WATCH_SECONDS: u32 = 60;
 /// Pauses before a watch is opened again.
@@ -162,10 +167,10 @@ impl HostDriver {
 impl Backend {
     /// The hosts of a namespace, or of all if it is empty.
     fn api(&self, namespace: &str) -> Api<BareMetalHost> {
-        let (client, resource) = (self.client.kube(), host::resource());
+        let client = self.client.kube();
         match namespace {
-            "" => Api::all_with(client, &resource),
-            namespace => Api::namespaced_with(client, namespace, &resource),
+            "" => Api::all(client),
+            namespace => Api::namespaced(client, namespace),
         }
     }
 
@@ -197,6 +202,11 @@ impl Backend {
         Ok((list.items, list.metadata.continue_.unwrap_or_default()))
     }
 
+    /// Whether the settings name the namespace of a host.
+    fn serves(&self, host: &BareMetalHost) -> bool {
+        self.settings.serves(&host.namespace().unwrap_or_default())
+    }
+
     /// All hosts with these labels, as they are now.
     async fn list(&self, labels: &str) -> Result<Vec<BareMetalHost>> {
         let mut hosts = Vec::new();
@@ -205,7 +215,7 @@ impl Backend {
             let mut token = String::new();
             loop {
                 let (page, next) = self.page(scope, labels, &token, None).await?;
-                hosts.extend(page);
+                hosts.extend(page.into_iter().filter(|host| self.serves(host)));
                 if next.is_empty() {
                     break;
                 }
@@ -234,34 +244,62 @@ impl Backend {
         }
     }
 
-    /// Reads a host. `None` if there is none.
+    /// Reads a host. `None` if there is none in the namespaces of the settings.
     async fn get(&self, id: &str) -> Result<Option<BareMetalHost>> {
         let Some((namespace, name)) = id.split_once('/') else {
             return Ok(None);
         };
-        let host = self.api(namespace).get_opt(name).await;
-        let host =
-            host.map_err(|error| errors::of(&Call::new("get", KIND, namespace, name), &error))?;
-        match &host {
-            Some(host) => self.cache.changed(host.clone()),
-            None => self.cache.removed(id, None),
+        if !self.settings.serves(namespace) {
+            return Ok(None);
         }
-        Ok(host)
+        let before = self.cache.get(id).and_then(|known| known.host.uid());
+        match self.api(namespace).get(name).await {
+            Ok(host) => {
+                self.cache.changed(host.clone(), Source::Host);
+                Ok(Some(host))
+            }
+            // Whoever does not serve the kind says 404, too, and nothing about a host.
+            Err(kube::Error::Api(status)) if status.reason == "NotFound" => {
+                if before.is_some() {
+                    self.cache.removed(id, before);
+                }
+                Ok(None)
+            }
+            Err(error) => {
+                let error = errors::of(&Call::new("get", KIND, namespace, name), &error);
+                Err(match error.reason() {
+                    Reason::NotFound => Error::unavailable(error.message()),
+                    _ => error,
+                })
+            }
+        }
     }
 
     /// Writes on a host, and answers it as it is then.
-    async fn patch(&self, host: &BareMetalHost, patch: &Value) -> Result<BareMetalHost> {
+    async fn patch(
+        &self,
+        permit: CallPermit,
+        host: &BareMetalHost,
+        patch: &Value,
+    ) -> Result<BareMetalHost> {
         let (namespace, name) = (host.namespace().unwrap_or_default(), host.name_any());
+        let call = Call::new("patch", KIND, &namespace, &name);
         let params = PatchParams {
             field_manager: Some(self.settings.field_manager.clone()),
             ..PatchParams::default()
         };
-        let (api, patch) = (self.api(&namespace), Patch::Merge(patch));
-        let patched = api
-            .patch(&name, &params, &patch)
+        let url = BareMetalHost::url_path(&(), Some(&namespace));
+        let request = kube::core::Request::new(url).patch(&name, &params, &Patch::Merge(patch));
+        let mut request =
+            request.map_err(|error| errors::of(&call, &kube::Error::BuildRequest(error)))?;
+        request.extensions_mut().insert(permit);
+        let patched: BareMetalHost = self
+            .client
+            .kube()
+            .request(request)
             .await
-            .map_err(|error| errors::of(&Call::new("patch", KIND, &namespace, &name), &error))?;
-        self.cache.changed(patched.clone());
+            .map_err(|error| errors::of(&call, &error))?;
+        self.cache.changed(patched.clone(), Source::Host);
         Ok(patched)
     }
 
@@ -270,26 +308,31 @@ impl Backend {
         let mut pause = PAUSES.start;
         loop {
             let page = u32::try_from(MAX_PAGE).unwrap_or(u32::MAX);
-            let config = watcher::Config::default()
-                .timeout(WATCH_SECONDS)
-                .page_size(page);
+            let longest = self.settings.watch_timeout().as_secs().max(1);
+            let seconds = WATCH_SECONDS.min(u32::try_from(longest).unwrap_or(WATCH_SECONDS));
+            let config = watcher::Config::default().timeout(seconds).page_size(page);
             let mut events = std::pin::pin!(watcher(self.api(scope), config));
             let mut listed = BTreeSet::new();
+            let mut begun = Instant::now();
             while let Some(event) = events.next().await {
                 match event {
-                    Ok(Event::Init) => listed.clear(),
+                    Ok(Event::Init) => {
+                        listed.clear();
+                        begun = Instant::now();
+                    }
+                    Ok(Event::InitApply(host) | Event::Apply(host)) if !self.serves(&host) => {}
                     Ok(Event::InitApply(host)) => {
                         listed.insert(host::id(&host));
-                        self.cache.changed(host);
+                        self.cache.changed(host, Source::List(begun));
                     }
                     Ok(Event::InitDone) => {
-                        self.cache.keep(scope, &listed);
+                        self.cache.keep(scope, &listed, begun);
                         self.cache.set_current(scope, true);
                         pause = PAUSES.start;
                     }
-                    Ok(Event::Apply(host)) => self.cache.changed(host),
+                    Ok(Event::Apply(host)) => self.cache.changed(host, Source::Host),
                     Ok(Event::Delete(host)) => {
-                        self.cache.removed(&host::id(&host), host.uid().as_deref());
+                        self.cache.removed(&host::id(&host), host.uid());
                     }
                     Err(error) => {
                         if self.cache.is_current() {
@@ -361,12 +404,29 @@ impl Backend {
             let Some(patch) = patch(&host, identity.as_ref()) else {
                 return Ok(None);
             };
-            match self.patch(&host, &patch).await {
+            let permit = self.client.permit().await;
+            match self.patch(permit, &host, &patch).await {
                 Err(error) if error.reason() == Reason::Conflict => last = Some(error),
                 patched => return patched.map(Some),
             }
         }
         Err(last.unwrap_or_else(|| Error::unavailable("the host changes all the time")))
+    }
+
+    /// Nodes that fit, as they are now: those that have these labels, and those that are known, as somebody may have
+    /// changed their labels.
+    async fn find(&self, labels: &str, fits: impl Fn(&Node) -> bool) -> Result<Vec<Found>> {
+        let mut hosts = self.list(labels).await?;
+        let listed: BTreeSet<String> = hosts.iter().map(host::id).collect();
+        for found in self.cache.found(&fits) {
+            let id = found.node.host_id.unwrap_or_default();
+            if !listed.contains(&id) {
+                hosts.extend(self.get(&id).await?);
+            }
+        }
+        let mut nodes = self.nodes(hosts).await.nodes;
+        nodes.retain(|found| fits(&found.node));
+        Ok(nodes)
     }
 
     /// The host of a node. `None` if it has none.
@@ -398,7 +458,16 @@ struct Claims<'a> {
     unknown: Vec<(&'a Slot, Error)>,
 }
 
-impl Claims<'_> {
+/// Whether a claim may have been made.
+fn is_open(error: &Error) -> bool {
+    error.class() == Class::Unknown && error.reason() != Reason::Conflict
+}
+
+fn changed() -> Error {
+    Error::new(Reason::Conflict, "the host has changed")
+}
+
+impl<'a> Claims<'a> {
     /// Claims hosts for all slots, or for none.
     async fn run(mut self) -> BTreeMap<u32, Outcome> {
         let mut refusal = None;
@@ -426,63 +495,127 @@ impl Claims<'_> {
     /// # Errors
     /// `Conflict` if a host has changed since it was seen; then the others are to be chosen again.
     async fn round(&mut self) -> Result<()> {
-        let Backend {
-            cache,
-            secrets,
-            settings,
-            ..
-        } = self.backend;
+        self.settle().await?;
+        let Backend { cache, secrets, .. } = self.backend;
         let choice = Choice::new(cache, secrets, self.batch, &self.properties).await;
         let chosen = choice.choose(self.batch, &self.left)?;
+        let ids = chosen
+            .iter()
+            .map(|(_, known)| host::id(&known.host))
+            .collect();
+        let Some(_reserved) = cache.reserve(ids) else {
+            // Another request has one of them in its hands, and not for long.
+            tokio::time::sleep(RESERVED_PAUSE).await;
+            return Ok(());
+        };
         for (slot, known) in chosen {
-            if !self.batch.may_start() {
-                return Ok(());
+            if !self.claim(slot, &known.host).await? {
+                break;
             }
-            let identity = self.batch.identity(slot);
-            let wanted = &self.properties.host_labels;
-            let patch = claim::claim(&known.host, &identity, &settings.labels, wanted);
-            let claimed = match self.backend.patch(&known.host, &patch).await {
-                Ok(host) => Ok(host),
-                Err(error) => self.look_again(&known.host, &identity, error).await,
-            };
-            match claimed {
-                Ok(host) => self.made.push((slot, host)),
-                Err(error) if error.reason() == Reason::Conflict => return Err(error),
-                Err(error) if error.class() == Class::Unknown => {
-                    self.unknown.push((slot, error));
-                    self.left.retain(|other| index(other) != index(slot));
-                    return Ok(());
-                }
-                Err(error) => return Err(error),
-            }
-            self.left.retain(|other| index(other) != index(slot));
         }
         Ok(())
     }
 
-    /// What became of a claim without a good answer.
+    /// Finds out what became of claims of these slots without an answer, before another host is chosen for them: a claim
+    /// that arrives late would make two nodes of one slot.
+    async fn settle(&mut self) -> Result<()> {
+        for slot in self.left.clone() {
+            let Some(host) = self.backend.cache.open(&self.key(slot)) else {
+                continue;
+            };
+            match self.claim(slot, &host).await {
+                Err(error) if error.reason() == Reason::Conflict => {}
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn is_of(&self, host: &BareMetalHost, identity: &Identity) -> bool {
+        let mark = labels::read(&host.metadata, &self.backend.settings.labels);
+        mark.and_then(|mark| mark.identity).as_ref() == Some(identity)
+    }
+
+    fn key(&self, slot: &Slot) -> (String, u32) {
+        (self.batch.request.request_id.clone(), index(slot))
+    }
+
+    /// Claims a host in the state in which it was seen. Answers whether others may be claimed after it.
+    ///
+    /// # Errors
+    /// `Conflict` if it has changed; others if it certainly was not claimed.
+    async fn claim(&mut self, slot: &'a Slot, host: &Arc<BareMetalHost>) -> Result<bool> {
+        let permit = self.backend.client.permit().await;
+        // After the wait: what has not begun by now must not begin.
+        if !self.batch.may_start() {
+            return Ok(false);
+        }
+        let identity = self.batch.identity(slot);
+        let keys = &self.backend.settings.labels;
+        let patch = claim::claim(host, &identity, keys, &self.properties.host_labels);
+        let claimed = match self.backend.patch(permit, host, &patch).await {
+            Err(error) if is_open(&error) => self.look_again(host, &identity, &patch, error).await,
+            patched => patched,
+        };
+        let key = self.key(slot);
+        match claimed {
+            Ok(host) => self.made.push((slot, host)),
+            Err(error) if is_open(&error) => {
+                self.backend.cache.set_open(key, Some(Arc::clone(host)));
+                self.unknown.push((slot, error));
+                self.left.retain(|other| index(other) != index(slot));
+                return Ok(false);
+            }
+            Err(error) => {
+                self.backend.cache.set_open(key.clone(), None);
+                if !matches!(error.reason(), Reason::Conflict | Reason::NotFound) {
+                    return Err(error);
+                }
+                // What is known of the host is not what it is; it may be this very claim, which arrived late.
+                let now = self.backend.get(&host::id(host)).await?;
+                match now.filter(|now| self.is_of(now, &identity)) {
+                    Some(now) => self.made.push((slot, now)),
+                    None => return Err(changed()),
+                }
+            }
+        }
+        self.backend.cache.set_open(key, None);
+        self.left.retain(|other| index(other) != index(slot));
+        Ok(true)
+    }
+
+    /// What became of a claim without an answer. As long as the host is as it was, the claim may still arrive; the same
+    /// claim made again decides it: one of the two is made, and the other finds the host changed.
     async fn look_again(
         &self,
         host: &BareMetalHost,
         identity: &Identity,
+        patch: &Value,
         error: Error,
     ) -> Result<BareMetalHost> {
-        let unknown = error.class() == Class::Unknown && error.reason() != Reason::Conflict;
-        let changed = matches!(error.reason(), Reason::Conflict | Reason::NotFound);
-        if !unknown && !changed {
-            return Err(error);
+        let look = || async {
+            // An error of the look says nothing about the claim.
+            self.backend
+                .get(&host::id(host))
+                .await
+                .map_err(|_| error.clone())
+        };
+        match look().await? {
+            Some(now) if self.is_of(&now, identity) => return Ok(now),
+            Some(now) if now.resource_version() == host.resource_version() => {}
+            _ => return Err(changed()),
         }
-        let now = self.backend.get(&host::id(host)).await?;
-        let keys = &self.backend.settings.labels;
-        let mark = now
-            .as_ref()
-            .and_then(|now| labels::read(&now.metadata, keys));
-        let ours = mark.and_then(|mark| mark.identity).as_ref() == Some(identity);
-        match now {
-            Some(now) if ours => Ok(now),
-            // A write that was lost may still arrive, until the host changes.
-            Some(now) if unknown && now.resource_version() == host.resource_version() => Err(error),
-            _ => Err(Error::new(Reason::Conflict, "the host has changed")),
+        let permit = self.backend.client.permit().await;
+        match self.backend.patch(permit, host, patch).await {
+            Ok(host) => Ok(host),
+            Err(again) if again.reason() == Reason::Conflict => match look().await? {
+                Some(now) if self.is_of(&now, identity) => Ok(now),
+                _ => Err(changed()),
+            },
+            // A refusal of the second says nothing about the first.
+            Err(_) => Err(error),
         }
     }
 
@@ -534,17 +667,14 @@ impl Claims<'_> {
 #[async_trait]
 impl Driver for HostDriver {
     fn description(&self) -> Description {
-        let hosts = self.backend.cache.all();
-        let reader = &self.backend.cache.reader;
-        let racks: BTreeSet<String> = hosts.iter().map(|known| reader.rack(&known.host)).collect();
         let domain = |name: String| FailureDomain {
             labels: BTreeMap::from([(RACK.to_owned(), name.clone())]),
             name,
             control_plane: true,
         };
-        let racks = racks.into_iter().filter(|name| !name.is_empty());
+        let racks = self.backend.cache.racks();
         Description {
-            failure_domains: racks.map(domain).collect(),
+            failure_domains: racks.into_iter().map(domain).collect(),
             ..self.fixed.clone()
         }
     }
@@ -559,8 +689,13 @@ impl Driver for HostDriver {
             );
         }
         let properties = Properties::of(batch)?;
-        let keys = &self.backend.settings.labels;
-        claim::check("group.properties.hostLabels", &properties.host_labels, keys)?;
+        let cluster = batch.request.cluster.as_ref();
+        claim::check(
+            "group.properties.hostLabels",
+            &properties.host_labels,
+            cluster.map_or("", |cluster| &cluster.id),
+            &self.backend.cache.reader,
+        )?;
         let placement = group.and_then(|group| group.placement.as_ref());
         let reader = &self.backend.cache.reader;
         let mut known = BTreeSet::new();
@@ -589,24 +724,24 @@ impl Driver for HostDriver {
 
     async fn of_request(&self, request_id: &str) -> Result<Vec<Found>> {
         let labels = self.backend.settings.labels.of_request(request_id);
-        let hosts = self.backend.list(&labels).await?;
-        let mut found = self.backend.nodes(hosts).await.nodes;
-        found.retain(|found| {
-            let slot = found.node.slot.as_ref();
+        let is = |node: &Node| {
+            let slot = node.slot.as_ref();
             slot.is_some_and(|slot| slot.request_id == request_id)
-        });
-        Ok(found)
+        };
+        self.backend.find(&labels, is).await
     }
 
     async fn by_node_id(&self, node_id: &str) -> Result<Vec<Found>> {
         let key = &self.backend.settings.labels.node;
         let labelled = format!("{key}={}", labels::value(node_id));
-        let mut hosts = self.backend.list(&labelled).await?;
-        if hosts.is_empty() {
-            hosts.extend(self.backend.get(node_id).await?);
+        let is = |node: &Node| node.node_id == node_id;
+        let found = self.backend.find(&labelled, is).await?;
+        if !found.is_empty() {
+            return Ok(found);
         }
-        let mut found = self.backend.nodes(hosts).await.nodes;
-        found.retain(|found| found.node.node_id == node_id);
+        let host = self.backend.get(node_id).await?;
+        let mut found = self.backend.nodes(host.into_iter().collect()).await.nodes;
+        found.retain(|found| is(&found.node));
         Ok(found)
     }
 
@@ -623,6 +758,19 @@ impl Driver for HostDriver {
                     .collect();
             }
         };
+        let request = &batch.request;
+        let given_away = |slot: &&Slot| {
+            let cache = &self.backend.cache;
+            cache.is_given_away(&request.owner, &request.request_id, index(slot))
+        };
+        if let Some(slot) = batch.slots().find(given_away) {
+            let message = format!("{} was made, and belongs to another owner now", slot.name);
+            let error = Error::new(Reason::Precondition, message);
+            return batch
+                .slots()
+                .map(|_| Outcome::Failed(error.clone()))
+                .collect();
+        }
         let claims = Claims {
             backend: &self.backend,
             batch,
@@ -767,8 +915,9 @@ async fn describe(client: &ApiClient, settings: &Settings) -> Result<Description
             min_poll_interval: Some(to_duration(Duration::from_secs(10))),
             max_creation_time: Some(to_duration(MAX_CREATION_TIME)),
             visibility_delay: Some(to_duration(settings.watch_timeout())),
-            // Every write is bound to the state of the host that was read before.
-            replay_delay: Some(to_duration(Duration::ZERO)),
+            // A claim that was sent before a crash may arrive until the API server gives it up, which is after a minute;
+            // the same process settles its own.
+            replay_delay: Some(to_duration(settings.call_timeout() + API_SERVER_TIMEOUT)),
             ..Limits::default()
         },
         failure_domains: Vec::new(),

@@ -15,6 +15,16 @@ const SCHEDULED: [&str; 2] = [
     "sip.airshipit.org/sip-scheduled",
 ];
 
+/// Whether a label says that SIP has claimed the host.
+pub(super) fn is_claim(key: &str) -> bool {
+    is_cluster(key) || key == NODE_TYPE || SCHEDULED.contains(&key)
+}
+
+/// Whether a label names the cluster that SIP has claimed the host for.
+pub(super) fn is_cluster(key: &str) -> bool {
+    [CLUSTER_NAME, CLUSTER_NAMESPACE, WORKLOAD_CLUSTER].contains(&key)
+}
+
 /// What SIP's labels say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Claimed {

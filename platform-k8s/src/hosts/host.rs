@@ -1,19 +1,52 @@
 //! The BareMetalHost of metal3, as far as it is read here
 //! (<https://github.com/metal3-io/baremetal-operator/blob/main/docs/api.md>).
 
-use kube::{
-    ResourceExt as _,
-    core::{ApiResource, GroupVersionKind, Object},
-};
+use std::borrow::Cow;
+
+use k8s_openapi::NamespaceResourceScope;
+use kube::{Resource, ResourceExt as _, core::ObjectMeta};
 use serde::{Deserialize, Serialize};
 
-/// A host as the API server shows it.
-pub(super) type BareMetalHost = Object<Spec, Status>;
+/// A host as the API server shows it. Everything but its metadata may be missing: one host that somebody made without
+/// must not keep all others from being read.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct BareMetalHost {
+    #[serde(default)]
+    pub(super) metadata: ObjectMeta,
+    #[serde(default)]
+    pub(super) spec: Spec,
+    #[serde(default)]
+    pub(super) status: Option<Status>,
+}
 
-/// The kind, for calls.
-pub(super) fn resource() -> ApiResource {
-    let kind = GroupVersionKind::gvk("metal3.io", "v1alpha1", "BareMetalHost");
-    ApiResource::from_gvk_with_plural(&kind, "baremetalhosts")
+impl Resource for BareMetalHost {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        "BareMetalHost".into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        "metal3.io".into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        "v1alpha1".into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        "baremetalhosts".into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
 }
 
 /// As in rules of RBAC.

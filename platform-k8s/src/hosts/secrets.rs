@@ -21,6 +21,8 @@ use super::{
 
 /// How long what a secret said is believed. Secrets are not watched: that would need the right to list all of them.
 const BELIEVED: Duration = Duration::from_secs(60);
+/// How long it is believed that a secret says nothing.
+const DOUBTED: Duration = Duration::from_secs(2);
 /// Key of the network data.
 const NETWORK_DATA: &str = "networkData";
 /// Keys of credentials.
@@ -40,6 +42,8 @@ type Key = (String, String);
 pub(super) struct Secrets {
     client: ApiClient,
     networks: Mutex<HashMap<Key, (Instant, Arc<Networks>)>>,
+    /// Secrets that have user name and password, and when they had.
+    credentials: Mutex<HashMap<Key, Instant>>,
 }
 
 impl Secrets {
@@ -47,6 +51,7 @@ impl Secrets {
         Self {
             client,
             networks: Mutex::default(),
+            credentials: Mutex::default(),
         }
     }
 
@@ -60,7 +65,9 @@ impl Secrets {
         }
         let networks = Arc::new(self.read_networks(&key).await);
         let mut all = self.networks.lock();
-        all.retain(|_, (read, _)| read.elapsed() < BELIEVED);
+        if all.len() == all.capacity() {
+            all.retain(|_, (read, _)| read.elapsed() < BELIEVED);
+        }
         all.insert(key, (Instant::now(), Arc::clone(&networks)));
         networks
     }
@@ -68,7 +75,12 @@ impl Secrets {
     fn known(&self, key: &Key) -> Option<Arc<Networks>> {
         let networks = self.networks.lock();
         let (read, networks) = networks.get(key)?;
-        (read.elapsed() < BELIEVED).then(|| Arc::clone(networks))
+        let lasts = if networks.problem.is_empty() {
+            BELIEVED
+        } else {
+            DOUBTED
+        };
+        (read.elapsed() < lasts).then(|| Arc::clone(networks))
     }
 
     async fn read_networks(&self, key: &Key) -> Networks {
@@ -101,10 +113,21 @@ impl Secrets {
         let Some(key) = host::bmc_secret(host) else {
             return Err("it has no spec.bmc.credentialsName".to_owned());
         };
+        let known = self.credentials.lock().get(&key).copied();
+        if known.is_some_and(|read| read.elapsed() < BELIEVED) {
+            return Ok(());
+        }
         let data = self.get(&key).await?.data.unwrap_or_default();
         let given = |name: &&str| data.get(*name).is_some_and(|text| !text.0.is_empty());
         match CREDENTIALS.iter().find(|name| !given(name)) {
-            None => Ok(()),
+            None => {
+                let mut all = self.credentials.lock();
+                if all.len() == all.capacity() {
+                    all.retain(|_, read| read.elapsed() < BELIEVED);
+                }
+                all.insert(key, Instant::now());
+                Ok(())
+            }
             Some(missing) => Err(format!("Secret {} has no key {missing}", key.1)),
         }
     }

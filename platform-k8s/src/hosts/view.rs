@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use drover_platform::driver::Found;
+use drover_platform::{driver::Found, identity::Identity};
 use drover_proto::platform::v1::{Host, HostState, Node, NodePhase, Warning};
 use kube::ResourceExt as _;
 use tokio::time::Instant;
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::labels::{self, LabelKeys};
 
 use super::{
-    foreign,
+    claim, foreign,
     host::{self, BareMetalHost},
     life::{self, Life},
     network,
@@ -33,7 +33,9 @@ pub(super) struct Reader {
 pub(super) struct Beside {
     /// Since when it has been off against its spec.
     pub(super) off_since: Option<Instant>,
+    /// What its network data said, and when.
     pub(super) networks: Option<Arc<Networks>>,
+    pub(super) networks_read: Option<Instant>,
 }
 
 impl Reader {
@@ -56,7 +58,7 @@ impl Reader {
         let mut all = own.clone();
         for (word, keys) in &self.settings.topology {
             if let Some(value) = keys.iter().find_map(|key| own.get(key)) {
-                all.entry(word.clone()).or_insert_with(|| value.clone());
+                all.insert(word.clone(), value.clone());
             }
         }
         let listed = network::listed(own, host.annotations());
@@ -68,6 +70,14 @@ impl Reader {
             all.insert(format!("{}{id}", network::PREFIX), "true".to_owned());
         }
         all
+    }
+
+    /// Whether a label says where a host is.
+    pub(super) fn is_topology(&self, key: &str) -> bool {
+        let topology = &self.settings.topology;
+        key.starts_with(network::PREFIX)
+            || topology.contains_key(key)
+            || topology.values().flatten().any(|own| own == key)
     }
 
     /// The failure domain of a host. Empty if it has none.
@@ -119,7 +129,37 @@ impl Reader {
 
     fn claimed(&self, host: &BareMetalHost) -> Option<(Found, Option<String>)> {
         let shown = || labels::declared::shown(host.labels(), &self.keys, MAX_LABELS);
+        let annotations = host.annotations();
+        if let Some(json) = annotations.get(labels::IDENTITY) {
+            let uid = annotations.get(claim::HOST_UID);
+            if uid.is_some_and(|uid| Some(uid) != host.uid().as_ref()) {
+                // Another host with a copy of the labels is not that node.
+                return None;
+            }
+            if let Ok(identity) = serde_json::from_str::<Identity>(json) {
+                // The labels may have been changed by hand: they are for selectors, and say nothing against it.
+                let mark = labels::read(&host.metadata, &self.keys);
+                let lost = || Some(format!("its label {} is missing", self.keys.cluster));
+                let problem = mark.map_or_else(lost, |mark| mark.problem);
+                let id = annotations.get(labels::NODE_ID).unwrap_or(&identity.id);
+                let found = Found {
+                    node: identity.node(id),
+                    fingerprint: identity.fingerprint,
+                };
+                return Some((found, problem));
+            }
+        }
         let Some(mark) = labels::read(&host.metadata, &self.keys) else {
+            if claim::is_marked(host, &self.keys) {
+                let node = Node {
+                    node_id: host::id(host),
+                    name: host.name_any(),
+                    labels: shown(),
+                    ..Node::default()
+                };
+                let problem = "it has a part of a claim, and not whose it is".to_owned();
+                return Some((of(node), Some(problem)));
+            }
             let claimed = foreign::claimed(host.labels())?;
             let node = Node {
                 cluster_id: claimed.cluster,
@@ -132,19 +172,13 @@ impl Reader {
             return Some((of(node), None));
         };
         let id = mark.node.clone().unwrap_or_else(|| host::id(host));
-        let found = match &mark.identity {
-            Some(identity) => Found {
-                node: identity.node(&id),
-                fingerprint: identity.fingerprint.clone(),
-            },
-            None => of(Node {
-                cluster_id: mark.cluster.clone(),
-                node_id: id,
-                name: host.name_any(),
-                labels: shown(),
-                ..Node::default()
-            }),
-        };
+        let found = of(Node {
+            cluster_id: mark.cluster.clone(),
+            node_id: id,
+            name: host.name_any(),
+            labels: shown(),
+            ..Node::default()
+        });
         Some((found, mark.problem))
     }
 
@@ -152,6 +186,10 @@ impl Reader {
     pub(super) fn obstacle(&self, host: &BareMetalHost, beside: &Beside) -> Option<Obstacle> {
         if let Some((found, _)) = self.claimed(host) {
             return Some(Obstacle::Claimed(Box::new(found.node)));
+        }
+        if claim::is_marked(host, &self.keys) {
+            let why = "it has the labels of a claim of another host; remove those of drover.dev";
+            return Some(Obstacle::Unusable(why.to_owned()));
         }
         life::obstacle(host, &self.life(host, beside)).map(Obstacle::Unusable)
     }

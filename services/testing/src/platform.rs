@@ -182,6 +182,7 @@ checks! {
     inventory::a_claimed_host_says_whose_it_is_until_it_is_released,
     inventory::a_request_for_more_hosts_than_fit_claims_none,
     inventory::of_two_clusters_for_one_host_one_gets_it,
+    inventory::a_host_that_was_taken_over_is_free_when_it_is_released,
     inventory::a_node_stays_on_its_host_when_its_request_is_repeated,
     inventory::wrong_fields_of_a_list_of_hosts_are_named,
     fuzz::random_requests_get_documented_answers,

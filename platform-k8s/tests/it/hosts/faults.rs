@@ -68,10 +68,17 @@ async fn a_claim_with_any_fault_is_whole_or_not_there_and_its_repetition_ends_we
             {
                 assert_eq!(answer.nodes, vec![], "{what}: all of them or none");
             }
-            if let Err(error) = &answer
-                && error.class() == Class::Cannot
-            {
-                assert_eq!(place.nodes().await, vec![], "{what}: {error}");
+            let failed: Vec<u32> = match &answer {
+                Ok(answer) => answer.failures.iter().map(|it| it.index).collect(),
+                Err(error) if error.class() == Class::Unknown => Vec::new(),
+                Err(_) => vec![0, 1],
+            };
+            for node in place.nodes().await {
+                let index = node.slot.as_ref().and_then(|slot| slot.index).unwrap();
+                assert!(
+                    !failed.contains(&index),
+                    "{what}: said to have failed, and is there: {answer:?}"
+                );
             }
             let nodes = until(&format!("{what}: the same request again"), || async {
                 let answer = place.answer(&request).await.ok()?;

@@ -109,6 +109,91 @@ async fn states_of_metal3_are_phases_of_nodes_and_of_the_inventory() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn labels_removed_by_hand_neither_free_a_host_nor_lose_its_node() {
+    let place = Place::with(&[host("h1", &[])]).await;
+    let request = place.request(("blue", Uuid::new_v4()), 0..1, &[]);
+    let node = place.provision(&request).await.unwrap().remove(0);
+    let mut removal = place.removal_of(&node).await;
+    for key in [
+        "drover.dev/cluster",
+        "drover.dev/node",
+        "drover.dev/request",
+    ] {
+        place
+            .merge("h1", json!({"metadata": {"labels": {key: null}}}))
+            .await;
+    }
+    place
+        .merge("h1", json!({"metadata": {"labels": {"seen": "yes"}}}))
+        .await;
+    let seen = |host: &drover_proto::platform::v1::Host| host.labels.contains_key("seen");
+    let shown = place.until_host("h1", seen).await;
+    assert_eq!(shown.state(), HostState::Claimed);
+    assert_eq!(place.nodes().await[0].node_id, node.node_id);
+    assert_eq!(
+        place.provision(&request).await.unwrap().len(),
+        1,
+        "no second host"
+    );
+    let other = place.request(("red", Uuid::new_v4()), 0..1, &[]);
+    super::place::refused(place.provision(&other).await);
+    let told = futures::poll!(std::pin::Pin::new(&mut removal));
+    assert!(told.is_pending(), "nobody was told that the node is gone");
+    place.remove(&node).await.unwrap();
+    place
+        .until_host("h1", |host| host.state() == HostState::Free)
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_without_a_spec_keeps_nobody_from_the_others() {
+    let place = Place::with(&[host("h1", &[])]).await;
+    let path = place.path("").trim_end_matches('/').to_owned();
+    let bare = json!({
+        "apiVersion": "metal3.io/v1alpha1",
+        "kind": "BareMetalHost",
+        "metadata": {"name": "bare"},
+    });
+    place.namespace.raw.create(&path, &bare).await.unwrap();
+    let shown = place.until_host("bare", |_| true).await;
+    assert_eq!(shown.state(), HostState::Unavailable, "it is to be off");
+    let request = place.request(("blue", Uuid::new_v4()), 0..1, &[]);
+    assert_eq!(
+        super::place::names(&place.provision(&request).await.unwrap()),
+        ["h1"]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_with_a_copy_of_the_labels_of_another_is_not_its_node() {
+    let place = Place::with(&[host("h1", &[])]).await;
+    let request = place.request(("blue", Uuid::new_v4()), 0..1, &[]);
+    place.provision(&request).await.unwrap();
+    let mut copy = place.object("h1").await;
+    place.namespace.raw.delete(&place.path("h1")).await.unwrap();
+    for field in [
+        "uid",
+        "resourceVersion",
+        "creationTimestamp",
+        "generation",
+        "managedFields",
+    ] {
+        copy["metadata"].as_object_mut().unwrap().remove(field);
+    }
+    let path = place.path("").trim_end_matches('/').to_owned();
+    place.namespace.raw.create(&path, &copy).await.unwrap();
+    let shown = place
+        .until_host("h1", |host| host.state() == HostState::Unavailable)
+        .await;
+    assert!(
+        shown.message.contains("of another host"),
+        "{}",
+        shown.message
+    );
+    assert!(place.nodes().await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_is_gone_is_proof_and_one_that_comes_again_is_another() {
     let place = Place::with(&[host("h1", &[])]).await;
     let request = place.request(("blue", Uuid::new_v4()), 0..1, &[]);

@@ -174,7 +174,10 @@ impl Place {
     }
 
     /// Watches nodes; the answer ends with how the platform knows that this one is gone.
-    pub(super) async fn removal_of(&self, node: &Node) -> impl Future<Output = RemovalEvidence> {
+    pub(super) async fn removal_of(
+        &self,
+        node: &Node,
+    ) -> std::pin::Pin<Box<dyn Future<Output = RemovalEvidence> + Send>> {
         let mut client =
             PlatformServiceClient::new(drover_client::in_process(self.server.routes()));
         let request = WatchNodesRequest {
@@ -183,7 +186,7 @@ impl Place {
         };
         let mut events = client.watch_nodes(request).await.unwrap().into_inner();
         let id = node.node_id.clone();
-        async move {
+        Box::pin(async move {
             let seen = async {
                 while let Some(message) = events.message().await.unwrap() {
                     let Some(Event::Removals(removals)) = message.event else {
@@ -198,7 +201,7 @@ impl Place {
             tokio::time::timeout(PATIENCE, seen)
                 .await
                 .expect("a removal")
-        }
+        })
     }
 
     pub(super) async fn nodes(&self) -> Vec<Node> {

@@ -101,12 +101,21 @@ pub fn check_named(
     if !in_domains(placement, host) {
         return refused("placement.failure_domains");
     }
-    let at = candidates.iter().position(|it| it.id == host.id);
+    let problem = Problem {
+        candidates,
+        placed,
+        placement,
+    };
+    // Domains are those that the placement allows, and that of the host.
+    let counted = (0..candidates.len())
+        .filter(|at| problem.is_allowed(*at, None) || candidates[*at].id == host.id);
+    let counted: Vec<Candidate<'_>> = counted.map(|at| candidates[at].clone()).collect();
+    let at = counted.iter().position(|it| it.id == host.id);
     for (at_spread, spread) in placement.spread.iter().enumerate() {
         if !is_required(spread) {
             continue;
         }
-        let axis = Axis::new(spread, candidates, placed);
+        let axis = Axis::new(spread, &counted, placed);
         if !at.is_some_and(|at| axis.has_room(at)) {
             return refused(&format!("placement.spread[{at_spread}]"));
         }

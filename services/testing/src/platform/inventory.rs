@@ -12,6 +12,7 @@ use drover_proto::{
 use super::{
     Subject,
     fixture::{Fixture, error, exists, refused, until},
+    requests,
 };
 
 /// A fixture on a platform with an inventory. `None` if it has none.
@@ -27,7 +28,7 @@ async fn begin(subject: &Subject) -> Option<Fixture<'_>> {
     );
     assert_eq!(
         error.metadata().get("capability").map(String::as_str),
-        Some(Capability::Inventory.as_str_name())
+        Some("INVENTORY")
     );
     None
 }
@@ -233,6 +234,36 @@ pub(super) async fn of_two_clusters_for_one_host_one_gets_it(subject: &Subject) 
         })
         .await;
     }
+}
+
+pub(super) async fn a_host_that_was_taken_over_is_free_when_it_is_released(subject: &Subject) {
+    let Some(fixture) = begin(subject).await else {
+        return;
+    };
+    let Some(make) = &subject.make_foreign else {
+        return;
+    };
+    let (_, node_id) = make().await;
+    let node = until(subject, "the foreign node is listed", || async {
+        let nodes = fixture.list("", 0).await;
+        nodes.into_iter().find(|node| node.node_id == node_id)
+    })
+    .await;
+    let Some(id) = node.host_id.clone() else {
+        return;
+    };
+    let heir = (fixture.cluster.as_str(), fixture.owner);
+    let adoption = requests::adoption(&fixture.platform.uid, fixture.fence(), &node, heir);
+    let adopted = fixture.update(&adoption).await.expect("it can be adopted");
+    assert_eq!(adopted.host_id.as_deref(), Some(id.as_str()));
+    let removal = requests::removal(&fixture.platform.uid, fixture.fence(), &adopted);
+    let removed = fixture.deprovision(&removal).await;
+    removed.expect("an own node can be removed");
+    until(subject, "the host is nobody's", || async {
+        let (state, owner) = states(&fixture).await.remove(&id)?;
+        (state == HostState::Free && owner.is_empty()).then_some(())
+    })
+    .await;
 }
 
 pub(super) async fn a_node_stays_on_its_host_when_its_request_is_repeated(subject: &Subject) {

@@ -11,6 +11,8 @@ pub(super) struct Axis {
     /// The domain of each host. `None` if the host lacks the topology key.
     domain_of: Vec<Option<usize>>,
     nodes: Vec<usize>,
+    /// Domains by their number of nodes.
+    levels: BTreeMap<usize, usize>,
     /// Most nodes in a domain.
     max: Option<usize>,
     /// Most by which the fullest domain may exceed the emptiest.
@@ -38,6 +40,10 @@ impl Axis {
                 nodes[at] += 1;
             }
         }
+        let mut levels = BTreeMap::new();
+        for count in &nodes {
+            *levels.entry(*count).or_default() += 1;
+        }
         let to_usize = |limit: u32| usize::try_from(limit).unwrap_or(usize::MAX);
         let max = spread.max_per_domain.map(to_usize);
         let strict = spread.when_unsatisfiable() == UnsatisfiableAction::DoNotSchedule;
@@ -46,6 +52,7 @@ impl Axis {
             key: spread.topology_key.clone(),
             domain_of: hosts.iter().map(|host| domain(host.labels)).collect(),
             nodes,
+            levels,
             max,
             // No domain can exceed an empty one by more than its maximum.
             skew: skew.filter(|skew| max.is_none_or(|max| max > *skew)),
@@ -81,14 +88,25 @@ impl Axis {
 
     pub(super) fn take(&mut self, host: usize) {
         if let Some(domain) = self.domain_of[host] {
-            self.nodes[domain] += 1;
+            self.set(domain, self.nodes[domain] + 1);
         }
     }
 
     pub(super) fn give_back(&mut self, host: usize) {
         if let Some(domain) = self.domain_of[host] {
-            self.nodes[domain] -= 1;
+            self.set(domain, self.nodes[domain] - 1);
         }
+    }
+
+    fn set(&mut self, domain: usize, nodes: usize) {
+        let before = std::mem::replace(&mut self.nodes[domain], nodes);
+        if let Some(count) = self.levels.get_mut(&before) {
+            *count -= 1;
+            if *count == 0 {
+                self.levels.remove(&before);
+            }
+        }
+        *self.levels.entry(nodes).or_default() += 1;
     }
 
     /// Whether the maximum of a domain allows another node.
@@ -119,11 +137,16 @@ impl Axis {
             return true;
         };
         let next = self.nodes[domain] + more;
-        // With one node more, a domain that is alone the emptiest is so no longer.
-        let emptiest = (self.nodes.iter().enumerate())
-            .map(|(at, nodes)| if at == domain { next } else { *nodes })
-            .min();
-        next <= emptiest.unwrap_or_default().saturating_add(skew)
+        let mut levels = self.levels.iter();
+        let emptiest = match levels.next() {
+            // With one node more, a domain that is alone the emptiest is so no longer.
+            Some((least, 1)) if *least == self.nodes[domain] => {
+                levels.next().map_or(next, |(second, _)| next.min(*second))
+            }
+            Some((least, _)) => *least,
+            None => 0,
+        };
+        next <= emptiest.saturating_add(skew)
     }
 
     /// Domains in which no other node may be.
