@@ -19,6 +19,7 @@ use super::{
     claim::HostLabels,
     network,
     secrets::Secrets,
+    settings::RACK,
     view::Obstacle,
 };
 
@@ -92,8 +93,8 @@ impl Choice {
         properties: &Properties,
     ) -> Self {
         let group = batch.request.group.as_ref();
-        let placement = group.and_then(|group| group.placement.clone());
-        let placement = placement.unwrap_or_default();
+        let placement = group.and_then(|group| group.placement.as_ref());
+        let placement = hosts::spread_by_default(placement, RACK);
         let reads = properties.reads_networks(&placement);
         let fits = |known: &Known| {
             // What stands in secrets is not known yet.

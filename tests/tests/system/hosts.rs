@@ -164,7 +164,8 @@ async fn a_cluster_claims_hosts_replaces_those_that_are_gone_and_gives_all_of_th
                     .iter()
                     .filter(|it| it.state() == pb::NodeState::Ready)
                     .count();
-                ready == 3 && of_role(&nodes, NodeRole::Active).len() == 2
+                let active = of_role(&nodes, NodeRole::Active).len();
+                ready == 3 && active == 2 && claims(&namespace).await.len() == 3
             },
         )
         .await;

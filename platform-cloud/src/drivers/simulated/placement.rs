@@ -57,8 +57,10 @@ pub(super) fn check(world: &World, request: &ProvisionRequest, inventory: bool) 
 /// The hosts of those slots that get one, by index: which name one, or whose placement selects by labels, or all of
 /// them where every node is a host. These get all of their hosts or none.
 pub(super) fn hosts(world: &World, batch: &Batch, inventory: bool) -> BTreeMap<u32, Result<usize>> {
-    let default = Placement::default();
-    let placement = placement(&batch.request).unwrap_or(&default);
+    let domain = world.domains.first();
+    let key = domain.and_then(|domain| domain.labels.keys().next());
+    let key = key.map_or("zone", String::as_str);
+    let placement = &hosts::spread_by_default(placement(&batch.request), key);
     let (named, others): (Vec<&Slot>, Vec<&Slot>) =
         batch.slots().partition(|slot| slot.host_id.is_some());
     let others = if inventory || placement.selector.is_some() {

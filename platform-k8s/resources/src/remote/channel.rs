@@ -40,7 +40,12 @@ pub(super) fn open(settings: &RemoteSettings) -> Result<(Channel, Trouble)> {
     let name = settings.server_name.clone().unwrap_or_else(|| host.clone());
     let tls = tls.map(|client| Connector::new(client, name, CONNECT_TIMEOUT));
     let (interval, timeout) = KEEP_ALIVE;
-    let endpoint = Endpoint::from(uri)
+    // tonic wants to know of no TLS but its own.
+    let mut plain = uri.clone().into_parts();
+    plain.scheme = Some(Scheme::HTTP);
+    let plain = Uri::from_parts(plain).map_err(|_| wrong("is no address"))?;
+    let endpoint = Endpoint::from(plain)
+        .origin(uri)
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(interval)
         .keep_alive_timeout(timeout)

@@ -3,7 +3,7 @@
 
 use drover_core::Class;
 use drover_platform_k8s::PlatformServer;
-use drover_testing::kubernetes::{Fault, FaultProxy, On, Options, Rig, Speaks, refusal, until};
+use drover_testing::kubernetes::{Fault, FaultProxy, On, Options, Rig, refusal, until};
 use uuid::Uuid;
 
 use super::{Place, host, place::settings};
@@ -12,7 +12,7 @@ async fn place() -> (Place, FaultProxy) {
     let rig = Rig::shared(Options::default());
     let hosts: Vec<_> = (0..4).map(|at| host(&format!("h{at}"), &[])).collect();
     let direct = Place::with(&hosts).await;
-    let proxy = FaultProxy::over(rig.kubeconfig(), Speaks::AsClient).await;
+    let proxy = FaultProxy::start(rig).await;
     let mut settings = settings(rig, &direct.namespace.name);
     settings.kubeconfig = Some(proxy.kubeconfig());
     settings.call_timeout_seconds = 2.0;
@@ -56,9 +56,12 @@ async fn a_claim_with_any_fault_is_whole_or_not_there_and_its_repetition_ends_we
             let what = format!("{verb} {nth}: {name}");
             let request = place.request(("blue", Uuid::new_v4()), 0..2, &[]);
             if verb == "get" {
-                proxy.fail(On::call("patch", "baremetalhosts"), Fault::LoseAnswer);
+                proxy.fail(
+                    On::call("patch", "baremetalhosts.metal3.io"),
+                    Fault::LoseAnswer,
+                );
             }
-            proxy.fail(On::call(verb, "baremetalhosts").nth(nth), fault);
+            proxy.fail(On::call(verb, "baremetalhosts.metal3.io").nth(nth), fault);
             let answer = place.answer(&request).await;
             assert_eq!(proxy.faults_left(), 0, "{what} was reached");
             proxy.heal();
@@ -105,7 +108,7 @@ async fn a_release_with_any_fault_ends_well_when_it_is_repeated() {
             let what = format!("{verb} {nth}: {name}");
             let request = place.request(("blue", Uuid::new_v4()), 0..1, &[]);
             let node = place.provision(&request).await.unwrap().remove(0);
-            proxy.fail(On::call(verb, "baremetalhosts").nth(nth), fault);
+            proxy.fail(On::call(verb, "baremetalhosts.metal3.io").nth(nth), fault);
             let first = place.remove(&node).await;
             proxy.heal();
             // A GET that was refused with 404 says that there is no host.
@@ -132,7 +135,7 @@ async fn a_platform_whose_api_server_is_silent_does_not_say_that_nodes_are_gone(
     place.provision(&request).await.unwrap();
     let (status, body) = refusal(503, "ServiceUnavailable", "no");
     proxy.fail(
-        On::call("list", "baremetalhosts").times(100),
+        On::call("list", "baremetalhosts.metal3.io").times(100),
         Fault::Refuse(status, body),
     );
     assert!(

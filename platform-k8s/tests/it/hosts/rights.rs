@@ -34,7 +34,8 @@ async fn granted(place: &Place, keep: impl Fn(&str, &str) -> bool) -> FaultProxy
     for file in files {
         let mut objects = placed(file, places);
         for object in &mut objects {
-            for rule in object["rules"].as_array_mut().into_iter().flatten() {
+            let rules = object.get_mut("rules").and_then(Value::as_array_mut);
+            for rule in rules.into_iter().flatten() {
                 let resource = rule["resources"][0].as_str().unwrap().to_owned();
                 let verbs = rule["verbs"].as_array_mut().unwrap();
                 verbs.retain(|verb| keep(verb.as_str().unwrap(), &resource));

@@ -14,7 +14,7 @@ mod tests;
 use std::collections::BTreeMap;
 
 use drover_core::{Error, Reason, Result};
-use drover_proto::platform::v1::Placement;
+use drover_proto::platform::v1::{Placement, Spread};
 
 use self::{axis::Axis, search::Search};
 use super::{is_required, selects};
@@ -78,6 +78,19 @@ pub fn choose(
         return Ok(chosen);
     }
     Err(shortage::explain(&problem, count, chosen.len()))
+}
+
+/// A placement as it is meant: where it says nothing of a spread, over the domains of this key as well as possible.
+#[must_use]
+pub fn spread_by_default(placement: Option<&Placement>, key: &str) -> Placement {
+    let mut placement = placement.cloned().unwrap_or_default();
+    if placement.spread.is_empty() {
+        placement.spread.push(Spread {
+            topology_key: key.to_owned(),
+            ..Spread::default()
+        });
+    }
+    placement
 }
 
 /// Checks that a host that a slot names may be taken beside the nodes that are placed.
