@@ -14,7 +14,7 @@ use drover_proto::{
     orchestrator::v1 as pb,
     platform::v1::{NodeRole, Spread},
 };
-use drover_testing::kubernetes::{Namespace, Options, Rig, manifests, until};
+use drover_testing::kubernetes::{Namespace, Options, PATIENCE, Rig, manifests, until};
 use embedded::World;
 use serde_json::{Value, json};
 
@@ -189,10 +189,14 @@ async fn a_cluster_claims_hosts_replaces_those_that_are_gone_and_gives_all_of_th
     world.scale("blue", "control-plane", 4).await;
     world
         .until("it is said why", async |world| {
-            let cluster = world.cluster("blue").await.unwrap().unwrap();
-            let groups = cluster.status.unwrap().groups;
-            let mut said = groups.iter().flat_map(|group| &group.conditions);
-            said.any(|it| it.message.contains("domains take no other node"))
+            let request = pb::ListEventsRequest {
+                cluster: Some("blue".to_owned()),
+                ..Default::default()
+            };
+            let events = world.client().list_events(request, PATIENCE).await;
+            let events = events.unwrap().events;
+            let mut said = events.iter().map(|event| event.message.as_str());
+            said.any(|message| message.contains("domains take no other node"))
         })
         .await;
     let short = claims(&namespace).await;
