@@ -190,7 +190,7 @@ async fn a_cluster_claims_hosts_replaces_those_that_are_gone_and_gives_all_of_th
     world
         .until("it is said why", async |world| {
             let request = pb::ListEventsRequest {
-                cluster: Some("blue".to_owned()),
+                cluster: "blue".to_owned(),
                 ..Default::default()
             };
             let events = world.client().list_events(request, PATIENCE).await;
