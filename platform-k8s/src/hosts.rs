@@ -2,16 +2,22 @@
 //! here; whoever runs on the host finds it by its labels.
 //!
 //! ```text
-//! driver ─┬─ choice ── candidates, after their life, networks and credentials
-//!         ├─ claim ─── what is written on a host, and removed again
-//!         ├─ cache ─── one watch, whose hosts are nodes and inventory
+//! driver ─┬─ claims ── the hosts of one request: all or none
+//!         │   ├─ choice ── candidates, after their life, networks and credentials
+//!         │   └─ claim ─── what is written on a host, and removed again
+//!         ├─ backend ─ the API server, and its watch
+//!         ├─ cache ─── hosts as they are known: nodes and inventory
+//!         ├─ describe  what the platform is, and what it may
 //!         └─ view ──── a host as node, as entry of the inventory, as foreign node (foreign)
 //! host, life, network ── what a BareMetalHost and its Secrets say
 //! ```
 
+mod backend;
 mod cache;
 mod choice;
 mod claim;
+mod claims;
+mod describe;
 mod driver;
 mod foreign;
 mod host;

@@ -1,0 +1,239 @@
+//! The claims of one request: all of its hosts, or none.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use drover_core::{Class, Error, Reason, Result};
+use drover_platform::{
+    driver::{Batch, Outcome, Target, index},
+    identity::Identity,
+};
+use drover_proto::platform::v1::Slot;
+use kube::ResourceExt as _;
+use serde_json::Value;
+
+use super::{
+    backend::{Backend, MAX_CONFLICTS},
+    choice::{Choice, Properties},
+    claim,
+    host::{self, BareMetalHost},
+};
+use crate::labels;
+
+/// Pause before hosts are chosen again that another request was about to claim.
+const RESERVED_PAUSE: Duration = Duration::from_millis(5);
+
+/// What became of the slots of a request.
+pub(super) struct Claims<'a> {
+    pub(super) backend: &'a Backend,
+    pub(super) batch: &'a Batch,
+    pub(super) properties: Properties,
+    pub(super) left: Vec<&'a Slot>,
+    pub(super) made: Vec<(&'a Slot, BareMetalHost)>,
+    pub(super) unknown: Vec<(&'a Slot, Error)>,
+}
+
+/// Whether a claim may have been made.
+fn is_open(error: &Error) -> bool {
+    error.class() == Class::Unknown && error.reason() != Reason::Conflict
+}
+
+fn changed() -> Error {
+    Error::new(Reason::Conflict, "the host has changed")
+}
+
+impl<'a> Claims<'a> {
+    /// Claims hosts for all slots, or for none.
+    pub(super) async fn run(mut self) -> BTreeMap<u32, Outcome> {
+        let mut refusal = None;
+        let mut conflicts = 0;
+        while !self.left.is_empty() && self.unknown.is_empty() && self.batch.may_start() {
+            match self.round().await {
+                Ok(()) => {}
+                Err(error) if error.reason() == Reason::Conflict && conflicts < MAX_CONFLICTS => {
+                    conflicts += 1;
+                }
+                Err(error) => {
+                    refusal = Some(error);
+                    break;
+                }
+            }
+        }
+        match refusal {
+            Some(error) => self.give_back(&error).await,
+            None => self.outcomes(None).await,
+        }
+    }
+
+    /// Chooses hosts for what is left, and claims them.
+    ///
+    /// # Errors
+    /// `Conflict` if a host has changed since it was seen; then the others are to be chosen again.
+    async fn round(&mut self) -> Result<()> {
+        self.settle().await?;
+        let Backend { cache, secrets, .. } = self.backend;
+        let choice = Choice::new(cache, secrets, self.batch, &self.properties).await;
+        let chosen = choice.choose(self.batch, &self.left)?;
+        let ids = chosen
+            .iter()
+            .map(|(_, known)| host::id(&known.host))
+            .collect();
+        let Some(_reserved) = cache.reserve(ids) else {
+            // Another request has one of them in its hands, and not for long.
+            tokio::time::sleep(RESERVED_PAUSE).await;
+            return Ok(());
+        };
+        for (slot, known) in chosen {
+            if !self.claim(slot, &known.host).await? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds out what became of claims of these slots without an answer, before another host is chosen for them: a claim
+    /// that arrives late would make two nodes of one slot.
+    async fn settle(&mut self) -> Result<()> {
+        for slot in self.left.clone() {
+            let Some(host) = self.backend.cache.open(&self.key(slot)) else {
+                continue;
+            };
+            match self.claim(slot, &host).await {
+                Err(error) if error.reason() == Reason::Conflict => {}
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn is_of(&self, host: &BareMetalHost, identity: &Identity) -> bool {
+        let mark = labels::read(&host.metadata, &self.backend.settings.labels);
+        mark.and_then(|mark| mark.identity).as_ref() == Some(identity)
+    }
+
+    fn key(&self, slot: &Slot) -> (String, u32) {
+        (self.batch.request.request_id.clone(), index(slot))
+    }
+
+    /// Claims a host in the state in which it was seen. Answers whether others may be claimed after it.
+    ///
+    /// # Errors
+    /// `Conflict` if it has changed; others if it certainly was not claimed.
+    async fn claim(&mut self, slot: &'a Slot, host: &Arc<BareMetalHost>) -> Result<bool> {
+        let permit = self.backend.client.permit().await;
+        // After the wait: what has not begun by now must not begin.
+        if !self.batch.may_start() {
+            return Ok(false);
+        }
+        let identity = self.batch.identity(slot);
+        let keys = &self.backend.settings.labels;
+        let patch = claim::claim(host, &identity, keys, &self.properties.host_labels);
+        let claimed = match self.backend.patch(permit, host, &patch).await {
+            Err(error) if is_open(&error) => self.look_again(host, &identity, &patch, error).await,
+            patched => patched,
+        };
+        let key = self.key(slot);
+        match claimed {
+            Ok(host) => self.made.push((slot, host)),
+            Err(error) if is_open(&error) => {
+                self.backend.cache.set_open(key, Some(Arc::clone(host)));
+                self.unknown.push((slot, error));
+                self.left.retain(|other| index(other) != index(slot));
+                return Ok(false);
+            }
+            Err(error) => {
+                self.backend.cache.set_open(key.clone(), None);
+                if !matches!(error.reason(), Reason::Conflict | Reason::NotFound) {
+                    return Err(error);
+                }
+                // What is known of the host is not what it is; it may be this very claim, which arrived late.
+                let now = self.backend.get(&host::id(host)).await?;
+                match now.filter(|now| self.is_of(now, &identity)) {
+                    Some(now) => self.made.push((slot, now)),
+                    None => return Err(changed()),
+                }
+            }
+        }
+        self.backend.cache.set_open(key, None);
+        self.left.retain(|other| index(other) != index(slot));
+        Ok(true)
+    }
+
+    /// What became of a claim without an answer. As long as the host is as it was, the claim may still arrive; the same
+    /// claim made again decides it: one of the two is made, and the other finds the host changed.
+    async fn look_again(
+        &self,
+        host: &BareMetalHost,
+        identity: &Identity,
+        patch: &Value,
+        error: Error,
+    ) -> Result<BareMetalHost> {
+        let look = || async {
+            // An error of the look says nothing about the claim.
+            self.backend
+                .get(&host::id(host))
+                .await
+                .map_err(|_| error.clone())
+        };
+        match look().await? {
+            Some(now) if self.is_of(&now, identity) => return Ok(now),
+            Some(now) if now.resource_version() == host.resource_version() => {}
+            _ => return Err(changed()),
+        }
+        let permit = self.backend.client.permit().await;
+        match self.backend.patch(permit, host, patch).await {
+            Ok(host) => Ok(host),
+            Err(again) if again.reason() == Reason::Conflict => match look().await? {
+                Some(now) if self.is_of(&now, identity) => Ok(now),
+                _ => Err(changed()),
+            },
+            // A refusal of the second says nothing about the first.
+            Err(_) => Err(error),
+        }
+    }
+
+    /// Releases what was claimed, because the rest cannot be.
+    async fn give_back(mut self, error: &Error) -> BTreeMap<u32, Outcome> {
+        let mut kept = Vec::new();
+        for (slot, host) in std::mem::take(&mut self.made) {
+            let identity = self.batch.identity(slot);
+            let target = Target {
+                cluster_id: identity.cluster_id.clone(),
+                node_id: identity.id.clone(),
+                slot: Some(identity.key()),
+            };
+            match self.backend.release(&host::id(&host), &target).await {
+                Ok(_) => self.left.push(slot),
+                // It is a node still, and its owner hears of it.
+                Err(_) => kept.push((slot, host)),
+            }
+        }
+        self.made = kept;
+        self.outcomes(Some(error)).await
+    }
+
+    async fn outcomes(self, refusal: Option<&Error>) -> BTreeMap<u32, Outcome> {
+        let mut outcomes = BTreeMap::new();
+        for (slot, host) in self.made {
+            let listing = self.backend.nodes(vec![host]).await;
+            let node = listing.nodes.into_iter().next();
+            let outcome = match node {
+                Some(found) => Outcome::Made(Box::new(found.node)),
+                None => Outcome::Unknown(Error::internal("a claimed host is no node")),
+            };
+            outcomes.insert(index(slot), outcome);
+        }
+        for (slot, error) in self.unknown {
+            outcomes.insert(index(slot), Outcome::Unknown(error));
+        }
+        for slot in self.left {
+            let outcome = match refusal {
+                Some(error) => Outcome::not_begun(error.clone()),
+                None => Outcome::NotStarted,
+            };
+            outcomes.insert(index(slot), outcome);
+        }
+        outcomes
+    }
+}

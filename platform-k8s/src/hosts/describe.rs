@@ -1,0 +1,167 @@
+//! What the platform says of itself, and whether its credentials suffice.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use drover_convert::value::to_duration;
+use drover_core::{Error, Reason, Result};
+use drover_platform::{driver::Description, identity::hex};
+use drover_proto::platform::v1::{Capability, Limits};
+use drover_resources_kubernetes::{
+    client::{ApiClient, Call},
+    errors,
+};
+use k8s_openapi::api::{
+    authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
+    core::v1::Namespace,
+};
+use kube::{Api, ResourceExt as _, api::PostParams};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::host::KIND;
+use crate::settings::Settings;
+
+/// Maximum number of slots per request.
+const MAX_BATCH: u32 = 1000;
+/// Maximum time from the first write of a request to its last.
+const MAX_CREATION_TIME: Duration = Duration::from_secs(120);
+/// How long an API server works on a request at most, unless it is told otherwise (`--request-timeout`).
+const API_SERVER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What is fixed at the start.
+pub(super) async fn describe(client: &ApiClient, settings: &Settings) -> Result<Description> {
+    let api: Api<Namespace> = Api::all(client.kube());
+    let name = "kube-system";
+    let namespace = api.get(name).await;
+    let namespace =
+        namespace.map_err(|error| errors::of(&Call::new("get", "namespaces", "", name), &error))?;
+    let version = client.kube().apiserver_version().await;
+    // Namespaces are a scope, and one more of them is no other backend.
+    let digest = Sha256::digest(namespace.uid().unwrap_or_default().as_bytes());
+    let namespaces = match &settings.namespaces[..] {
+        [] => "*".to_owned(),
+        named => named.join(","),
+    };
+    Ok(Description {
+        uid: format!("metal3:{}", hex(&digest[..16])),
+        name: "metal3".to_owned(),
+        kind: "metal".to_owned(),
+        driver: "metal3".to_owned(),
+        backend_version: version.map_or_else(|_| String::new(), |it| it.git_version),
+        scope: BTreeMap::from([("namespaces".to_owned(), namespaces)]),
+        capabilities: vec![
+            Capability::HostLabels,
+            Capability::NamedHosts,
+            Capability::FailureDomains,
+            Capability::SpreadRequired,
+            Capability::SpreadPreferred,
+            Capability::UpdateNode,
+            Capability::Adopt,
+        ],
+        limits: Limits {
+            max_batch: Some(MAX_BATCH),
+            min_poll_interval: Some(to_duration(Duration::from_secs(10))),
+            max_creation_time: Some(to_duration(MAX_CREATION_TIME)),
+            visibility_delay: Some(to_duration(settings.watch_timeout())),
+            // A claim that was sent before a crash may arrive until the API server gives it up, which is after a minute;
+            // the same process settles its own.
+            replay_delay: Some(to_duration(settings.call_timeout() + API_SERVER_TIMEOUT)),
+            ..Limits::default()
+        },
+        failure_domains: Vec::new(),
+        node_classes: Vec::new(),
+        properties_schema: Some(Arc::new(schema())),
+        properties_example: Some(Arc::new(json!({
+            "interfaces": ["oam-ipv4"],
+            "requireBmcCredentials": true,
+            "hostLabels": {"tenant": "blue"}
+        }))),
+        warnings: Vec::new(),
+    })
+}
+
+/// Looks whether the credentials suffice. Answers what works in part only.
+pub(super) async fn rights(client: &ApiClient, settings: &Settings) -> Result<Vec<String>> {
+    let (group, plural) = KIND
+        .split_once('.')
+        .map_or(("", KIND), |(plural, group)| (group, plural));
+    let mut warnings = Vec::new();
+    for scope in settings.scopes() {
+        let namespace = scope.unwrap_or_default();
+        for verb in ["get", "list", "watch", "patch"] {
+            if !may(client, verb, group, plural, namespace).await? {
+                let call = Call::new(verb, KIND, namespace, "");
+                let message = format!("the credentials may not {call}");
+                return Err(Error::new(Reason::PermissionDenied, message));
+            }
+        }
+        if !may(client, "get", "", "secrets", namespace).await? {
+            let place = match namespace {
+                "" => "any namespace".to_owned(),
+                named => format!("namespace {named}"),
+            };
+            warnings.push(format!(
+                "may not get secrets in {place}: addresses, networks and credentials of hosts there are not known"
+            ));
+        }
+    }
+    Ok(warnings)
+}
+
+async fn may(
+    client: &ApiClient,
+    verb: &str,
+    group: &str,
+    resource: &str,
+    namespace: &str,
+) -> Result<bool> {
+    let review = SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(ResourceAttributes {
+                verb: Some(verb.to_owned()),
+                group: Some(group.to_owned()),
+                resource: Some(resource.to_owned()),
+                namespace: Some(namespace.to_owned()),
+                ..ResourceAttributes::default()
+            }),
+            ..SelfSubjectAccessReviewSpec::default()
+        },
+        ..SelfSubjectAccessReview::default()
+    };
+    let kind = "selfsubjectaccessreviews.authorization.k8s.io";
+    let api: Api<SelfSubjectAccessReview> = Api::all(client.kube());
+    let answer = api.create(&PostParams::default(), &review).await;
+    let answer = answer.map_err(|error| errors::of(&Call::new("create", kind, "", ""), &error))?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
+}
+
+/// JSON Schema of the properties of a group.
+fn schema() -> Value {
+    let names = |what: &str| {
+        json!({
+            "type": "array",
+            "items": {"type": "string", "minLength": 1, "maxLength": 253},
+            "maxItems": 64,
+            "description": what
+        })
+    };
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "additionalProperties": false,
+        "properties": {
+            "interfaces": names("Networks in which each host must have an address, by their ids in its network data."),
+            "networks": names("Networks in which each host must be."),
+            "requireBmcCredentials": {
+                "type": "boolean",
+                "description": "Whether a host must have user name and password of its management controller. Default false."
+            },
+            "hostLabels": {
+                "type": "object",
+                "additionalProperties": {"type": "string"},
+                "maxProperties": 64,
+                "description": "Labels that a host has while it is claimed."
+            }
+        }
+    })
+}
