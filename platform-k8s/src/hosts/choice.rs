@@ -2,13 +2,11 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use drover_convert::selector::selects;
 use drover_core::{Error, Reason, Result};
 use drover_platform::{
     driver::Batch,
-    placement::{
-        hosts::{self, Availability, Candidate, Placed},
-        selects,
-    },
+    placement::hosts::{self, Availability, Candidate, Placed},
 };
 use drover_proto::platform::v1::{NodePhase, Placement, Slot};
 use futures::{StreamExt as _, stream};

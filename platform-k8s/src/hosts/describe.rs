@@ -10,11 +10,8 @@ use drover_resources_kubernetes::{
     client::{ApiClient, Call},
     errors,
 };
-use k8s_openapi::api::{
-    authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
-    core::v1::Namespace,
-};
-use kube::{Api, ResourceExt as _, api::PostParams};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -85,17 +82,18 @@ pub(super) async fn rights(client: &ApiClient, settings: &Settings) -> Result<Ve
     let (group, plural) = KIND
         .split_once('.')
         .map_or(("", KIND), |(plural, group)| (group, plural));
+    let api = crate::client::Api::over(client.clone(), settings);
     let mut warnings = Vec::new();
     for scope in settings.scopes() {
         let namespace = scope.unwrap_or_default();
         for verb in ["get", "list", "watch", "patch"] {
-            if !may(client, verb, group, plural, namespace).await? {
+            if !api.may_with(verb, (group, plural), "", namespace).await {
                 let call = Call::new(verb, KIND, namespace, "");
                 let message = format!("the credentials may not {call}");
                 return Err(Error::new(Reason::PermissionDenied, message));
             }
         }
-        if !may(client, "get", "", "secrets", namespace).await? {
+        if !api.may_with("get", ("", "secrets"), "", namespace).await {
             let place = match namespace {
                 "" => "any namespace".to_owned(),
                 named => format!("namespace {named}"),
@@ -106,33 +104,6 @@ pub(super) async fn rights(client: &ApiClient, settings: &Settings) -> Result<Ve
         }
     }
     Ok(warnings)
-}
-
-async fn may(
-    client: &ApiClient,
-    verb: &str,
-    group: &str,
-    resource: &str,
-    namespace: &str,
-) -> Result<bool> {
-    let review = SelfSubjectAccessReview {
-        spec: SelfSubjectAccessReviewSpec {
-            resource_attributes: Some(ResourceAttributes {
-                verb: Some(verb.to_owned()),
-                group: Some(group.to_owned()),
-                resource: Some(resource.to_owned()),
-                namespace: Some(namespace.to_owned()),
-                ..ResourceAttributes::default()
-            }),
-            ..SelfSubjectAccessReviewSpec::default()
-        },
-        ..SelfSubjectAccessReview::default()
-    };
-    let kind = "selfsubjectaccessreviews.authorization.k8s.io";
-    let api: Api<SelfSubjectAccessReview> = Api::all(client.kube());
-    let answer = api.create(&PostParams::default(), &review).await;
-    let answer = answer.map_err(|error| errors::of(&Call::new("create", kind, "", ""), &error))?;
-    Ok(answer.status.is_some_and(|status| status.allowed))
 }
 
 /// JSON Schema of the properties of a group.

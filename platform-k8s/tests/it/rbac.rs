@@ -50,7 +50,7 @@ fn kinds() -> Vec<String> {
 }
 
 /// A token of the ServiceAccount, from the TokenRequest API.
-async fn token(namespace: &Namespace) -> String {
+pub(crate) async fn token(namespace: &Namespace) -> String {
     let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}});
     let path = format!("{}/{NAME}/token", namespace.path("serviceaccounts"));
     let answer = namespace.raw.create(&path, &request).await.unwrap();

@@ -7,5 +7,6 @@ pub mod infrastructure;
 pub mod lifecycle;
 pub mod node;
 pub mod secrecy;
+pub mod selector;
 pub mod spec;
 pub mod value;

@@ -3,11 +3,8 @@
 
 pub mod domains;
 pub mod hosts;
-mod labels;
 
 use drover_proto::platform::v1::{Spread, UnsatisfiableAction};
-
-pub use labels::selects;
 
 /// Whether a node that would break the spread is not made.
 fn is_required(spread: &Spread) -> bool {

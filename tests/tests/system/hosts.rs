@@ -3,10 +3,7 @@
 
 use crate::embedded;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::Path,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use drover_platform_k8s::{Settings, settings::DriverKind};
 use drover_proto::{
@@ -14,7 +11,7 @@ use drover_proto::{
     orchestrator::v1 as pb,
     platform::v1::{NodeRole, Spread},
 };
-use drover_testing::kubernetes::{Namespace, Options, PATIENCE, Rig, manifests, until};
+use drover_testing::kubernetes::{Namespace, Options, PATIENCE, Rig, definitions};
 use embedded::World;
 use serde_json::{Value, json};
 
@@ -28,14 +25,7 @@ fn hosts_of(namespace: &Namespace) -> String {
 
 /// Two hosts with the flavour in each of four racks, and one without.
 async fn pool(namespace: &Namespace) {
-    let crd = Path::new(env!("CARGO_MANIFEST_DIR")).join("kubernetes/crds/baremetalhosts.yaml");
-    let crd = manifests::documents(crd.to_str().unwrap()).remove(0);
-    let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-    let _ = namespace.raw.create(crds, &crd).await;
-    until("BareMetalHosts are served", || async {
-        namespace.raw.get(&hosts_of(namespace)).await.ok()
-    })
-    .await;
+    definitions::define(&namespace.raw, &definitions::metal3()).await;
     for rack in 0..4 {
         for side in ["a", "b"] {
             add(

@@ -10,7 +10,7 @@ use drover_proto::platform::v1::{
     platform_service_client::PlatformServiceClient, watch_nodes_response::Event,
 };
 use drover_testing::{
-    kubernetes::{Namespace, Options, Raw, Rig, manifests, until},
+    kubernetes::{Namespace, Options, Rig, definitions, until},
     platform::requests,
     wait::PATIENCE,
 };
@@ -20,21 +20,6 @@ use uuid::Uuid;
 /// Path of the hosts of a namespace.
 fn hosts_of(namespace: &str) -> String {
     format!("/apis/metal3.io/v1alpha1/namespaces/{namespace}/baremetalhosts")
-}
-
-/// Makes the kind known. Tests at once may all try.
-async fn install(raw: &Raw) {
-    let file = manifests::folder().join("../../tests/kubernetes/crds/baremetalhosts.yaml");
-    let crd = manifests::documents(file.to_str().unwrap()).remove(0);
-    let name = crd["metadata"]["name"].as_str().unwrap().to_owned();
-    let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-    let _ = raw.create(path, &crd).await;
-    until("BareMetalHosts are served", || async {
-        let listed = raw.get("/apis/metal3.io/v1alpha1/baremetalhosts").await;
-        listed.ok()
-    })
-    .await;
-    assert!(raw.get(&format!("{path}/{name}")).await.is_ok());
 }
 
 /// A host with these labels.
@@ -65,7 +50,7 @@ impl Place {
     pub(super) async fn with(hosts: &[Value]) -> Self {
         let rig = Rig::shared(Options::default());
         let namespace = Arc::new(rig.namespace().await);
-        install(&namespace.raw).await;
+        definitions::define(&namespace.raw, &definitions::metal3()).await;
         for host in hosts {
             add(&namespace, host).await;
         }

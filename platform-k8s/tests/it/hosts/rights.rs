@@ -7,7 +7,7 @@ use drover_proto::platform::v1::{
 };
 use drover_testing::kubernetes::{
     FaultProxy, Options, Rig, Speaks,
-    manifests::{NAME, Places, apply, placed},
+    manifests::{Places, apply, placed},
     until,
 };
 use serde_json::{Value, json};
@@ -47,14 +47,7 @@ async fn granted(place: &Place, keep: impl Fn(&str, &str) -> bool) -> FaultProxy
         }
         apply(&namespace.raw, objects).await;
     }
-    let request = json!({
-        "apiVersion": "authentication.k8s.io/v1",
-        "kind": "TokenRequest",
-        "spec": {"expirationSeconds": 3600},
-    });
-    let path = format!("{}/{NAME}/token", namespace.path("serviceaccounts"));
-    let answer: Value = namespace.raw.create(&path, &request).await.unwrap();
-    let token = answer["status"]["token"].as_str().unwrap();
+    let token = crate::rbac::token(namespace).await;
     let proxy = FaultProxy::over(rig.kubeconfig(), Speaks::AsClient).await;
     proxy.write_kubeconfig(&format!("token: {token}"));
     proxy

@@ -1,5 +1,6 @@
 //! `InventoryService` over a [`Platform`].
 
+use drover_convert::selector::selects;
 use drover_core::{Error, Result};
 use drover_proto::platform::v1::{
     Capability, Host, ListHostsRequest, ListHostsResponse,
@@ -13,7 +14,6 @@ use crate::{
     clock::timestamp,
     discover::page_end,
     driver::lacks,
-    placement::selects,
     platform::Platform,
     service::{Service, answer},
 };

@@ -13,11 +13,12 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+use drover_convert::selector::selects;
 use drover_core::{Error, Reason, Result};
 use drover_proto::platform::v1::{Placement, Spread};
 
 use self::{axis::Axis, search::Search};
-use super::{is_required, selects};
+use super::is_required;
 
 pub use shortage::Shortage;
 

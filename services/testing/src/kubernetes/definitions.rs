@@ -1,5 +1,5 @@
 //! Definitions of kinds that Kubernetes itself does not have: those of the Gateway API as published, and those of Gloo with
-//! the fields that are documented.
+//! the fields that are documented; that of metal3 with the fields that Drover reads.
 
 use std::{path::PathBuf, process::Command, sync::OnceLock};
 
@@ -23,6 +23,13 @@ pub fn gateway_api() -> Vec<Value> {
 /// Of VirtualServices and Upstreams.
 pub fn gloo() -> Vec<Value> {
     parsed(include_str!("gloo.yaml"))
+}
+
+/// Of BareMetalHosts.
+pub fn metal3() -> Vec<Value> {
+    parsed(include_str!(
+        "../../../../tests/kubernetes/crds/baremetalhosts.yaml"
+    ))
 }
 
 fn parsed(text: &str) -> Vec<Value> {
@@ -52,7 +59,8 @@ pub async fn define(raw: &Raw, definitions: &[Value]) {
         let spec = &definition["spec"];
         let group = spec["group"].as_str().unwrap();
         let plural = spec["names"]["plural"].as_str().unwrap();
-        let objects = format!("/apis/{group}/v1/{plural}");
+        let version = spec["versions"][0]["name"].as_str().unwrap();
+        let objects = format!("/apis/{group}/{version}/{plural}");
         until("the kind is offered", || async {
             raw.get(&objects).await.ok()
         })

@@ -1,3 +1,5 @@
+//! What a label selector means.
+
 use std::collections::BTreeMap;
 
 use drover_proto::common::v1::{LabelOperator, LabelRequirement, LabelSelector};
