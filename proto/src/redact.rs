@@ -8,7 +8,7 @@ use crate::{
     orchestrator::v1::{
         BootstrapSource, ExecNodeStart, SecretValue, bootstrap_source, secret_value,
     },
-    platform::v1::{Bootstrap, ExecStart, TemplateSecret, bootstrap},
+    platform::v1::{AddonSecret, Bootstrap, ExecStart, TemplateSecret, bootstrap},
 };
 
 struct Redacted(&'static str, usize);
@@ -86,6 +86,14 @@ impl fmt::Debug for Bootstrap {
 impl fmt::Debug for TemplateSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Redacted("text", self.text.len()).fmt(f)
+    }
+}
+
+impl fmt::Debug for AddonSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AddonSecret")
+            .field("keys", &self.data.len())
+            .finish()
     }
 }
 
