@@ -18,6 +18,7 @@ use kube::{
 use crate::{
     adopt,
     client::{Api, Deletion, Kind, ListQuery, Meta as _, Object, Shape},
+    errors,
     labels::{self, FormerSlot, Mark},
     objects,
     settings::Settings,
@@ -79,7 +80,7 @@ impl Remover {
     /// only they are read. A full read always confirms that the node is gone.
     ///
     /// # Errors
-    /// As [`Target::matches`] if another node was found; `PermissionDenied`, which names the kinds; otherwise as in
+    /// As [`Target::matches`] if another node was found; `CredentialsRefused`, which names the kinds; otherwise as in
     /// [`crate::errors`].
     pub async fn delete(
         &self,
@@ -207,7 +208,7 @@ impl Remover {
     /// Reads every object with both labels, in the order of the kinds.
     ///
     /// # Errors
-    /// `PermissionDenied`, which names the kinds; otherwise as in [`crate::errors`].
+    /// `CredentialsRefused`, which names the kinds; otherwise as in [`crate::errors`].
     pub async fn read(&self, cluster_id: &str, node_id: &str) -> Result<Vec<Item>> {
         self.select(&self.settings.labels.of_node(cluster_id, node_id))
             .await
@@ -413,7 +414,7 @@ fn together<T>(outcomes: Vec<Result<T>>) -> Result<Vec<T>> {
     for outcome in outcomes {
         match outcome {
             Ok(one) => all.push(one),
-            Err(error) if error.reason() == Reason::PermissionDenied => denied.push(error),
+            Err(error) if errors::is_forbidden(&error) => denied.push(error),
             Err(error) => return Err(error),
         }
     }
@@ -422,13 +423,14 @@ fn together<T>(outcomes: Vec<Result<T>>) -> Result<Vec<T>> {
     match denied.first() {
         None => Ok(all),
         Some(_) if messages.len() == 1 => Err(denied.swap_remove(0)),
-        Some(_) => Err(Error::new(Reason::PermissionDenied, messages.join("; "))),
+        Some(_) => Err(Error::new(Reason::CredentialsRefused, messages.join("; "))),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::errors::Call;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 
     fn item(plural: &str, uid: &str, controller: Option<&str>, deleting: bool) -> Item {
@@ -493,13 +495,11 @@ mod tests {
     #[test]
     fn every_kind_that_is_refused_is_named_and_other_errors_come_first() {
         let denied = |kind: &str| {
-            Err::<(), _>(Error::new(
-                Reason::PermissionDenied,
-                format!("may not list {kind}"),
-            ))
+            let call = Call::new("list", kind, "", "");
+            Err::<(), _>(errors::lacks_right(&call, format!("may not list {kind}")))
         };
         let error = together(vec![denied("a"), Ok(()), denied("b")]).unwrap_err();
-        assert_eq!(error.reason(), Reason::PermissionDenied);
+        assert_eq!(error.reason(), Reason::CredentialsRefused);
         assert_eq!(error.message(), "may not list a; may not list b");
         let away = Err(Error::unavailable("away"));
         let error = together(vec![denied("a"), away]).unwrap_err();

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use drover_core::{Reason, Result};
+use drover_core::Result;
 use drover_platform::driver::{Found, Listing};
 use drover_proto::{
     common::v1::{Address, AddressType},
@@ -17,6 +17,7 @@ use prost_types::Timestamp;
 use crate::{
     address,
     client::{Api, Kind, ListQuery, Meta as _, Object, Shape},
+    errors,
     group::{Groups, Member, PodPart, Told, uid},
     labels::{self, LabelKeys, Mark, declared},
     phase,
@@ -389,7 +390,7 @@ async fn one(
             .await;
         return match read {
             Ok(_) => Ok(seen),
-            Err(error) if error.reason() == Reason::PermissionDenied => Ok(Vec::new()),
+            Err(error) if errors::is_forbidden(&error) => Ok(Vec::new()),
             Err(error) => Err(error),
         };
     }

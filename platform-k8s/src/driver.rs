@@ -59,7 +59,7 @@ impl KubernetesDriver {
     /// Contacts the API server, and returns once all existing nodes are known.
     ///
     /// # Errors
-    /// `Invalid` for wrong settings; `Precondition` or `PermissionDenied` if the API server lacks or refuses something.
+    /// `Invalid` for wrong settings; `Precondition` or `CredentialsRefused` if the API server lacks or refuses something.
     pub async fn open(settings: Settings, clients: &Clients) -> Result<Self> {
         settings.check()?;
         let settings = Arc::new(settings);

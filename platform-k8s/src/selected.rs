@@ -3,12 +3,12 @@
 
 use std::collections::BTreeSet;
 
-use drover_core::{Reason, Result};
+use drover_core::Result;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tracing::warn;
 
-use crate::{client::Api, labels::declared::Plain, settings::Settings};
+use crate::{client::Api, errors, labels::declared::Plain, settings::Settings};
 
 /// Kinds that select pods by their labels: `apiVersion`, `kind`, plural.
 const SELECTING: [(&str, &str, &str); 2] = [
@@ -48,7 +48,7 @@ pub(crate) async fn plain<'a>(
                         selected(&kind.resource.kind, &object.spec, &mut keys);
                     }
                 }
-                Err(error) if error.reason() == Reason::PermissionDenied => {
+                Err(error) if errors::is_forbidden(&error) => {
                     warn!(%error, "labels of plain_labels are not compared with what selects by labels");
                 }
                 Err(error) => return Err(error),

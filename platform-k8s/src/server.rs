@@ -29,7 +29,7 @@ impl PlatformServer {
     /// [`drover_platform::PlatformServer::routes`] and [`drover_platform::PlatformServer::service`].
     ///
     /// # Errors
-    /// `Invalid` for wrong settings or templates; `Precondition`, `PermissionDenied` or `CredentialsRefused` if the API
+    /// `Invalid` for wrong settings or templates; `Precondition` or `CredentialsRefused` if the API
     /// server lacks or refuses something; `Unavailable` if it cannot be reached.
     pub async fn open(settings: Settings) -> Result<Self> {
         Self::open_with(settings, &Clients::default()).await

@@ -557,7 +557,8 @@ fn refuse_removed(inner: &ClusterState, resolved: &Resolved, named: &[String]) -
             continue;
         }
         if group.protection {
-            return Err(super::clusters::protected(&group.path));
+            let what = format!("removes the group with its {nodes} nodes");
+            return Err(super::clusters::protected(inner, &group.path, &what));
         }
         let covered = named
             .iter()
@@ -579,10 +580,10 @@ fn refuse_shrinking(inner: &ClusterState, resolved: &Resolved) -> Result<()> {
     for group in inner.spec().groups.iter().filter(|group| group.protection) {
         let new = resolved.groups.iter().find(|new| new.path == group.path);
         // Removing the protection and shrinking in one step would make the protection ineffective.
-        if new.is_some_and(|new| {
-            new.size.unwrap_or(1) < group.size.unwrap_or(1) || new.standby < group.standby
-        }) {
-            return Err(super::clusters::protected(&group.path));
+        let sizes = |group: &Group| (group.size.unwrap_or(1), group.standby);
+        let what = new.and_then(|new| super::clusters::lowers(sizes(group), sizes(new)));
+        if let Some(what) = what {
+            return Err(super::clusters::protected(inner, &group.path, &what));
         }
     }
     Ok(())

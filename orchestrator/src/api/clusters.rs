@@ -112,7 +112,7 @@ impl Api {
             if !inner.state().deleting
                 && let Some(group) = inner.spec().groups.iter().find(|group| group.protection)
             {
-                return Err(protected(&group.path));
+                return Err(protected(inner, &group.path, "deletes the cluster"));
             }
             let mut desired = inner.desired().clone();
             if desired.value.delete_time_ms.is_none() {
@@ -256,7 +256,8 @@ impl Api {
             let mut inner = cluster.lock();
             if inner.state().paused {
                 let message = format!("{} is paused; resume it first", cluster.name());
-                return Err(Error::new(Reason::ClusterPaused, message));
+                let error = Error::new(Reason::ClusterPaused, message);
+                return Err(error.with_metadata("cluster", cluster.name()));
             }
             inner.retry_now(request.reset_back_off, self.shared.now());
             self.shared.waiters.add(cluster.uid())
@@ -423,7 +424,9 @@ pub(super) fn expect(inner: &ClusterState, generation: Option<u64>) -> Result<()
     match generation {
         Some(expected) if expected != now => {
             let message = format!("the cluster has generation {now}, not {expected}");
-            Err(Error::new(Reason::GenerationMismatch, message).with_metadata("generation", now))
+            Err(Error::new(Reason::GenerationMismatch, message)
+                .with_metadata("generation", now)
+                .with_metadata("cluster", &inner.desired().value.name))
         }
         _ => Ok(()),
     }
@@ -437,12 +440,31 @@ pub(super) fn refuse_deleting(inner: &ClusterState, name: &str) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn protected(group: &str) -> Error {
-    Error::new(
-        Reason::Protected,
-        format!("deletion protection of group {group} is on; apply it with `deletionProtection: false` first"),
-    )
-    .with_metadata("group", group)
+/// Refuses what deletes nodes of a protected group: "lowers size from 3 to 2".
+pub(super) fn protected(inner: &ClusterState, group: &str, what: &str) -> Error {
+    let message = format!(
+        "deletion protection of group {group} is on, and this {what}; first apply what is stored with \
+         `deletionProtection: false`, and nothing else"
+    );
+    Error::new(Reason::Protected, message)
+        .with_metadata("group", group)
+        .with_metadata("cluster", &inner.desired().value.name)
+}
+
+/// What becomes of the numbers of active and standby nodes, if one of them gets lower.
+pub(super) fn lowers(before: (u32, u32), after: (u32, u32)) -> Option<String> {
+    let numbers = [("size", before.0, after.0), ("standby", before.1, after.1)];
+    let lower = numbers
+        .into_iter()
+        .filter(|(_, before, after)| after < before);
+    let words: Vec<String> = lower
+        .map(|(what, before, after)| format!("{what} from {before} to {after}"))
+        .collect();
+    (!words.is_empty()).then(|| format!("lowers {}", words.join(" and ")))
+}
+
+pub(super) fn no_group(cluster: &str, path: &str) -> Error {
+    Error::not_found("group", path).with_metadata("cluster", cluster)
 }
 
 /// The group at a path of a spec.

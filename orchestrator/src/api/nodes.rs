@@ -310,7 +310,7 @@ impl Filter {
                         .chain(nodes)
                         .any(|at| **at == **group || at.starts_with(&inside));
                     if !known {
-                        return Err(Error::not_found("group", group.as_str()));
+                        return Err(super::clusters::no_group(name, group));
                     }
                 }
                 Some(found)

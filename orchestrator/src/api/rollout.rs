@@ -239,7 +239,8 @@ pub(super) fn restarted(
         .filter(|path| inside(path))
         .collect();
     if paths.is_empty() {
-        return Err(Error::not_found("group", group.unwrap_or_default()));
+        let name = &inner.desired().value.name;
+        return Err(super::clusters::no_group(name, group.unwrap_or_default()));
     }
     let mut desired = inner.desired().clone();
     let mut restarts = Restarts::of(&desired.value)?;

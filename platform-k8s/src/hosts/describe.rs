@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use drover_convert::value::to_duration;
-use drover_core::{Error, Reason, Result};
+use drover_core::Result;
 use drover_platform::{driver::Description, identity::hex};
 use drover_proto::platform::v1::{Capability, Limits};
 use drover_resources_kubernetes::{
@@ -90,7 +90,7 @@ pub(super) async fn rights(client: &ApiClient, settings: &Settings) -> Result<Ve
             if !api.may_with(verb, (group, plural), "", namespace).await {
                 let call = Call::new(verb, KIND, namespace, "");
                 let message = format!("the credentials may not {call}");
-                return Err(Error::new(Reason::PermissionDenied, message));
+                return Err(errors::lacks_right(&call, message));
             }
         }
         if !api.may_with("get", ("", "secrets"), "", namespace).await {

@@ -54,7 +54,7 @@ impl HostDriver {
     /// Contacts the API server, and returns once all hosts are known.
     ///
     /// # Errors
-    /// `Invalid` for wrong settings; `Precondition` or `PermissionDenied` if the API server lacks or refuses something.
+    /// `Invalid` for wrong settings; `Precondition` or `CredentialsRefused` if the API server lacks or refuses something.
     pub async fn open(settings: Settings, clients: &Clients) -> Result<Self> {
         settings.check()?;
         settings.hosts.check()?;

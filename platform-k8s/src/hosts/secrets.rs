@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use drover_core::{Reason, Result};
+use drover_core::Result;
 use drover_proto::common::v1::Address;
 use drover_resources_kubernetes::{
     client::{ApiClient, Call},
@@ -139,9 +139,10 @@ impl Secrets {
             Ok(None) => Err(format!("Secret {name} is missing")),
             Err(error) => {
                 let error = errors::of(&Call::new("get", "secrets", namespace, name), &error);
-                Err(match error.reason() {
-                    Reason::PermissionDenied => format!("this platform may not read Secret {name}"),
-                    _ => format!("Secret {name} cannot be read: {}", error.message()),
+                Err(if errors::is_forbidden(&error) {
+                    format!("this platform may not read Secret {name}")
+                } else {
+                    format!("Secret {name} cannot be read: {}", error.message())
                 })
             }
         }

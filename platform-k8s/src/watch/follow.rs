@@ -14,6 +14,7 @@ use super::node_cache::NodeCache;
 use crate::{
     client::{Api, Kind, Meta as _, Object, Readable, Shape, WatchEvent},
     discover::{self, Reader},
+    errors,
     group::uid,
     pod::Pod,
 };
@@ -173,7 +174,7 @@ impl Follow {
             // The list took too long and its version has expired: list again.
             return tokio::time::sleep(wait.next(MAX_WAIT)).await;
         }
-        let refused = error.reason() == Reason::PermissionDenied;
+        let refused = errors::is_forbidden(&error);
         let pause = if refused {
             REFUSED_WAIT
         } else {

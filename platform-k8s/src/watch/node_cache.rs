@@ -252,7 +252,7 @@ impl NodeCache {
         let refused = watch
             .error
             .as_ref()
-            .is_some_and(|error| error.reason() == drover_core::Reason::PermissionDenied);
+            .is_some_and(crate::errors::is_forbidden);
         let is_pod = watch
             .kind
             .and_then(|kind| self.kinds.get(usize::from(kind)))

@@ -273,7 +273,7 @@ async fn kinds_that_may_not_be_deleted_are_named_and_the_others_go() {
         bench.proxy.fail(on, may_not("delete", resource));
     }
     let error = bench.delete(&node).await.unwrap_err();
-    assert_eq!(error.reason(), Reason::PermissionDenied);
+    assert_eq!(error.reason(), Reason::CredentialsRefused);
     for resource in ["configmaps", "services"] {
         assert!(error.message().contains(resource), "{error:?}");
     }
@@ -297,7 +297,7 @@ async fn what_cannot_be_read_whole_is_not_begun() {
         may_not("list", "secrets"),
     );
     let error = bench.delete(&node).await.unwrap_err();
-    assert_eq!(error.reason(), Reason::PermissionDenied);
+    assert_eq!(error.reason(), Reason::CredentialsRefused);
     assert!(error.message().contains("secrets"), "{error:?}");
     bench.proxy.heal();
     bench

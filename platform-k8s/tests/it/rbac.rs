@@ -352,7 +352,7 @@ async fn a_missing_right_is_named_with_verb_and_kind() {
     until_may_not(&bench, "create", "services").await;
     let request = bench.request("rich", 2).await;
     let error = bench.refused(&request).await;
-    assert_eq!(error.reason(), Reason::PermissionDenied, "{error:?}");
+    assert_eq!(error.reason(), Reason::CredentialsRefused, "{error:?}");
     assert_eq!(error.class(), Class::Credentials, "{error:?}");
     let text = format!("{error:?}");
     assert!(
@@ -374,7 +374,7 @@ async fn a_missing_right_is_named_with_verb_and_kind() {
         bench.deprovision(&nodes[0]).await.err()
     })
     .await;
-    assert_eq!(error.reason(), Reason::PermissionDenied, "{error:?}");
+    assert_eq!(error.reason(), Reason::CredentialsRefused, "{error:?}");
     let text = format!("{error:?}");
     assert!(
         text.contains("delete") && text.contains("configmaps"),
@@ -446,7 +446,7 @@ async fn the_namespace_of_the_platform_is_closed_to_nodes_and_to_the_platform_it
     let Err(error) = PlatformServer::open(settings).await else {
         panic!("it may read its own namespace");
     };
-    assert_eq!(error.reason(), Reason::PermissionDenied, "{error:?}");
+    assert_eq!(error.reason(), Reason::CredentialsRefused, "{error:?}");
 }
 
 #[test]

@@ -8,7 +8,10 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-use crate::output::{Format, ReportFormat};
+use crate::{
+    commands::scale::Size,
+    output::{Format, GetFormat, ReportFormat},
+};
 
 /// One declarative control plane for clusters of stateful nodes
 #[derive(Debug, Parser)]
@@ -34,7 +37,10 @@ pub(crate) struct Global {
     /// socket of `drover dev` [default: that of the context, else http://127.0.0.1:7400]
     #[arg(long, global = true, env = "DROVER_SERVER", value_name = "URL")]
     pub(crate) server: Option<String>,
-    /// Context to use instead of the current one
+    /// Whether `server` is a flag, which goes before a context, and not a variable, which does not.
+    #[arg(skip)]
+    pub(crate) server_is_flag: bool,
+    /// Context to use instead of the current one; with --server its certificates and token
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) context: Option<String>,
     /// Collector that traces are sent to, OTLP over gRPC [default: OTEL_EXPORTER_OTLP_ENDPOINT, else none]
@@ -116,6 +122,8 @@ pub(crate) enum Command {
     Resume {
         /// Name of the cluster
         cluster: String,
+        #[command(flatten)]
+        wait: WaitFlags,
     },
     /// Do one pass over a cluster now
     Reconcile {
@@ -161,7 +169,7 @@ pub(crate) enum Command {
         /// How many vanished, as `drover describe platform` says
         count: u32,
     },
-    /// Wait until a cluster is as wanted
+    /// Wait until clusters are as wanted
     Wait(WaitArgs),
     /// Print the log of a node
     Logs(LogsArgs),
@@ -312,7 +320,7 @@ pub(crate) struct GetArgs {
     #[arg(short = 'l', long, value_name = "LABELS")]
     pub(crate) selector: Option<String>,
     #[arg(short, long, value_enum, default_value_t)]
-    pub(crate) output: Format,
+    pub(crate) output: GetFormat,
     /// Go on with changes as they come
     #[arg(short, long)]
     pub(crate) watch: bool,
@@ -323,8 +331,8 @@ pub(crate) struct GetArgs {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DescribeArgs {
-    /// KIND NAME or KIND/NAME; kinds: cluster, node, platform
-    #[arg(required = true, num_args = 1..=2, value_name = "KIND NAME")]
+    /// KIND NAME… or KIND/NAME…; kinds: cluster, node, platform
+    #[arg(required = true, num_args = 1.., value_name = "KIND NAME")]
     pub(crate) target: Vec<String>,
     /// Show what is fine too
     #[arg(long)]
@@ -333,16 +341,12 @@ pub(crate) struct DescribeArgs {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ScaleArgs {
-    /// Name of the cluster
-    pub(crate) cluster: String,
-    /// Path of the group
-    pub(crate) group: String,
-    /// Active nodes
-    #[arg(required_unless_present_any = ["standby", "remove"], allow_negative_numbers = true, value_parser = nodes())]
-    pub(crate) size: Option<u32>,
-    /// Standby nodes
-    #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = nodes())]
-    pub(crate) standby: Option<u32>,
+    /// The group, as CLUSTER/GROUP or CLUSTER GROUP, and its active nodes: N, or +N and -N for so many more and fewer
+    #[arg(required = true, num_args = 1..=3, allow_negative_numbers = true, value_name = "CLUSTER/GROUP [SIZE]")]
+    pub(crate) target: Vec<String>,
+    /// Standby nodes: N, +N or -N
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub(crate) standby: Option<Size>,
     /// Node that goes before all others, by id or name; can be repeated. Without SIZE the group gets smaller by as many
     #[arg(long, value_name = "NODE")]
     pub(crate) remove: Vec<String>,
@@ -352,8 +356,24 @@ pub(crate) struct ScaleArgs {
     /// Say what would be done and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) wait: WaitFlags,
     #[arg(short, long, value_enum, default_value_t)]
     pub(crate) output: Format,
+}
+
+/// Waiting after a change.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct WaitFlags {
+    /// Wait until the cluster is ready
+    #[arg(long)]
+    pub(crate) wait: bool,
+    /// How long to wait
+    #[arg(long, default_value = "10m", value_parser = duration, value_name = "DURATION")]
+    pub(crate) timeout: std::time::Duration,
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -370,16 +390,21 @@ pub(crate) enum RolloutCommand {
     /// Go back to an earlier spec; sizes stay as they are
     Undo(UndoArgs),
     /// Replace all nodes of a cluster or group, within its update policy
-    Restart {
-        /// CLUSTER or CLUSTER/GROUP
-        #[arg(value_name = "CLUSTER[/GROUP]")]
-        target: String,
-        /// Say what would be done and change nothing
-        #[arg(long)]
-        dry_run: bool,
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
-    },
+    Restart(RestartArgs),
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RestartArgs {
+    /// CLUSTER or CLUSTER/GROUP
+    #[arg(value_name = "CLUSTER[/GROUP]")]
+    pub(crate) target: String,
+    /// Say what would be done and change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) wait: WaitFlags,
+    #[arg(short, long, value_enum, default_value_t)]
+    pub(crate) output: Format,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -413,6 +438,8 @@ pub(crate) struct UndoArgs {
     /// Say what would be done and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) wait: WaitFlags,
     #[arg(short, long, value_enum, default_value_t)]
     pub(crate) output: Format,
 }
@@ -449,8 +476,8 @@ pub(crate) struct DeleteArgs {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct WaitArgs {
-    /// cluster NAME or cluster/NAME
-    #[arg(required = true, num_args = 1..=2, value_name = "cluster NAME")]
+    /// cluster NAME… or cluster/NAME…
+    #[arg(required = true, num_args = 1.., value_name = "cluster NAME")]
     pub(crate) target: Vec<String>,
     /// ready, delete, condition=X or condition=X=false
     #[arg(long = "for", default_value = "ready", value_name = "WHAT")]
@@ -536,6 +563,13 @@ pub(crate) enum ContextCommand {
     List,
     /// Use a context from now on
     Use { name: String },
+    /// Show one context [default: the current one]
+    Show { name: Option<String> },
+    /// Forget contexts
+    Delete {
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
     /// Add or change a context; --ca, --cert, --key, --server-name and --token-file are kept with it
     Set {
         name: String,
@@ -632,11 +666,6 @@ fn socket(text: &str) -> Result<SocketAddr, String> {
     let text = text.replacen("localhost:", "127.0.0.1:", 1);
     text.parse()
         .map_err(|_| "expected IP:PORT like 127.0.0.1:7400".to_owned())
-}
-
-/// Parser for the number of nodes in a group, with the same limit as in manifests.
-fn nodes() -> clap::builder::RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(0..=i64::from(drover_core::spec::MAX_NODES))
 }
 
 /// Parses a duration in the notation of manifests.

@@ -231,7 +231,8 @@ fn save(config: &Config) -> anyhow::Result<()> {
         .with_context(failed)
 }
 
-/// The orchestrator to use: flag or environment, then the named context, then the current one, then the default.
+/// The orchestrator to use: the flag, then the named context, then the variable, then the current context, then the
+/// default.
 pub(crate) fn place(global: &Global) -> Outcome<Place> {
     let flags = Security::of(&global.secure);
     // An empty variable counts as unset.
@@ -254,7 +255,10 @@ pub(crate) fn place(global: &Global) -> Outcome<Place> {
         .get(name)
         .ok_or_else(|| unknown(name, &config))?;
     Ok(Place {
-        server: entry.server.clone(),
+        server: server
+            .filter(|_| global.server_is_flag)
+            .unwrap_or(&entry.server)
+            .clone(),
         secure: flags.or(entry.secure.clone()),
     })
 }
@@ -296,6 +300,31 @@ pub(crate) fn run(global: &Global, command: ContextCommand) -> Outcome {
             config.current = Some(name.clone());
             save(&config)?;
             output::line(&format!("using context {name}"))?;
+        }
+        ContextCommand::Show { name } => {
+            let name = name.or_else(|| config.current.clone()).ok_or_else(|| {
+                Failure::new(Exit::NotFound, "error: no context is in use".to_owned())
+            })?;
+            let entry = config.contexts.get(&name);
+            let entry = entry.ok_or_else(|| unknown(&name, &config))?;
+            let text = serde_saphyr::to_string(entry)
+                .map_err(|error| anyhow::anyhow!("the context cannot be shown: {error}"))?;
+            output::print(&format!("name: {name}\n{text}"))?;
+        }
+        ContextCommand::Delete { names } => {
+            // All or none.
+            if let Some(name) = names.iter().find(|it| !config.contexts.contains_key(*it)) {
+                return Err(unknown(name, &config));
+            }
+            config.contexts.retain(|name, _| !names.contains(name));
+            let current = config.current.take_if(|name| names.contains(name));
+            save(&config)?;
+            for name in &names {
+                output::line(&format!("context {name} deleted"))?;
+            }
+            if current.is_some() && !config.contexts.is_empty() {
+                complain!("no context is in use now: drover context use NAME");
+            }
         }
         ContextCommand::Set { name, url } => {
             let secure = Security::of(&global.secure).absolute()?;

@@ -105,50 +105,58 @@ impl From<Error> for Failure {
             _ => Exit::Failed,
         };
         let mut message = format!("error: {}", error.message());
-        if let Some(hint) = hint(error.reason()) {
-            message = format!("{message}\nhint: {hint}");
-        } else if let Some(hint) = look(&error) {
+        if let Some(hint) = hint(&error) {
             message = format!("{message}\nhint: {hint}");
         }
         Self::new(exit, message)
     }
 }
 
-/// For an object that was not found, the command that lists the existing names.
-fn look(error: &Error) -> Option<&'static str> {
-    let (kind, _) = error
-        .resource()
-        .filter(|_| error.reason() == Reason::NotFound)?;
-    match kind {
-        "cluster" => Some("drover get clusters"),
-        "group" => Some("drover describe cluster CLUSTER"),
-        "node" => Some("drover get nodes CLUSTER"),
-        "platform" => Some("drover get platforms"),
-        "secret" => Some("drover get secrets"),
-        "revision" => Some("drover rollout history CLUSTER"),
-        _ => None,
-    }
-}
-
-/// Advice, if it is always the same for this reason.
-fn hint(reason: Reason) -> Option<&'static str> {
-    match reason {
+/// A command that helps, with the names that the error has.
+fn hint(error: &Error) -> Option<String> {
+    let told = |name: &str| error.metadata().get(name).map(String::as_str);
+    let (kind, name) = match error.resource() {
+        Some((kind, name)) => (kind, name),
+        None => ("", ""),
+    };
+    // Nodes and revisions are named after their cluster.
+    let of = name.split_once('/').map(|(cluster, _)| cluster);
+    let cluster = told("cluster").or(of).unwrap_or("CLUSTER");
+    let group = told("group").unwrap_or("PATH");
+    let hint = match error.reason() {
         Reason::GenerationMismatch => {
-            Some("somebody changed it meanwhile; look again with: drover plan")
+            format!("somebody changed it meanwhile; look again with: drover plan {cluster}")
         }
         Reason::GroupHasNodes => {
-            Some("to delete the nodes of a removed group: drover apply --remove-group PATH")
+            format!("to delete its nodes: drover apply -f FILE --remove-group {group}")
         }
-        Reason::ClusterExists => Some("to take these nodes over: drover apply --adopt"),
-        Reason::Protected => Some("set deletionProtection: false and apply first"),
-        Reason::ClusterPaused => Some("drover resume CLUSTER"),
-        _ => None,
-    }
+        Reason::ClusterExists => {
+            "to take these nodes over: drover apply -f FILE --adopt".to_owned()
+        }
+        Reason::Protected => {
+            format!("what is stored, as a file: drover get cluster {cluster} -o manifest")
+        }
+        Reason::ClusterPaused => format!("drover resume {cluster}"),
+        Reason::NotFound => match kind {
+            "cluster" => "drover get clusters".to_owned(),
+            "group" => format!("drover describe cluster {cluster}"),
+            "node" => format!("drover get nodes {cluster}"),
+            "platform" => "drover get platforms".to_owned(),
+            "secret" => "drover get secrets".to_owned(),
+            "revision" => format!("drover rollout history {cluster}"),
+            _ => return None,
+        },
+        _ => return None,
+    };
+    Some(hint)
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+    use crate::cli::Cli;
 
     #[test]
     fn a_reader_that_has_seen_enough_is_no_failure() {
@@ -164,5 +172,36 @@ mod tests {
         let failure = Failure::from(Error::not_found("cluster", "nope"));
         assert_eq!(failure.exit, Exit::NotFound);
         assert!(failure.message.ends_with("hint: drover get clusters"));
+    }
+
+    #[test]
+    fn every_hint_is_a_command_with_the_names_of_the_error() {
+        let new = |reason| Error::new(reason, "no").with_metadata("cluster", "shop");
+        let missing = |kind: &str, name: &str| Error::not_found(kind, name);
+        for (error, hint) in [
+            (new(Reason::GenerationMismatch), "drover plan shop"),
+            (
+                new(Reason::Protected),
+                "drover get cluster shop -o manifest",
+            ),
+            (new(Reason::ClusterPaused), "drover resume shop"),
+            (
+                new(Reason::GroupHasNodes).with_metadata("group", "db"),
+                "drover apply -f FILE --remove-group db",
+            ),
+            (new(Reason::ClusterExists), "drover apply -f FILE --adopt"),
+            (
+                missing("group", "db").with_metadata("cluster", "shop"),
+                "drover describe cluster shop",
+            ),
+            (missing("node", "shop/db-1"), "drover get nodes shop"),
+            (missing("platform", "p"), "drover get platforms"),
+            (missing("secret", "s"), "drover get secrets"),
+            (missing("revision", "shop/3"), "drover rollout history shop"),
+        ] {
+            let failure = Failure::from(error);
+            assert!(failure.message.ends_with(hint), "{failure}");
+            Cli::try_parse_from(hint.split(' ')).unwrap();
+        }
     }
 }

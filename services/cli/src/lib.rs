@@ -15,7 +15,7 @@ mod trace;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches, error::ErrorKind};
+use clap::{CommandFactory, FromArgMatches, error::ErrorKind, parser::ValueSource};
 
 use crate::{
     cli::{Cli, Command},
@@ -31,7 +31,10 @@ pub fn main() -> ExitCode {
     }
     let parsed = Cli::command().try_get_matches().and_then(|matches| {
         let name = matches.subcommand_name().unwrap_or_default().to_owned();
-        Ok((Cli::from_arg_matches(&matches)?, name))
+        let mut cli = Cli::from_arg_matches(&matches)?;
+        cli.global.server_is_flag =
+            matches.value_source("server") == Some(ValueSource::CommandLine);
+        Ok((cli, name))
     });
     let (cli, name) = match parsed {
         Ok(parsed) => parsed,

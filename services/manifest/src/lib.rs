@@ -341,27 +341,34 @@ impl Objects {
                 .iter()
                 .map(|document| document.object.name.clone()),
         );
-        let list = if registered.is_empty() {
-            "none is registered".to_owned()
-        } else {
-            format!(
-                "registered: {}",
-                registered.iter().cloned().collect::<Vec<_>>().join(", ")
-            )
-        };
         for document in &self.clusters {
             for (path, name) in platform_names(&document.object) {
                 if !name.is_empty()
                     && !registered.contains(&name)
                     && !self.unresolved.contains(&name)
                 {
-                    let message = format!("no platform `{name}` ({list})");
+                    let message = no_platform(&name, &registered);
                     let diagnostic = document.at(&path, message);
                     self.diagnostics.push(diagnostic);
                 }
             }
         }
     }
+}
+
+/// What is said of a name that no registered platform has.
+pub(crate) fn no_platform(name: &str, registered: &BTreeSet<String>) -> String {
+    if registered.is_empty() {
+        return format!("no platform `{name}` (none is registered)");
+    }
+    let names: Vec<&str> = registered.iter().map(String::as_str).collect();
+    let meant = drover_core::name::closest(name, names.iter().copied())
+        .map(|meant| format!(", did you mean `{meant}`?"))
+        .unwrap_or_default();
+    format!(
+        "no platform `{name}`{meant} (registered: {})",
+        names.join(", ")
+    )
 }
 
 impl<T> Document<T> {

@@ -71,7 +71,7 @@ error: unknown field `sise`, did you mean `size`?
   --> orders.yaml:8:10  spec.groups.db.sise
  8 |     db: {sise: 3, platform: locl}
    |          ^^^^ expected a whole number, 0 to 10000, default 1
-error: no platform `locl` (registered: local, simulated)  --> orders.yaml:8:29  spec.groups.db.platform
+error: no platform `locl`, did you mean `local`? (registered: local, simulated)  --> orders.yaml:8:29  spec.groups.db.platform
 2 errors, nothing applied. Fields: drover explain cluster.spec.groups";
     assert_eq!(objects.diagnostics.render(", nothing applied"), expected);
 }

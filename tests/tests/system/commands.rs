@@ -90,6 +90,37 @@ async fn scaled_down() -> (World, String, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_size_can_be_a_difference_and_nodes_go_only_when_somebody_agrees() {
+    let world = shop("").await;
+    let size = |world: &World| {
+        let answer = json(world, "get cluster shop -o json");
+        answer["cluster"]["spec"]["groups"][0]["size"].clone()
+    };
+    let question = async |text: &str| assert!(text.contains("1 to delete"), "{text}");
+    asked(&world, "scale shop/web -1", question, "n")
+        .await
+        .expect(1, &["not scaled"]);
+    assert_eq!(size(&world), 2);
+    let question = async |text: &str| assert!(text.contains("1 to delete"), "{text}");
+    asked(&world, "scale shop/web -1", question, "y")
+        .await
+        .expect(0, &["group/shop/web scaled"]);
+    assert_eq!(size(&world), 1);
+    // As it is shown, with a wait.
+    drover(&world, "scale group/shop/web +2 --wait").expect(0, &["2 to create", "shop is ready"]);
+    assert_eq!(size(&world), 3);
+    let nodes = drover(&world, "get nodes shop -o name").expect(0, &[]).out;
+    assert_eq!(nodes.lines().count(), 3, "{nodes}");
+    drover(&world, "events").expect(0, &["CLUSTER", "shop  "]);
+    drover(&world, "scale shop web -4").expect(64, &["-4 of 3 nodes is not possible"]);
+    drover(&world, "scale shop web --standby +1 --dry-run").expect(0, &["standby", "-> 1"]);
+    assert_eq!(size(&world), 3);
+    let manifest = drover(&world, "get cluster shop -o manifest").expect(0, &["size: 3"]);
+    fs::write(world.directory.path().join("again.yaml"), manifest.out).unwrap();
+    drover(&world, "plan -f again.yaml").expect(0, &["cluster/shop  unchanged"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kept_storage_is_listed_with_whose_it_is_and_goes_with_its_data_by_its_id() {
     let (world, one, used) = scaled_down().await;
     let table = drover(&world, "get storage").expect(0, &[]).out;

@@ -8,7 +8,9 @@ use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Desired, Versioned};
 use prost::Message;
 
-use super::{super::Api, expect, find_group, find_node, protected, refuse_deleting};
+use super::{
+    super::Api, expect, find_group, find_node, lowers, no_group, protected, refuse_deleting,
+};
 use crate::reconcile;
 
 impl Api {
@@ -45,7 +47,7 @@ impl Api {
             let mut desired = inner.desired().clone();
             let mut spec = stored_spec(&desired.value.spec)?;
             let group = find_group(&mut spec.groups, &request.group)
-                .ok_or_else(|| Error::not_found("group", request.group.as_str()))?;
+                .ok_or_else(|| no_group(cluster.name(), &request.group))?;
             if !group.groups.is_empty() {
                 return Err(Error::invalid(
                     "group",
@@ -78,9 +80,10 @@ impl Api {
                 .groups
                 .iter()
                 .find(|g| *g.path == *request.group);
-            let fewer = size < before || standby < standby_before;
-            if fewer && resolved.is_some_and(|group| group.protection) {
-                return Err(protected(&request.group));
+            if resolved.is_some_and(|group| group.protection)
+                && let Some(what) = lowers((before, standby_before), (size, standby))
+            {
+                return Err(protected(inner, &request.group, &what));
             }
             if let Some(group) = resolved.filter(|_| standby > 0) {
                 self.require_standby(group)?;

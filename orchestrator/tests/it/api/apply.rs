@@ -305,6 +305,8 @@ async fn protection_keeps_groups_sizes_and_the_cluster() {
         Reason::Protected,
     );
     assert_eq!(metadata(&status, "group").as_deref(), Some("db"));
+    let said = "this lowers size from 2 to 1; first apply what is stored";
+    assert!(status.message().contains(said), "{status}");
     // Removing the protection in the same request would make it ineffective.
     refused(
         world.apply(document("orders", &[("db", 1)])).await,

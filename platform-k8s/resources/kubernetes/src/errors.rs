@@ -24,6 +24,8 @@ use serde_json::Value;
 pub(crate) const MAX_STATUS: usize = 64 * 1024;
 /// Characters of a plain text answer that are repeated.
 const MAX_LINE: usize = 256;
+/// Metadata of an error about a right that is missing.
+const VERB: &str = "verb";
 
 /// What a response without success says, whoever has answered it: with its code, a message, and when to try again.
 pub(crate) fn told(
@@ -148,6 +150,21 @@ fn of_redacted(call: &Call, status: &Status, retry_after: Option<Duration>) -> E
     }
 }
 
+/// Whether the API server knows this server and does not grant it the right: 403, and not 401.
+#[must_use]
+pub fn is_forbidden(error: &Error) -> bool {
+    error.reason() == Reason::CredentialsRefused && error.metadata().contains_key(VERB)
+}
+
+/// The error for a right that this server lacks.
+#[must_use]
+pub fn lacks_right(call: &Call, message: impl Into<String>) -> Error {
+    Error::new(Reason::CredentialsRefused, message)
+        .with_metadata(VERB, call.verb)
+        .with_metadata("kind", &call.kind)
+        .with_metadata("namespace", &call.namespace)
+}
+
 /// Authorization, quotas and all admission plugins return Forbidden.
 fn forbidden(call: &Call, words: &str, details: Option<&StatusDetails>) -> Error {
     if words.contains("exceeded quota") || words.contains("insufficient quota") {
@@ -159,10 +176,7 @@ fn forbidden(call: &Call, words: &str, details: Option<&StatusDetails>) -> Error
     let by_rules = words.contains(&format!(" cannot {} ", call.verb))
         || (words.contains(" cannot ") && words.contains(" resource \""));
     if by_rules || words == "Forbidden" {
-        return Error::new(Reason::PermissionDenied, format!("may not {call}: {words}"))
-            .with_metadata("verb", call.verb)
-            .with_metadata("kind", &call.kind)
-            .with_metadata("namespace", &call.namespace);
+        return lacks_right(call, format!("may not {call}: {words}"));
     }
     Error::new(Reason::Precondition, format!("{call}: {words}"))
 }

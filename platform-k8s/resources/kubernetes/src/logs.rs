@@ -154,6 +154,18 @@ impl Log {
             if data.is_empty() {
                 let rest = std::mem::take(&mut self.partial);
                 self.body = None;
+                if self
+                    .runs
+                    .last
+                    .as_ref()
+                    .is_some_and(|run| run.is_lost(&rest))
+                {
+                    let why = "the kubelet cannot read it any more";
+                    let call = &self.call;
+                    return Err(Error::unavailable(format!(
+                        "{call}: the log was cut off: {why}"
+                    )));
+                }
                 if !rest.is_empty() {
                     return Ok(Some(rest));
                 }

@@ -1,4 +1,3 @@
-use drover_core::Reason;
 use drover_platform::{feed::Listener, identity::Identity};
 use drover_proto::platform::v1::NodePhase;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -6,7 +5,12 @@ use kube::core::ObjectMeta;
 use serde_json::json;
 
 use super::*;
-use crate::{client::partial, labels, settings::Settings};
+use crate::{
+    client::partial,
+    errors::{self, Call},
+    labels,
+    settings::Settings,
+};
 
 #[derive(Default)]
 struct Told(Mutex<Vec<String>>);
@@ -412,7 +416,8 @@ async fn silence_makes_what_is_known_old() {
 #[tokio::test]
 async fn kinds_that_may_not_be_watched_are_named_and_pods_must_be() {
     let setup = Setup::new();
-    let denied = || Error::new(Reason::PermissionDenied, "may not list services");
+    let call = Call::new("list", "services", "", "");
+    let denied = || errors::lacks_right(&call, "may not list services");
     setup.cache.failed(setup.services, denied());
     assert!(setup.cache.current());
     assert!(setup.cache.ready().await.is_ok());

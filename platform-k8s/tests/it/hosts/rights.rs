@@ -76,7 +76,7 @@ async fn the_rights_of_the_manifests_suffice_and_each_of_them_is_needed() {
             open(&place, &proxy).await.err()
         })
         .await;
-        assert_eq!(error.reason(), Reason::PermissionDenied, "{error}");
+        assert_eq!(error.reason(), Reason::CredentialsRefused, "{error}");
         let right = format!("{verb} {resource}");
         assert!(error.message().contains(&right), "{right}: {error}");
     }

@@ -264,7 +264,7 @@ impl Deployed {
 fn names(error: &Error, call: &str, (verb, resource): &Right) {
     assert_eq!(
         error.reason(),
-        Reason::PermissionDenied,
+        Reason::CredentialsRefused,
         "{call} without {verb} {resource}: {error:?}"
     );
     let plural = resource.split_once('.').map_or(&**resource, |(it, _)| it);

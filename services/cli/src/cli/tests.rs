@@ -57,7 +57,7 @@ fn get_takes_a_kind_and_a_name() {
     assert_eq!(args.target, ["nodes", "hello"]);
     assert_eq!(
         (args.output, args.watch, args.no_headers),
-        (Format::Json, true, true)
+        (GetFormat::Json, true, true)
     );
     assert!(parse("drover get").is_err() && parse("drover get a b c").is_err());
 }
@@ -73,16 +73,26 @@ fn exec_passes_everything_after_the_hyphens_on() {
 }
 
 #[test]
-fn zero_is_a_size() {
+fn a_size_is_a_number_or_a_difference() {
+    for line in [
+        "scale hello web 0",
+        "scale hello/web -1",
+        "scale hello/web +2",
+    ] {
+        let Command::Scale(args) = command(&format!("drover {line}")) else {
+            panic!("not scale")
+        };
+        let words = line.split(' ').skip(1).map(str::to_owned);
+        assert_eq!(args.target, words.collect::<Vec<_>>());
+    }
     assert!(
-        matches!(command("drover scale hello web 0"), Command::Scale(args) if args.size == Some(0))
+        matches!(command("drover scale hello web --standby 1"), Command::Scale(args) if args.standby == Some(Size::To(1)))
     );
     assert!(
-        matches!(command("drover scale hello web --standby 1"), Command::Scale(args) if args.size.is_none())
+        matches!(command("drover scale hello web --standby -1"), Command::Scale(args) if args.standby == Some(Size::By(-1)))
     );
-    assert!(
-        parse("drover scale hello web").is_err() && parse("drover scale hello web -1").is_err()
-    );
+    assert!(parse("drover scale").is_err() && parse("drover scale a b 1 2").is_err());
+    assert!(parse("drover scale a b --standby some").is_err());
 }
 
 #[test]

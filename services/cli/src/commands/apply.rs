@@ -98,7 +98,8 @@ pub(crate) async fn read(client: &Client, filenames: &[String]) -> Outcome<Objec
             .map(|platform| platform.name.clone())
             .collect()
     });
-    let objects = manifests.decode(names.as_deref());
+    let mut objects = manifests.decode(names.as_deref());
+    super::offline::check(&mut objects);
     for warning in &objects.warnings {
         complain!("warning: {warning}");
     }
@@ -372,13 +373,18 @@ fn confirm(planned: &[Option<ApplyClusterResponse>]) -> Outcome<bool> {
     if question.is_empty() {
         Ok(true)
     } else {
-        ask(&format!("{question}Go on?"))
+        ask(&format!("{question}Continue?"))
     }
+}
+
+/// Whether there is somebody who can answer.
+pub(crate) fn can_ask() -> bool {
+    io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
 /// Asks a question on a terminal. Without one the answer is yes, as nobody can be asked.
 pub(crate) fn ask(question: &str) -> Outcome<bool> {
-    if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+    if !can_ask() {
         return Ok(true);
     }
     eprint!("{question} [y/N] ");

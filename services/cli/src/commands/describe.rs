@@ -27,23 +27,28 @@ use crate::{
 };
 
 pub(crate) async fn run(client: &Client, args: DescribeArgs) -> Outcome {
-    let target = match (Target::parse(&args.target), args.target.as_slice()) {
+    let targets = match (Target::several(&args.target), args.target.as_slice()) {
         (Err(_), [name]) if !name.contains('/') => {
             return Err(Failure::usage(format!(
                 "describe takes KIND NAME, for example: drover describe cluster {name}"
             )));
         }
-        (target, _) => target?,
+        (targets, _) => targets?,
     };
-    let name = target.name()?;
-    match target.kind {
-        Kind::Cluster => cluster(client, name, args.all).await?,
-        Kind::Node => node(client, name).await?,
-        Kind::Platform => platform(client, name).await?,
-        _ => {
-            return Err(Failure::usage(
-                "only clusters, nodes and platforms can be described",
-            ));
+    for (number, target) in targets.iter().enumerate() {
+        if number > 0 {
+            output::line("")?;
+        }
+        let name = target.name()?;
+        match target.kind {
+            Kind::Cluster => cluster(client, name, args.all).await?,
+            Kind::Node => node(client, name).await?,
+            Kind::Platform => platform(client, name).await?,
+            _ => {
+                return Err(Failure::usage(
+                    "only clusters, nodes and platforms can be described",
+                ));
+            }
         }
     }
     Ok(Exit::Done)

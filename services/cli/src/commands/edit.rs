@@ -1,11 +1,10 @@
-//! Commands that change one object: `scale`, `replace`, `pause`, `resume`, `reconcile`, `delete`.
+//! Commands that change one object: `replace`, `pause`, `resume`, `reconcile`, `delete`.
 
 use drover_core::Error;
 use drover_proto::orchestrator::v1::{
-    DeleteClusterRequest, DeleteSecretRequest, GetClusterRequest, ListSecretsRequest,
-    PauseClusterRequest, ReconcileClusterRequest, ReplaceNodeRequest, ResumeClusterRequest,
-    ScaleGroupRequest, SetNodeRepairRequest, UnregisterPlatformRequest,
-    plan_cluster_request::Subject,
+    DeleteClusterRequest, DeleteSecretRequest, ListSecretsRequest, PauseClusterRequest,
+    ReconcileClusterRequest, ReplaceNodeRequest, ResumeClusterRequest, SetNodeRepairRequest,
+    UnregisterPlatformRequest, plan_cluster_request::Subject,
 };
 use tokio::time::Instant;
 
@@ -15,69 +14,11 @@ use super::{
     wait,
 };
 use crate::{
-    cli::{DeleteArgs, ScaleArgs},
+    cli::{DeleteArgs, WaitFlags},
     client::{CALL_TIMEOUT, Client},
     failure::{Exit, Failure, Outcome},
-    input,
-    output::{self, Format, json},
+    input, output,
 };
-
-pub(crate) async fn scale(client: &Client, args: ScaleArgs) -> Outcome {
-    let cluster = target::cluster(&args.cluster).to_owned();
-    let request = ScaleGroupRequest {
-        cluster: cluster.clone(),
-        group: args.group.clone(),
-        size: args.size,
-        standby: args.standby,
-        expected_generation: args.expect_generation,
-        // The node of this cluster, with or without the name of the cluster.
-        remove_nodes: args
-            .remove
-            .iter()
-            .map(|node| node.rsplit('/').next().unwrap_or(node).to_owned())
-            .collect(),
-    };
-    if args.dry_run {
-        return rollout::dry_run(client, &cluster, Subject::Scale(request), args.output).await;
-    }
-    let before = generation(client, &cluster).await;
-    let answer = client
-        .call(client.api.scale_group(request, CALL_TIMEOUT))
-        .await?;
-    if args.output == Format::Json {
-        output::print(&json::pretty(&answer)?)?;
-        return Ok(Exit::Done);
-    }
-    let generation = answer.cluster.map_or(0, |cluster| cluster.generation);
-    let word = if before == Some(generation) {
-        "unchanged"
-    } else {
-        "scaled"
-    };
-    let tally = answer
-        .plan
-        .as_ref()
-        .map(report::Tally::of)
-        .unwrap_or_default();
-    output::line(&format!(
-        "group/{cluster}/{} {word} (generation {generation}): {}",
-        args.group,
-        tally.words()
-    ))?;
-    Ok(Exit::Done)
-}
-
-/// The generation of a cluster, to tell afterwards whether anything has changed. `None` if the caller may not read it.
-async fn generation(client: &Client, cluster: &str) -> Option<u64> {
-    let request = GetClusterRequest {
-        name: cluster.to_owned(),
-        min_revision: None,
-    };
-    let answer = client
-        .call(client.api.get_cluster(request, CALL_TIMEOUT))
-        .await;
-    Some(answer.ok()?.cluster?.generation)
-}
 
 pub(crate) async fn replace(client: &Client, node: &str) -> Outcome {
     let (cluster, id) = target::node(node)?;
@@ -133,14 +74,14 @@ pub(crate) async fn pause(client: &Client, cluster: &str, reason: &str) -> Outco
     Ok(Exit::Done)
 }
 
-pub(crate) async fn resume(client: &Client, cluster: &str) -> Outcome {
+pub(crate) async fn resume(client: &Client, cluster: &str, flags: &WaitFlags) -> Outcome {
     let name = target::cluster(cluster).to_owned();
     let request = ResumeClusterRequest { name: name.clone() };
     client
         .call(client.api.resume_cluster(request, CALL_TIMEOUT))
         .await?;
     output::line(&format!("cluster/{name} resumed"))?;
-    Ok(Exit::Done)
+    wait::after(client, &name, flags).await
 }
 
 pub(crate) async fn reconcile(client: &Client, cluster: &str, reset_back_off: bool) -> Outcome {
@@ -216,7 +157,7 @@ pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
             .iter()
             .map(|(kind, name)| format!("{}/{name}", kind.word()))
             .collect();
-        let question = format!("Delete {}? This cannot be taken back.", names.join(", "));
+        let question = format!("Delete {}? This cannot be undone.", names.join(", "));
         if !apply::ask(&question)? {
             return Err(Failure::failed("nothing deleted"));
         }

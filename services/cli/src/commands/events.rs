@@ -1,26 +1,30 @@
-//! `events`: the events of a cluster.
+//! `events`: the events of a cluster, or of all.
 
 use std::{
+    collections::{HashMap, HashSet},
     ops::ControlFlow,
     time::{Duration, SystemTime},
 };
 
 use drover_client::watch::EventUpdate;
-use drover_core::{Error, Result};
+use drover_core::{Error, Reason, Result};
 use drover_manifest::yaml;
 use drover_proto::orchestrator::v1::{Event, EventSeverity, ListEventsRequest, ListEventsResponse};
+use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 
 use super::target;
 use crate::{
     cli::EventsArgs,
-    client::{CALL_TIMEOUT, Client},
+    client::{CALL_TIMEOUT, Change, Client},
     failure::{Exit, Failure, Outcome},
     output::{self, Format, age, json, rows},
 };
 
 /// Column widths of events that are printed one by one.
 const COLUMN_WIDTHS: [usize; 6] = [3, 9, 7, 20, 20, 0];
+/// The same of the column in front of them, if they are of several clusters.
+const CLUSTER_WIDTH: usize = 12;
 
 struct Filter {
     since: Option<Duration>,
@@ -60,9 +64,6 @@ pub(crate) async fn run(client: &Client, args: EventsArgs) -> Outcome {
         .cluster
         .as_deref()
         .map(|name| target::cluster(name).to_owned());
-    if args.watch && name.is_none() {
-        return Err(Failure::usage("events of which cluster? --watch needs one"));
-    }
     let mut answer = ListEventsResponse::default();
     let clusters = match &name {
         Some(name) => vec![name.clone()],
@@ -74,8 +75,13 @@ pub(crate) async fn run(client: &Client, args: EventsArgs) -> Outcome {
             .map(|cluster| cluster.name)
             .collect(),
     };
+    let mut seen = HashMap::new();
     for cluster in clusters {
         let page = list(client, &cluster, args.after.unwrap_or(0)).await?;
+        seen.insert(
+            cluster,
+            page.events.last().map_or(0, |event| event.sequence),
+        );
         answer.events.extend(page.events);
         answer.oldest_sequence = page.oldest_sequence;
         answer.revision = page.revision;
@@ -88,11 +94,14 @@ pub(crate) async fn run(client: &Client, args: EventsArgs) -> Outcome {
             .sort_by_key(|event| event.event_time.map(|time| (time.seconds, time.nanos)));
     }
     print(&answer, &args, now)?;
-    if let (true, Some(name)) = (args.watch, &name) {
-        let after = last.or(args.after).unwrap_or(0);
-        return watch(client, name, after, &filter, &args).await;
+    match &name {
+        _ if !args.watch => Ok(Exit::Done),
+        Some(name) => {
+            let after = last.or(args.after).unwrap_or(0);
+            watch(client, name, after, &filter, &args).await
+        }
+        None => watch_all(client, seen, &filter, &args).await,
     }
-    Ok(Exit::Done)
 }
 
 /// All events of a cluster after a sequence number.
@@ -134,11 +143,11 @@ fn print(answer: &ListEventsResponse, args: &EventsArgs, now: SystemTime) -> Out
         }
         Format::Table | Format::Wide => {
             let mut table = rows::events();
-            table.rows = answer
-                .events
-                .iter()
-                .map(|event| rows::event(event, now))
-                .collect();
+            if args.cluster.is_none() {
+                table.header.insert(0, "CLUSTER");
+            }
+            let rows = answer.events.iter().map(|event| row(event, args, now));
+            table.rows = rows.collect();
             if table.rows.is_empty() && !args.watch {
                 complain!("nothing found");
             } else {
@@ -158,24 +167,7 @@ async fn watch(
     args: &EventsArgs,
 ) -> Outcome {
     let result = follow(client, cluster, after, |event| {
-        let now = SystemTime::now();
-        if !filter.shows(event, now) {
-            return ControlFlow::Continue(());
-        }
-        let shown = match args.output {
-            Format::Json | Format::Yaml => json::line(event)
-                .map_err(Failure::from)
-                .and_then(|line| Ok(output::print_on(&line)?)),
-            Format::Name => {
-                output::print_on(&format!("event/{}/{}\n", event.cluster, event.sequence))
-                    .map_err(Failure::from)
-            }
-            Format::Table | Format::Wide => {
-                let row = rows::event(event, now);
-                output::print_on(&(columns(&row) + "\n")).map_err(Failure::from)
-            }
-        };
-        match shown {
+        match show(event, filter, args) {
             Ok(()) => ControlFlow::Continue(()),
             Err(failure) => ControlFlow::Break(failure),
         }
@@ -190,9 +182,77 @@ async fn watch(
     }
 }
 
+/// Prints the events of all clusters as they arrive, also of those that are created meanwhile. `seen`: the sequence of
+/// the last event of each cluster that was printed.
+async fn watch_all(
+    client: &Client,
+    mut seen: HashMap<String, u64>,
+    filter: &Filter,
+    args: &EventsArgs,
+) -> Outcome {
+    let (sender, mut events) = mpsc::unbounded_channel();
+    let mut followed = HashSet::new();
+    let arrivals = client.watch_clusters::<()>(None, None, |change| {
+        if let Change::Upsert(cluster) = change
+            && followed.insert(cluster.uid.clone())
+        {
+            // A later cluster of the same name counts anew.
+            let after = seen.remove(&cluster.name).unwrap_or(0);
+            let (client, name, sender) = (client.clone(), cluster.name.clone(), sender.clone());
+            tokio::spawn(async move {
+                let ended = follow(&client, &name, after, |event| {
+                    match sender.send(Ok(event.clone())) {
+                        Ok(()) => ControlFlow::Continue(()),
+                        Err(_) => ControlFlow::Break(()),
+                    }
+                });
+                if let Err(error) = ended.await
+                    && error.reason() != Reason::NotFound
+                {
+                    let _ = sender.send(Err(error));
+                }
+            });
+        }
+        ControlFlow::Continue(())
+    });
+    let shown = async {
+        while let Some(event) = events.recv().await {
+            show(&event?, filter, args)?;
+        }
+        Ok(Exit::Done)
+    };
+    tokio::select! {
+        ended = arrivals => ended.map(|()| Exit::Done).map_err(Failure::from),
+        ended = shown => ended,
+    }
+}
+
+/// Prints one event, if it is asked for.
+fn show(event: &Event, filter: &Filter, args: &EventsArgs) -> Outcome<()> {
+    let now = SystemTime::now();
+    if !filter.shows(event, now) {
+        return Ok(());
+    }
+    let line = match args.output {
+        Format::Json | Format::Yaml => json::line(event)?,
+        Format::Name => format!("event/{}/{}\n", event.cluster, event.sequence),
+        Format::Table | Format::Wide => columns(&row(event, args, now), args) + "\n",
+    };
+    Ok(output::print_on(&line)?)
+}
+
+fn row(event: &Event, args: &EventsArgs, now: SystemTime) -> Vec<String> {
+    let mut row = rows::event(event, now);
+    if args.cluster.is_none() {
+        row.insert(0, event.cluster.clone());
+    }
+    row
+}
+
 /// A row that is printed on its own, in columns that are wide enough for most values.
-fn columns(row: &[String]) -> String {
-    let cells = row.iter().zip(COLUMN_WIDTHS);
+fn columns(row: &[String], args: &EventsArgs) -> String {
+    let first = args.cluster.is_none().then_some(CLUSTER_WIDTH);
+    let cells = row.iter().zip(first.into_iter().chain(COLUMN_WIDTHS));
     let line: Vec<String> = cells
         .map(|(cell, width)| format!("{:width$}", output::one_line(cell)))
         .collect();

@@ -40,8 +40,11 @@ pub(crate) async fn run(client: &Client, args: GetArgs) -> Outcome {
             "only clusters and hosts have labels to select by",
         ));
     }
+    let Some(format) = args.output.of_answer() else {
+        return manifests(client, target, selector, args.watch).await;
+    };
     let view = View {
-        format: args.output,
+        format,
         header: !args.no_headers,
     };
     match (target.kind, args.watch) {
@@ -56,7 +59,7 @@ pub(crate) async fn run(client: &Client, args: GetArgs) -> Outcome {
                 after: None,
                 since: None,
                 types: Vec::new(),
-                output: args.output,
+                output: format,
                 no_headers: args.no_headers,
             };
             return events::run(client, args).await;
@@ -96,7 +99,7 @@ impl View {
     ) -> Outcome<()> {
         match self.format {
             Format::Json => output::print(&json::pretty(answer)?)?,
-            Format::Yaml => output::print(&yaml::write(&json::to_yaml(&json::value(answer)?)))?,
+            Format::Yaml => output::print(&as_yaml(answer)?)?,
             Format::Name => output::print(
                 &names()
                     .into_iter()
@@ -116,6 +119,60 @@ impl View {
     }
 }
 
+fn as_yaml<A: Message + Name>(answer: &A) -> anyhow::Result<String> {
+    Ok(yaml::write(&json::to_yaml(&json::value(answer)?)))
+}
+
+/// Prints clusters or platforms as documents that `drover apply` takes.
+async fn manifests(
+    client: &Client,
+    target: Target,
+    selector: Option<LabelSelector>,
+    watch: bool,
+) -> Outcome {
+    if watch {
+        return Err(Failure::usage("manifests are not watched; leave -w out"));
+    }
+    let documents: Vec<Yaml> = match (target.kind, target.name) {
+        (Kind::Cluster, None) => {
+            let answer = client.list_clusters(selector).await?;
+            let documents = answer.clusters.iter().map(encode::cluster);
+            documents.collect::<Result<_, _>>()?
+        }
+        (Kind::Cluster, Some(name)) => {
+            let request = GetClusterRequest {
+                name,
+                min_revision: None,
+            };
+            let answer = client
+                .call(client.api.get_cluster(request, CALL_TIMEOUT))
+                .await?;
+            let documents = answer.cluster.iter().map(encode::cluster);
+            documents.collect::<Result<_, _>>()?
+        }
+        (Kind::Platform, None) => {
+            let answer = client.list_platforms().await?;
+            let documents = answer.platforms.iter().map(encode::platform);
+            documents.collect::<Result<_, _>>()?
+        }
+        (Kind::Platform, Some(name)) => {
+            vec![encode::platform(&client.get_platform(&name).await?)?]
+        }
+        (kind, _) => {
+            let word = kind.word();
+            return Err(Failure::usage(format!(
+                "there are no manifests of a {word}; only of clusters and platforms"
+            )));
+        }
+    };
+    if documents.is_empty() {
+        complain!("nothing found");
+    }
+    let texts: Vec<String> = documents.iter().map(yaml::write).collect();
+    output::print(&texts.join("---\n"))?;
+    Ok(Exit::Done)
+}
+
 async fn clusters(
     client: &Client,
     name: Option<String>,
@@ -132,8 +189,10 @@ async fn clusters(
             let answer = client
                 .call(client.api.get_cluster(request, CALL_TIMEOUT))
                 .await?;
-            if view.format == Format::Json {
-                return Ok(output::print(&json::pretty(&answer)?)?);
+            match view.format {
+                Format::Json => return Ok(output::print(&json::pretty(&answer)?)?),
+                Format::Yaml => return Ok(output::print(&as_yaml(&answer)?)?),
+                Format::Table | Format::Wide | Format::Name => {}
             }
             (answer.cluster.into_iter().collect(), None)
         }
@@ -142,14 +201,6 @@ async fn clusters(
             (answer.clusters.clone(), Some(answer))
         }
     };
-    if view.format == Format::Yaml {
-        let documents: Vec<Yaml> = found
-            .iter()
-            .map(encode::cluster)
-            .collect::<Result<_, drover_manifest::Error>>()?;
-        let texts: Vec<String> = documents.iter().map(yaml::write).collect();
-        return Ok(output::print(&texts.join("---\n"))?);
-    }
     let names = || {
         found
             .iter()
@@ -237,9 +288,6 @@ async fn platforms(client: &Client, name: Option<String>, view: View) -> Outcome
             .call(client.api.get_platform(request, CALL_TIMEOUT))
             .await?;
         let found: Vec<_> = answer.platform.iter().cloned().collect();
-        if let (Format::Yaml, Some(platform)) = (view.format, &answer.platform) {
-            return Ok(output::print(&yaml::write(&encode::platform(platform)?))?);
-        }
         let names = || {
             found
                 .iter()

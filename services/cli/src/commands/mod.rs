@@ -14,6 +14,7 @@ mod plan;
 mod probe;
 mod report;
 mod rollout;
+pub(crate) mod scale;
 mod secret;
 mod storage;
 mod target;
@@ -40,12 +41,12 @@ pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, F
         Command::Get(args) => get::run(&client()?, args).await,
         Command::Describe(args) => describe::run(&client()?, args).await,
         Command::Status => describe::status(&client()?).await,
-        Command::Scale(args) => edit::scale(&client()?, args).await,
+        Command::Scale(args) => scale::run(&client()?, args).await,
         Command::Rollout(command) => rollout::run(&client()?, command).await,
         Command::Replace { node } => edit::replace(&client()?, &node).await,
         Command::Repair { node, done } => edit::repair(&client()?, &node, done).await,
         Command::Pause { cluster, reason } => edit::pause(&client()?, &cluster, &reason).await,
-        Command::Resume { cluster } => edit::resume(&client()?, &cluster).await,
+        Command::Resume { cluster, wait } => edit::resume(&client()?, &cluster, &wait).await,
         Command::Reconcile {
             cluster,
             reset_back_off,

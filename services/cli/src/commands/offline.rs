@@ -1,8 +1,12 @@
 //! Subcommands that need no orchestrator: `init`, `validate`, `explain`, `schema`, `convert`, `completion`.
 
+use std::collections::BTreeSet;
+
 use clap::CommandFactory;
 use clap_complete::Shell;
+use drover_core::{error::Violation, name, spec::check_labels};
 use drover_manifest::{Error, Objects, encode, explain, yaml};
+use drover_proto::orchestrator::v1::Cluster;
 
 use crate::{
     cli::{Cli, Starter},
@@ -28,7 +32,8 @@ pub(crate) fn init(kind: Starter) -> Outcome {
 }
 
 fn decode(filenames: &[String], outcome: &str) -> Outcome<Objects> {
-    let objects = input::manifests(filenames)?.decode(None);
+    let mut objects = input::manifests(filenames)?.decode(None);
+    check(&mut objects);
     for warning in &objects.warnings {
         complain!("warning: {warning}");
     }
@@ -40,6 +45,33 @@ fn decode(filenames: &[String], outcome: &str) -> Outcome<Objects> {
             objects.diagnostics.render(outcome),
         ))
     }
+}
+
+/// Adds what an orchestrator would refuse whatever platforms it has.
+pub(crate) fn check(objects: &mut Objects) {
+    for document in &objects.clusters {
+        for violation in wrong(&document.object) {
+            objects.diagnostics.push(document.violation(&violation));
+        }
+    }
+}
+
+fn wrong(cluster: &Cluster) -> BTreeSet<Violation> {
+    let mut wrong = Vec::new();
+    if let Err(description) = name::check_cluster_name(&cluster.name) {
+        wrong.push(Violation {
+            field: "name".to_owned(),
+            description,
+        });
+    }
+    check_labels("labels", &cluster.labels, &mut wrong);
+    let spec = cluster.spec.clone().unwrap_or_default();
+    let resolved = drover_convert::spec::cluster_spec(&spec).and_then(|spec| spec.resolve());
+    if let Err(error) = resolved {
+        wrong.extend(error.fields().iter().cloned());
+    }
+    // What groups inherit is wrong once, and not in each of them.
+    wrong.into_iter().collect()
 }
 
 pub(crate) fn validate(filenames: &[String]) -> Outcome {

@@ -231,7 +231,7 @@ pub(crate) fn plan(
         if why.is_empty() {
             why = match item.reason.as_str() {
                 "ScaleDown" => "size lowered".into(),
-                "Delete" => "wanted no more".into(),
+                "Delete" => "no longer wanted".into(),
                 other => other.into(),
             };
         }

@@ -8,9 +8,9 @@ use drover_proto::orchestrator::v1::{
     PlanClusterRequest, RestartGroupRequest, UndoClusterRequest, plan_cluster_request::Subject,
 };
 
-use super::{plan, report, target};
+use super::{plan, report, target, wait};
 use crate::{
-    cli::{RolloutCommand, RolloutStatusArgs, UndoArgs},
+    cli::{RestartArgs, RolloutCommand, RolloutStatusArgs, UndoArgs},
     client::{CALL_TIMEOUT, Change, Client},
     failure::{Exit, Failure, Outcome},
     output::{self, Format, Table, age, json, rows::or_dash},
@@ -24,11 +24,7 @@ pub(crate) async fn run(client: &Client, command: RolloutCommand) -> Outcome {
         RolloutCommand::Status(args) => status(client, args).await,
         RolloutCommand::History { cluster, output } => history(client, &cluster, output).await,
         RolloutCommand::Undo(args) => undo(client, args).await,
-        RolloutCommand::Restart {
-            target,
-            dry_run,
-            output,
-        } => restart(client, &target, dry_run, output).await,
+        RolloutCommand::Restart(args) => restart(client, args).await,
     }
 }
 
@@ -79,7 +75,7 @@ async fn status(client: &Client, args: RolloutStatusArgs) -> Outcome {
     let (name, path) = split(&args.target);
     let mut cluster = get(client, name).await?;
     if args.wait {
-        cluster = wait(client, cluster, path, args.timeout).await?;
+        cluster = settled(client, cluster, path, args.timeout).await?;
     }
     let groups = chosen(&cluster, path)?;
     match args.output {
@@ -137,7 +133,7 @@ fn is_stuck(progress: &Progress) -> bool {
 }
 
 /// Waits until the cluster or group is up to date, or stuck.
-async fn wait(
+async fn settled(
     client: &Client,
     cluster: Cluster,
     path: Option<&str>,
@@ -265,7 +261,7 @@ async fn undo(client: &Client, args: UndoArgs) -> Outcome {
         .await?;
     if args.output == Format::Json {
         output::print(&json::pretty(&answer)?)?;
-        return Ok(Exit::Done);
+        return wait::after(client, &name, &args.wait).await;
     }
     for warning in &answer.warnings {
         complain!("warning: cluster/{name}: {warning}");
@@ -277,32 +273,35 @@ async fn undo(client: &Client, args: UndoArgs) -> Outcome {
         answer.from_generation,
         tally.words()
     ))?;
-    Ok(Exit::Done)
+    wait::after(client, &name, &args.wait).await
 }
 
-async fn restart(client: &Client, target: &str, dry: bool, format: Format) -> Outcome {
+async fn restart(client: &Client, args: RestartArgs) -> Outcome {
+    let target = &*args.target;
     let (name, path) = split(target);
     let request = RestartGroupRequest {
         cluster: name.to_owned(),
         group: path.map(str::to_owned),
     };
-    if dry {
-        return dry_run(client, name, Subject::Restart(request), format).await;
+    if args.dry_run {
+        return dry_run(client, name, Subject::Restart(request), args.output).await;
     }
     let answer = client
         .call(client.api.restart_group(request, CALL_TIMEOUT))
         .await?;
-    if format == Format::Json {
+    if args.output == Format::Json {
         output::print(&json::pretty(&answer)?)?;
-        return Ok(Exit::Done);
+        return wait::after(client, name, &args.wait).await;
     }
     output::line(&format!(
         "{} will be replaced: {}",
         target::cluster(target),
         output::count(answer.node_count as usize, "node")
     ))?;
-    complain!("watch it: drover rollout status {target} --wait");
-    Ok(Exit::Done)
+    if !args.wait.wait {
+        complain!("watch it: drover rollout status {target} --wait");
+    }
+    wait::after(client, name, &args.wait).await
 }
 
 /// Prints the effects of a change.

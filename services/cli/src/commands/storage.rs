@@ -114,7 +114,7 @@ pub(crate) async fn delete(client: &Client, name: &str, args: &DeleteArgs) -> Ou
         complain!("{what} would be deleted; whether it may be is checked only then");
         return Ok(Exit::Done);
     }
-    if !args.yes && !apply::ask(&format!("Delete {what}? This cannot be taken back."))? {
+    if !args.yes && !apply::ask(&format!("Delete {what}? This cannot be undone."))? {
         return Err(Failure::failed("nothing deleted"));
     }
     let request = DeleteStorageRequest {

@@ -8,10 +8,14 @@ use std::{
 
 use drover_proto::orchestrator::v1::{Cluster, ClusterPhase};
 use indicatif::{ProgressBar, ProgressStyle};
+use tokio::time::Instant;
 
-use super::target::{self, Kind, Target};
+use super::{
+    apply,
+    target::{self, Kind, Target},
+};
 use crate::{
-    cli::WaitArgs,
+    cli::{WaitArgs, WaitFlags},
     client::{Change, Client},
     failure::{Exit, Failure, Outcome},
     output::{self, rows},
@@ -85,16 +89,31 @@ impl Goal {
 
 pub(crate) async fn run(client: &Client, args: WaitArgs) -> Outcome {
     let goal = Goal::parse(&args.condition)?;
-    let name = match Target::parse(&args.target) {
-        Ok(target) if target.kind == Kind::Cluster => target.name()?.to_owned(),
-        _ => {
+    let mut names = Vec::new();
+    for target in Target::several(&args.target)? {
+        if target.kind != Kind::Cluster {
             return Err(Failure::usage(
                 "only clusters can be waited for: drover wait cluster NAME",
             ));
         }
-    };
-    until(client, &name, &goal, args.timeout).await?;
-    output::line(&format!("cluster/{name} is {}", goal.words()))?;
+        names.push(target.name()?.to_owned());
+    }
+    let start = Instant::now();
+    for name in names {
+        until(client, &name, &goal, apply::left(start, args.timeout)).await?;
+        output::line(&format!("cluster/{name} is {}", goal.words()))?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Waits after a change if that is asked for, and says how it ended.
+pub(crate) async fn after(client: &Client, name: &str, flags: &WaitFlags) -> Outcome {
+    if flags.wait {
+        let start = Instant::now();
+        ready(client, name, flags.timeout).await?;
+        let took = start.elapsed().as_secs_f64();
+        complain!("cluster/{name} is ready ({took:.1} s)");
+    }
     Ok(Exit::Done)
 }
 

@@ -31,10 +31,42 @@ pub(crate) enum Format {
     Wide,
     /// The canonical protobuf JSON of the response
     Json,
-    /// A manifest where there is one, else the JSON as YAML
+    /// The same as YAML
     Yaml,
     /// KIND/NAME, one a line
     Name,
+}
+
+/// How things are printed that may have manifests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum GetFormat {
+    /// Columns
+    #[default]
+    Table,
+    /// More columns
+    Wide,
+    /// The canonical protobuf JSON of the response
+    Json,
+    /// The same as YAML
+    Yaml,
+    /// KIND/NAME, one a line
+    Name,
+    /// Clusters and platforms as a file for `drover apply`
+    Manifest,
+}
+
+impl GetFormat {
+    /// `None`: a manifest.
+    pub(crate) fn of_answer(self) -> Option<Format> {
+        Some(match self {
+            Self::Table => Format::Table,
+            Self::Wide => Format::Wide,
+            Self::Json => Format::Json,
+            Self::Yaml => Format::Yaml,
+            Self::Name => Format::Name,
+            Self::Manifest => return None,
+        })
+    }
 }
 
 /// How the result of a check is printed.

@@ -104,8 +104,13 @@ async fn what_is_wrong_is_said_with_a_way_out() {
         ("delete storage nope", 3, "hint: drover get storage"),
         ("describe hello", 64, "drover describe cluster hello"),
         ("get hosts", 64, "drover get hosts PLATFORM"),
-        ("scale hello web -1", 64, "-1 is not in 0..=10000"),
-        ("scale hello web 10001", 64, "10001 is not in 0..=10000"),
+        ("scale hello web 10001", 64, "a group has 0 to 10000 nodes"),
+        ("scale hello 3", 64, "how many nodes?"),
+        ("scale hello", 64, "drover scale hello/GROUP 3"),
+        ("scale hello/web -1", 3, "hint: drover get clusters"),
+        ("wait platform/local", 64, "only clusters can be waited for"),
+        ("context show", 3, "no context is in use"),
+        ("context delete nope", 3, "there is no context `nope`"),
         ("apply -f empty.yaml", 1, "no document in empty.yaml"),
         ("validate -f -", 1, "no document in -"),
         ("validate -f utf16.yaml", 1, "save it as UTF-8"),
@@ -123,6 +128,96 @@ async fn what_is_wrong_is_said_with_a_way_out() {
     // An address without a scheme works: this server has answered.
     let (code, text) = place.run("get clusters").await;
     assert_eq!((code, text.as_str()), (0, "nothing found\n"));
+    place.running.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_no_orchestrator_accepts_is_found_without_one_and_all_at_once() {
+    let place = Place::new().await;
+    let document = |name: &str, spec: &str| {
+        format!(
+            "apiVersion: drover.dev/v1\nkind: Cluster\nmetadata: {{name: {name}}}\nspec: {spec}\n"
+        )
+    };
+    for (name, spec, at) in [
+        ("Bäd", "{groups: {web: {platform: p}}}", "metadata.name"),
+        ("x", "{}", "spec.groups"),
+        ("x", "{groups: {}}", "spec.groups"),
+        ("x", "{groups: {web: {size: 1}}}", "spec.groups"),
+        ("x", "{groups: {\"web 1\": {platform: p}}}", "groups"),
+        (
+            "x",
+            "{groups: {web: {platform: p, dependsOn: [web]}}}",
+            "dependsOn",
+        ),
+        (
+            "x",
+            "{groups: {web: {platform: p, dependsOn: [no]}}}",
+            "dependsOn",
+        ),
+        (
+            "x",
+            "{groups: {a: {platform: p, dependsOn: [b]}, b: {platform: p, dependsOn: [a]}}}",
+            "dependsOn",
+        ),
+        (
+            "x",
+            "{groups: {web: {platform: p, update: {maxSurge: 0, maxUnavailable: 0}}}}",
+            "update",
+        ),
+        (
+            "x",
+            "{groups: {web: {platform: p, size: 1, groups: {in: {platform: p}}}}}",
+            "groups.web",
+        ),
+    ] {
+        place.write("wrong.yaml", document(name, spec));
+        let (code, text) = place.run("validate -f wrong.yaml").await;
+        assert_eq!(code, 1, "{name} {spec}: {text}");
+        assert!(text.contains(at), "{name} {spec}: {text}");
+    }
+    // In one round with what only an orchestrator knows.
+    place.write(
+        "wrong.yaml",
+        document("Bäd", "{groups: {web: {platform: p}}}"),
+    );
+    let (code, text) = place.run("apply -f wrong.yaml").await;
+    assert_eq!(code, 1, "{text}");
+    for word in ["no platform `p`", "metadata.name", "2 errors"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    place.running.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flag_goes_before_a_context_and_a_context_before_a_variable() {
+    // `run` gives the address of a server that answers as a variable.
+    let place = Place::new().await;
+    let (code, text) = place.run("context set silent http://127.0.0.1:1").await;
+    assert_eq!(code, 0, "{text}");
+    let (code, text) = place.run("context show").await;
+    let shown = "name: silent\nserver: http://127.0.0.1:1\n";
+    assert_eq!((code, text.as_str()), (0, shown));
+    let answering = format!("--server {}", place.running.address());
+    for (flags, expected) in [
+        ("", 0),
+        ("--context silent", 5),
+        (&*answering, 0),
+        (&*format!("--context silent {answering}"), 0),
+        (&*format!("{answering} --context silent"), 0),
+    ] {
+        for line in [
+            format!("{flags} get clusters"),
+            format!("get clusters {flags}"),
+        ] {
+            let (code, text) = place.run(&line).await;
+            assert_eq!(code, expected, "{line}: {text}");
+        }
+    }
+    let (code, text) = place.run("context delete silent").await;
+    assert_eq!((code, text.as_str()), (0, "context silent deleted\n"));
+    let (code, text) = place.run("context show").await;
+    assert_eq!(code, 3, "{text}");
     place.running.shutdown().await;
 }
 

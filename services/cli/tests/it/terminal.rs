@@ -29,6 +29,7 @@ fn what_others_wrote_is_shown_and_never_obeyed() {
         "get clusters -o wide",
         "get clusters -o json",
         "get cluster quiet -o yaml",
+        "get cluster quiet -o manifest",
         "get clusters -o name",
         "get nodes quiet",
         "describe cluster quiet",

@@ -48,7 +48,12 @@ const PLUGIN_FIELDS: [(&str, &str); 3] = [
 ];
 
 /// Plugins that mean the same platform; the alias is only tried if the exact name is not registered.
-const ALIASES: [(&str, &str); 2] = [("gcd", "gcp"), ("gcp", "gcd")];
+const ALIASES: [(&str, &str); 4] = [
+    ("gcd", "gcp"),
+    ("gcp", "gcd"),
+    ("digitalOcean", "digitalocean"),
+    ("digitalocean", "digitalOcean"),
+];
 
 pub(super) fn convert(
     decoder: &mut Decoder<'_>,

@@ -125,6 +125,17 @@ fn a_plugin_that_is_not_registered_is_named_at_its_line() {
 }
 
 #[test]
+fn digital_ocean_is_written_in_two_ways() {
+    let text = "version: \"1\"\nname: x\ngroups:\n  a: {size: 1, resourcePlugin: {name: digitalOcean}, resourceProperties: {}}\n";
+    let objects = decode(text, Some(&["digitalocean"]));
+    assert_eq!(
+        leaves(&objects.clusters[0].object),
+        [leaf("a", "digitalocean", "", 1)]
+    );
+    assert_eq!(objects.warnings.len(), 1);
+}
+
+#[test]
 fn gcd_and_gcp_stand_for_each_other_only_where_the_exact_name_is_missing() {
     let text = "version: \"1\"\nname: x\ngroups:\n  a: {size: 1, resourcePlugin: {name: gcd}, resourceProperties: {}}\n";
     let objects = decode(text, Some(&["gcp"]));

@@ -30,8 +30,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const KEEPALIVE: Duration = Duration::from_secs(15);
 /// How long an unused connection is kept.
 const IDLE: Duration = Duration::from_secs(60);
-/// Maximum size of the read buffer of a connection.
-const MAX_BUFFER: usize = 128 * 1024;
+/// Size of the read buffer of a connection, that of a record of TLS. By itself it would grow with every list and stay so
+/// for the watch after it.
+const BUFFER: usize = 16 * 1024;
 
 /// Directory of a pod with its service account credentials.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -192,7 +193,7 @@ fn client(config: Config, limits: LimitLayer) -> kube::Result<Client> {
     let connector = config.rustls_https_connector_with_connector(tcp)?;
     let http = HttpClient::builder(TokioExecutor::new())
         .pool_idle_timeout(IDLE)
-        .http1_max_buf_size(MAX_BUFFER)
+        .http1_read_buf_exact_size(BUFFER)
         .build::<_, Body>(connector);
     let service = ServiceBuilder::new()
         .layer(limits)

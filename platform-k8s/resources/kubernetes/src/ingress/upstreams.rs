@@ -378,7 +378,7 @@ fn refused(call: &Call, error: watcher::Error) -> Option<Error> {
     };
     let refused = matches!(
         error.reason(),
-        Reason::PermissionDenied | Reason::CredentialsRefused | Reason::NotFound
+        Reason::CredentialsRefused | Reason::NotFound
     );
     refused.then_some(error)
 }

@@ -13,20 +13,39 @@ use crate::{convert, place::Place, wait::Change};
 /// How much later than its log the status of a container tells its end.
 const LAG: Duration = Duration::from_secs(10);
 
+/// What a kubelet writes before the id of a container whose log it cannot read.
+const LOST: &[u8] = b"unable to retrieve container logs for ";
+
 /// One run of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     /// Container runtimes do not always tell it.
     id: Option<String>,
+    /// Id of the run before it.
+    before: Option<String>,
     restarts: i32,
 }
 
 impl Run {
     pub(super) fn of(status: &ContainerStatus) -> Self {
+        let before = status
+            .last_state
+            .as_ref()
+            .and_then(|it| it.terminated.as_ref());
+        let told = |id: &Option<String>| id.clone().filter(|id| !id.is_empty());
         Self {
-            id: status.container_id.clone().filter(|id| !id.is_empty()),
+            id: told(&status.container_id),
+            before: before.and_then(|it| told(&it.container_id)),
             restarts: status.restart_count,
         }
+    }
+
+    /// Whether a kubelet says with this that the log can no longer be read. Once it has sent a part of the log, it puts
+    /// its errors behind that part, without a line end.
+    pub(super) fn is_lost(&self, last: &[u8]) -> bool {
+        let ids = [&self.id, &self.before];
+        last.strip_prefix(LOST)
+            .is_some_and(|id| ids.into_iter().flatten().any(|own| own.as_bytes() == id))
     }
 
     fn is_another(&self, than: &Self) -> bool {
@@ -197,6 +216,27 @@ mod tests {
         let found = tokio::time::timeout(far, runs.until_started(changes)).await;
         let silent = Err(Error::internal("nothing within an hour"));
         (found.unwrap_or(silent), begin.elapsed())
+    }
+
+    #[test]
+    fn the_error_of_a_kubelet_is_not_taken_for_a_line_of_the_log() {
+        let mut pod = pod("u", Some("containerd://a"), 1, &running());
+        let statuses = pod.status.as_mut().unwrap().container_statuses.as_mut();
+        let status = &mut statuses.unwrap()[0];
+        let before = json!({"terminated": {"exitCode": 1, "containerID": "containerd://b"}});
+        status.last_state = Some(serde_json::from_value(before).unwrap());
+        let run = Run::of(status);
+        let lost = |last: &str| run.is_lost(last.as_bytes());
+        assert!(lost("unable to retrieve container logs for containerd://a"));
+        assert!(lost("unable to retrieve container logs for containerd://b"));
+        for line in [
+            "unable to retrieve container logs for containerd://c",
+            "unable to retrieve container logs for containerd://a, it says",
+            "unable to retrieve container logs for ",
+            "it is unable to retrieve container logs for containerd://a",
+        ] {
+            assert!(!lost(line), "{line}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

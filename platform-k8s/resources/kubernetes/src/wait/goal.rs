@@ -1,6 +1,9 @@
 //! The decision of a wait: what is met, what is missing, and whether it can still come. No I/O and no time.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use drover_core::{Error, Reason};
 use drover_proto::kubernetes::v1 as api;
@@ -82,17 +85,35 @@ pub(crate) struct Step {
     pub(crate) failed: Option<Error>,
 }
 
-pub(crate) type Key = (String, String);
+/// Namespace and name.
+pub(crate) type Key = (Arc<str>, Arc<str>);
 /// An object by key and uid.
-pub(crate) type Subject = (Key, String);
+pub(crate) type Subject = (Key, Arc<str>);
+
+/// What is kept of an object beside its key. Many waits are about the same many objects.
+#[derive(Debug)]
+struct Held {
+    uid: Arc<str>,
+    /// `None`: it is as wanted.
+    missing: Option<Missing>,
+}
+
+#[derive(Clone, Debug)]
+struct Missing {
+    why: Arc<Why>,
+    impossible: bool,
+}
 
 /// A wait.
 #[derive(Debug)]
 pub(crate) struct Wait {
     goal: Goal,
-    objects: BTreeMap<Key, Seen>,
+    objects: BTreeMap<Key, Held>,
     /// Objects of a list that is not complete.
-    arriving: Option<BTreeMap<Key, Seen>>,
+    arriving: Option<BTreeMap<Key, Held>>,
+    /// Those of the object that came last: the next one mostly has the same.
+    namespace: Arc<str>,
+    why: Arc<Why>,
     /// With `gone`: the objects of the first list, by key and uid.
     subjects: Option<BTreeSet<Subject>>,
     /// Subjects that are gone for certain.
@@ -106,6 +127,8 @@ impl Wait {
             goal,
             objects: BTreeMap::new(),
             arriving: None,
+            namespace: "".into(),
+            why: Arc::new(Why::new("", None)),
             subjects: None,
             confirmed: BTreeSet::new(),
             told: None,
@@ -117,8 +140,8 @@ impl Wait {
             Change::Listing => self.arriving = Some(BTreeMap::new()),
             Change::Listed(seen) => {
                 if self.wants(&seen) {
-                    let arriving = self.arriving.get_or_insert_default();
-                    arriving.insert(key(&seen), seen);
+                    let (key, held) = self.held(seen);
+                    self.arriving.get_or_insert_default().insert(key, held);
                 }
             }
             Change::Complete => {
@@ -133,14 +156,16 @@ impl Wait {
             }
             Change::Changed(seen) => {
                 if self.wants(&seen) {
-                    self.objects.insert(key(&seen), seen);
+                    let (key, held) = self.held(seen);
+                    self.objects.insert(key, held);
                     return self.decide();
                 }
             }
             Change::Gone(seen) => {
-                let known = self.objects.get(&key(&seen));
-                if known.is_some_and(|known| known.uid == seen.uid) {
-                    self.objects.remove(&key(&seen));
+                let (key, held) = self.held(seen);
+                let known = self.objects.get(&key);
+                if known.is_some_and(|known| known.uid == held.uid) {
+                    self.objects.remove(&key);
                     return self.decide();
                 }
             }
@@ -161,12 +186,13 @@ impl Wait {
 
     /// What a look at a subject by its name has found.
     pub(crate) fn confirm(&mut self, subject: Subject, found: Option<Seen>) -> Step {
-        match found.filter(|seen| seen.uid == subject.1) {
+        match found.filter(|seen| *seen.uid == *subject.1) {
             Some(seen) => {
-                self.objects.insert(subject.0, seen);
+                let (_, held) = self.held(seen);
+                self.objects.insert(subject.0, held);
             }
             None => {
-                let same = |known: &Seen| known.uid == subject.1;
+                let same = |known: &Held| known.uid == subject.1;
                 if self.objects.get(&subject.0).is_some_and(same) {
                     self.objects.remove(&subject.0);
                 }
@@ -174,6 +200,28 @@ impl Wait {
             }
         }
         self.decide()
+    }
+
+    /// What is kept of an object, with what it has in common with the one before it only once.
+    fn held(&mut self, seen: Seen) -> (Key, Held) {
+        if *self.namespace != *seen.namespace {
+            self.namespace = seen.namespace.into();
+        }
+        let (why, impossible) = match seen.verdict {
+            Verdict::Met => (None, false),
+            Verdict::Pending(why) => (Some(why), false),
+            Verdict::Impossible(why) => (Some(why), true),
+        };
+        let missing = why.map(|why| {
+            if *self.why != why {
+                self.why = Arc::new(why);
+            }
+            let why = Arc::clone(&self.why);
+            Missing { why, impossible }
+        });
+        let key = (Arc::clone(&self.namespace), seen.name.into());
+        let uid = seen.uid.into();
+        (key, Held { uid, missing })
     }
 
     fn wants(&self, seen: &Seen) -> bool {
@@ -192,7 +240,7 @@ impl Wait {
         }
         if self.goal.gone && self.subjects.is_none() {
             let objects = self.objects.iter();
-            let subjects = objects.map(|(key, seen)| (key.clone(), seen.uid.clone()));
+            let subjects = objects.map(|(key, held)| (key.clone(), Arc::clone(&held.uid)));
             self.subjects = Some(subjects.collect());
         }
         None
@@ -222,31 +270,39 @@ impl Wait {
     }
 
     /// The objects that count.
-    fn counted(&self) -> impl Iterator<Item = &Seen> {
-        self.objects.values().filter(|seen| match &self.subjects {
+    fn counted(&self) -> impl Iterator<Item = (&Key, &Held)> {
+        let counts = |(key, held): &(&Key, &Held)| match &self.subjects {
             None => true,
-            Some(subjects) => subjects.contains(&(key(seen), seen.uid.clone())),
-        })
+            Some(subjects) => subjects.contains(&((*key).clone(), Arc::clone(&held.uid))),
+        };
+        self.objects.iter().filter(counts)
     }
 
     fn progress(&self) -> api::WaitProgress {
-        let mut pending: Vec<api::WaitPending> = self
-            .counted()
-            .filter_map(|seen| match &seen.verdict {
-                Verdict::Met => None,
-                Verdict::Pending(why) | Verdict::Impossible(why) => Some(missing(seen, why)),
-            })
-            .collect();
+        let mut open = 0;
+        let mut pending = Vec::new();
+        for (key, held) in self.counted() {
+            let Some(missing) = &held.missing else {
+                continue;
+            };
+            open += 1;
+            // They come in order.
+            if pending.len() < MAX_PENDING {
+                pending.push(waiting(key, held, missing));
+            }
+        }
         let here = self.counted().count();
-        let open = pending.len();
         let matched = self.subjects.as_ref().map_or(here, BTreeSet::len);
         let met = matched - open;
+        let mut complete = open == 0;
         if self.subjects.is_none() {
+            let before = pending.len();
             pending.extend(self.absent());
+            complete &= pending.len() == before;
             pending.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
         }
         let enough = self.subjects.is_some() || count(matched) >= self.goal.min_count;
-        let done = pending.is_empty() && enough;
+        let done = complete && enough;
         pending.truncate(MAX_PENDING);
         api::WaitProgress {
             matched: count(matched),
@@ -259,11 +315,11 @@ impl Wait {
     /// Names that are waited for and not there.
     fn absent(&self) -> impl Iterator<Item = api::WaitPending> {
         let namespace = &self.goal.namespace;
+        let within: Arc<str> = namespace.as_str().into();
         let names = self.goal.names.iter();
-        let absent = names.filter(|name| {
-            !self
-                .objects
-                .contains_key(&(namespace.clone(), (*name).clone()))
+        let absent = names.filter(move |name| {
+            let key = (Arc::clone(&within), name.as_str().into());
+            !self.objects.contains_key(&key)
         });
         absent.map(|name| api::WaitPending {
             namespace: namespace.clone(),
@@ -274,14 +330,14 @@ impl Wait {
     }
 
     fn impossible(&self) -> Option<Error> {
-        let (seen, why) = self.counted().find_map(|seen| match &seen.verdict {
-            Verdict::Impossible(why) => Some((seen, why)),
-            Verdict::Met | Verdict::Pending(_) => None,
+        let ((namespace, name), why) = self.counted().find_map(|(key, held)| {
+            let missing = held.missing.as_ref().filter(|it| it.impossible);
+            missing.map(|it| (key, &it.why))
         })?;
-        let name = if seen.namespace.is_empty() {
-            seen.name.clone()
+        let name = if namespace.is_empty() {
+            name.to_string()
         } else {
-            format!("{}/{}", seen.namespace, seen.name)
+            format!("{namespace}/{name}")
         };
         let kind = self.goal.kind;
         let mut message = format!("{kind} {name:?} will never be as wanted: {}", why.reason);
@@ -292,17 +348,13 @@ impl Wait {
     }
 }
 
-fn key(seen: &Seen) -> Key {
-    (seen.namespace.clone(), seen.name.clone())
-}
-
-fn missing(seen: &Seen, why: &Why) -> api::WaitPending {
+fn waiting((namespace, name): &Key, held: &Held, missing: &Missing) -> api::WaitPending {
     api::WaitPending {
-        namespace: seen.namespace.clone(),
-        name: seen.name.clone(),
-        reason: why.reason.clone(),
-        message: why.message.clone(),
-        uid: seen.uid.clone(),
+        namespace: namespace.to_string(),
+        name: name.to_string(),
+        reason: missing.why.reason.clone(),
+        message: missing.why.message.clone(),
+        uid: held.uid.to_string(),
     }
 }
 

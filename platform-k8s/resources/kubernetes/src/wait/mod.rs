@@ -273,7 +273,7 @@ impl<K: 'static> Run<K> {
                 }
             }
         };
-        if found.as_ref().is_some_and(|seen| seen.uid == subject.1) {
+        if found.as_ref().is_some_and(|seen| *seen.uid == *subject.1) {
             if self.strays.is_empty() {
                 self.due = Instant::now() + STRAYS;
             }

@@ -22,8 +22,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 /// Refusals of the credentials in a row that are waited for: new ones may be on their way to the disk.
 const MAX_REFUSALS: u32 = 5;
-/// Objects in one answer of a list, unless they are so large that it is not read.
-const PAGE: u32 = 500;
+/// Objects in one answer of a list, unless they are so large that it is not read. Many waits begin at once after an
+/// outage, and each holds an answer in memory, decoded.
+const PAGE: u32 = 100;
 
 type Events<K> = BoxStream<'static, watcher::Result<Event<K>>>;
 
@@ -200,7 +201,7 @@ mod tests {
         assert!(proves(&Event::Apply(())) && proves(&Event::Delete(())));
     }
 
-    /// An API server with 300 pods, of which at most 100 fit into an answer that is read.
+    /// An API server with 300 pods, of which at most 30 fit into an answer that is read.
     async fn large(request: Request<Body>) -> std::result::Result<Response<Body>, tower::BoxError> {
         let query = request.uri().query().unwrap_or_default().to_owned();
         let field = |name: &str| {
@@ -211,7 +212,7 @@ mod tests {
             found.next().and_then(|value| value.parse::<usize>().ok())
         };
         let limit = field("limit").unwrap_or(usize::MAX);
-        if limit > 100 {
+        if limit > 30 {
             return Err(LimitError::TooLarge.into());
         }
         let begin = field("continue").unwrap_or_default();

@@ -301,7 +301,7 @@ impl Expect {
             expected.contains(&reason),
             "{what}: {error:?}, and not {self:?}"
         );
-        if reason == Reason::PermissionDenied {
+        if what.contains("Forbidden") {
             // As the rule is written that gives the right.
             let verb = if hit.verb == "connect" {
                 "create"

@@ -162,7 +162,7 @@ async fn a_wait_that_may_not_watch_says_so() {
     bench.proxy.fail(On::call("list", "pods"), forbidden);
     let mut wait = bench.pods.wait(bench.wait(&[])).await.unwrap();
     let error = next(&mut wait).await.unwrap().unwrap_err();
-    assert_eq!(error.reason(), Reason::PermissionDenied);
+    assert_eq!(error.reason(), Reason::CredentialsRefused);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -184,4 +184,44 @@ async fn nodes_are_waited_for() {
     let mut wait = bench.nodes.wait(request).await.unwrap();
     let first = next(&mut wait).await.unwrap().unwrap();
     assert_eq!(reasons(&first), [("no", "NotFound")]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_that_are_replaced_under_the_selector_are_waited_for_in_their_turn() {
+    let bench = Bench::start().await;
+    let mut request = bench.wait(&[]);
+    request.min_count = 2;
+    let mut wait = bench.pods.wait(request).await.unwrap();
+    assert_eq!(next(&mut wait).await.unwrap().unwrap().matched, 0);
+    bench.pods.create(bench.pod("old")).await.unwrap();
+    while next(&mut wait).await.unwrap().unwrap().met < 1 {}
+    bench.namespace.delete("pods", "old").await;
+    for name in ["new-0", "new-1"] {
+        bench.pods.create(bench.pod(name)).await.unwrap();
+    }
+    let told = done(wait).await.unwrap();
+    // The old one may still be leaving when both new ones are ready.
+    assert!(told.last().unwrap().met >= 2, "{told:?}");
+    assert_eq!(bench.proxy.count("list", "pods"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_that_is_deleted_takes_its_pods_and_refuses_new_ones() {
+    let bench = Bench::start().await;
+    bench.ready(bench.pod("a")).await;
+    let mut gone = bench.wait(&[]);
+    gone.conditions = vec![api::PodWaitCondition::Gone.into()];
+    let mut wait = bench.pods.wait(gone).await.unwrap();
+    assert_eq!(next(&mut wait).await.unwrap().unwrap().matched, 1);
+    let waiting = tokio::spawn(done(wait));
+    let name = bench.namespace.name.clone();
+    let path = format!("/api/v1/namespaces/{name}");
+    bench.namespace.raw.delete(&path).await.unwrap();
+    waiting.await.unwrap().unwrap();
+    let error = until("the namespace is refused", || async {
+        bench.pods.create(bench.pod("b")).await.err()
+    })
+    .await;
+    assert_eq!(error.reason(), Reason::Precondition, "{error}");
+    assert_eq!(error.resource(), Some(("namespace", &*name)), "{error}");
 }

@@ -211,13 +211,7 @@ impl<'r> Reader<'_, 'r> {
                 name = (*other).to_owned();
             }
             None if self.unresolved.insert(name.clone()) => {
-                let list: Vec<&str> = registered.iter().map(String::as_str).collect();
-                let list = if list.is_empty() {
-                    "none is registered".to_owned()
-                } else {
-                    format!("registered: {}", list.join(", "))
-                };
-                let message = format!("no platform `{name}` ({list})");
+                let message = crate::no_platform(&name, registered);
                 let advice = format!(
                     "register one for metal-stack, or name it with the annotation {PLATFORM} of the MetalStackCluster"
                 );

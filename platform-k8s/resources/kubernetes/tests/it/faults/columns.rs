@@ -237,7 +237,7 @@ impl Column {
             // A watch that has begun goes on as soon as it can.
             Self::Unauthorized if watches => Expect::Fine,
             Self::Unauthorized => Expect::Fails(Reason::CredentialsRefused),
-            Self::Forbidden => Expect::Fails(Reason::PermissionDenied),
+            Self::Forbidden => Expect::Fails(Reason::CredentialsRefused),
             Self::NotFound => not_found(row, hit),
             Self::Conflict if hit.swaps() || hit.evicts() => Expect::Fine,
             // Of the uid: another policy has the name, which was not meant.
