@@ -37,7 +37,7 @@ const WAYS_OUT: &[(&str, &str)] = &[
     ("PAGE_TOKEN_EXPIRED", "List again from the first page."),
     (
         "CREDENTIALS_REFUSED",
-        "Renew the credentials of the platform server. It reads files again; nothing needs to be restarted.",
+        "Renew the credentials of the platform server, which reads files again without a restart; if the message names a right (`may not list pods`), give it to them.",
     ),
     (
         "PLATFORM_MISMATCH",

@@ -118,6 +118,10 @@ async fn a_size_can_be_a_difference_and_nodes_go_only_when_somebody_agrees() {
     let manifest = drover(&world, "get cluster shop -o manifest").expect(0, &["size: 3"]);
     fs::write(world.directory.path().join("again.yaml"), manifest.out).unwrap();
     drover(&world, "plan -f again.yaml").expect(0, &["cluster/shop  unchanged"]);
+    drover(&world, "pause shop").expect(0, &[]);
+    let waits = "cluster shop is paused; nothing happens until: drover resume shop";
+    drover(&world, "scale shop/web 2").expect(0, &[waits]);
+    drover(&world, "resume shop --wait").expect(0, &["shop is ready"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

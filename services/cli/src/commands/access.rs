@@ -5,6 +5,7 @@ use std::{
     process::ExitCode,
 };
 
+use drover_core::Error;
 use drover_proto::{
     common::v1::{Chunk, StdinClosed, TerminalSize, chunk, process_output::Output as Said},
     orchestrator::v1::{
@@ -48,12 +49,25 @@ pub(crate) async fn logs(client: &Client, args: LogsArgs) -> Outcome {
         .await?;
     let mut out = Output::new(stdout(), stdout().is_terminal());
     while let Some(chunk) = stream.next().await {
-        if !out.write(Some(chunk?))? {
+        let chunk = chunk.map_err(|error| cut_off(&args, error))?;
+        if !out.write(Some(chunk))? {
             return Ok(Exit::Done);
         }
     }
     out.finish()?;
     Ok(Exit::Done)
+}
+
+/// The end of a log that was not its end. It is not taken up again: what was said meanwhile would be missing or come twice.
+fn cut_off(args: &LogsArgs, error: Error) -> Failure {
+    let mut failure = Failure::from(error.context("the log was cut off"));
+    if args.follow {
+        let node = &args.node;
+        failure
+            .message
+            .push_str(&format!("\nhint: drover logs {node} -f --since 1m"));
+    }
+    failure
 }
 
 /// Writes the output of a node: unchanged to files and programs, without control sequences to a terminal.

@@ -311,6 +311,7 @@ pub(crate) async fn apply(
             &answer.warnings,
         );
         output::line(&outcome_line(&document.object, Some(&answer)))?;
+        tell_paused(answer.cluster.as_ref());
         applied.push(answer.cluster.unwrap_or_else(|| document.object.clone()));
     }
     Ok(applied)
@@ -319,6 +320,15 @@ pub(crate) async fn apply(
 fn warn(name: &str, warnings: &[String]) {
     for warning in warnings {
         complain!("warning: {name}: {warning}");
+    }
+}
+
+/// Says that a change waits, since nothing else would.
+pub(crate) fn tell_paused(cluster: Option<&Cluster>) {
+    let paused = |cluster: &&Cluster| cluster.status.as_ref().is_some_and(|it| it.pause.is_some());
+    if let Some(cluster) = cluster.filter(paused) {
+        let name = &cluster.name;
+        complain!("cluster {name} is paused; nothing happens until: drover resume {name}");
     }
 }
 

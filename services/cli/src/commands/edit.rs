@@ -247,10 +247,11 @@ async fn delete_one(client: &Client, kind: Kind, name: &str) -> Outcome<()> {
                 name: name.to_owned(),
                 expected_generation: None,
             };
-            client
+            let answer = client
                 .call(client.api.delete_cluster(request, CALL_TIMEOUT))
                 .await?;
-            output::line(&format!("cluster/{name} deletion asked for"))?;
+            output::line(&format!("cluster/{name} deletion requested"))?;
+            apply::tell_paused(answer.cluster.as_ref());
         }
         Kind::Platform => {
             let request = UnregisterPlatformRequest {

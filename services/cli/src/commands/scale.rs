@@ -77,7 +77,7 @@ type Meant = (String, String, Option<Size>);
 fn parse(words: &[String]) -> Outcome<Meant> {
     let size = |word: &String| word.parse::<Size>().map_err(Failure::usage);
     let words = match words {
-        [first, rest @ ..] if first.contains('/') => {
+        [first, rest @ ..] if target::cluster(first).contains('/') => {
             let first = match first.strip_prefix("group/") {
                 // A cluster may be named `group`.
                 Some(inner) if inner.contains('/') => inner,
@@ -262,9 +262,11 @@ fn tell(
     let plan = answer.plan.as_ref();
     let tally = plan.map(report::Tally::of).unwrap_or_default();
     let words = tally.words();
-    Ok(output::line(&format!(
+    output::line(&format!(
         "group/{cluster}/{group} {word} (generation {generation}): {words}"
-    ))?)
+    ))?;
+    apply::tell_paused(answer.cluster.as_ref());
+    Ok(())
 }
 
 #[cfg(test)]

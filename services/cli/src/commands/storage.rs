@@ -131,7 +131,7 @@ pub(crate) async fn delete(client: &Client, name: &str, args: &DeleteArgs) -> Ou
     let word = if answer.gone {
         "deleted"
     } else {
-        "deletion asked for"
+        "deletion requested"
     };
     output::line(&format!("storage/{} {word}", storage.id))?;
     Ok(Exit::Done)

@@ -124,7 +124,10 @@ where
         match error.reason() {
             // The watcher itself would go on from where nobody can any more.
             Reason::PageTokenExpired => self.events = None,
-            Reason::CredentialsRefused if self.begun && self.refusals < MAX_REFUSALS => {
+            // New credentials may be on their way; a right that they lack is not.
+            Reason::CredentialsRefused
+                if self.begun && !errors::is_forbidden(&error) && self.refusals < MAX_REFUSALS =>
+            {
                 self.refusals += 1;
                 // To be opened with new credentials.
                 self.events = None;
