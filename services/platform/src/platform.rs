@@ -24,9 +24,9 @@ use crate::{
     driver::{Description, Driver},
     fences::Fences,
     identity::hex,
-    infrastructure::Working,
     limits,
     observer::Observer,
+    owner::Working,
     policy::Policy,
     provision::{Memory, Requests},
     templates::Templates,
@@ -187,6 +187,9 @@ impl Platform {
         }
         if self.driver.inventory().is_some() {
             description.capabilities.push(Capability::Inventory);
+        }
+        if self.driver.addons().is_some() {
+            description.capabilities.push(Capability::Addons);
         }
         description.capabilities.sort_unstable();
         description.capabilities.dedup();

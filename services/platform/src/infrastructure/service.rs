@@ -1,10 +1,6 @@
 //! `InfrastructureService` over a [`Platform`].
 
-use std::{
-    collections::HashMap,
-    net::IpAddr,
-    sync::{Arc, Weak},
-};
+use std::{net::IpAddr, sync::Arc};
 
 use drover_convert::value::to_duration;
 use drover_core::{Error, Result};
@@ -15,34 +11,17 @@ use drover_proto::platform::v1::{
     ReleaseInfrastructureRequest, ReleaseInfrastructureResponse, Resource, ResourcePhase,
     infrastructure_service_server::InfrastructureService,
 };
-use parking_lot::Mutex;
 use tonic::{Request, Response, Status};
 
-use super::{Infrastructure, Owner, Progress};
+use super::{Infrastructure, Progress};
 use crate::{
     check::{self, Checker},
     clock::timestamp,
     driver::lacks,
+    owner::owner,
     platform::Platform,
     service::{Service, answer},
 };
-
-/// Serializes changes to the infrastructure of each owner.
-#[derive(Default)]
-pub(crate) struct Working(Mutex<HashMap<Owner, Weak<tokio::sync::Mutex<()>>>>);
-
-impl Working {
-    fn lock(&self, owner: &Owner) -> Arc<tokio::sync::Mutex<()>> {
-        let mut working = self.0.lock();
-        working.retain(|_, lock| lock.strong_count() > 0);
-        if let Some(lock) = working.get(owner).and_then(Weak::upgrade) {
-            return lock;
-        }
-        let lock = Arc::new(tokio::sync::Mutex::new(()));
-        working.insert(owner.clone(), Arc::downgrade(&lock));
-        lock
-    }
-}
 
 #[tonic::async_trait]
 impl InfrastructureService for Service {
@@ -210,17 +189,6 @@ fn key(resource: &Resource) -> [String; 5] {
         resource.name.clone(),
         resource.id.clone(),
     ]
-}
-
-fn owner(cluster_id: &str, owner: &str) -> Result<Owner> {
-    let mut check = Checker::default();
-    check.cluster("cluster_id", cluster_id);
-    check.uuid("owner", owner);
-    check.finish()?;
-    Ok(Owner {
-        cluster_id: cluster_id.to_owned(),
-        owner: owner.to_owned(),
-    })
 }
 
 fn told(progress: Progress) -> (InfrastructureState, Option<prost_types::Duration>) {
