@@ -10,6 +10,7 @@ pub mod name;
 pub mod node;
 pub mod secrecy;
 pub mod spec;
+pub mod ssh;
 pub mod storage;
 mod urgency;
 
