@@ -1,5 +1,8 @@
 //! Services around a cluster (load balancer, jump host, OIDC provider, templates), and their `AddonService`.
 
+mod check;
+mod service;
+
 use std::{collections::BTreeMap, time::Duration};
 
 use async_trait::async_trait;

@@ -17,6 +17,7 @@ pub mod inventory;
 pub mod limits;
 pub mod observer;
 mod owner;
+mod pages;
 pub mod placement;
 mod platform;
 pub mod policy;
