@@ -2,6 +2,7 @@
 
 mod check;
 mod service;
+pub mod targets;
 
 use std::{collections::BTreeMap, time::Duration};
 

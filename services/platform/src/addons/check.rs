@@ -14,8 +14,8 @@ use drover_core::{
 use drover_proto::{
     common::v1::{AddressType, LabelSelector},
     platform::v1::{
-        AddonKind, AddonSecret, AddonSpec, AddonTarget, EnsureAddonRequest, JumpHost, LoadBalancer,
-        NodeRole, OidcProvider, PortMapping, addon_spec::Kind, port_ref::Port,
+        AddonSecret, AddonSpec, AddonTarget, EnsureAddonRequest, JumpHost, LoadBalancer, NodeRole,
+        OidcProvider, PortMapping, addon_spec::Kind, port_ref::Port,
     },
 };
 use prost_types::Struct;
@@ -27,17 +27,6 @@ use crate::check::{Checker, selector};
 const MAX_TARGETS: usize = 2_000;
 /// Keys that the secret of an OIDC provider's certificate may have: a certificate, or an authority.
 const TLS_KEYS: [[&str; 2]; 2] = [["tls.crt", "tls.key"], ["ca.crt", "ca.key"]];
-
-/// Returns the kind of addon that a spec describes.
-pub(super) fn kind(spec: &AddonSpec) -> AddonKind {
-    match &spec.kind {
-        None => AddonKind::Unspecified,
-        Some(Kind::LoadBalancer(_)) => AddonKind::LoadBalancer,
-        Some(Kind::JumpHost(_)) => AddonKind::JumpHost,
-        Some(Kind::OidcProvider(_)) => AddonKind::OidcProvider,
-        Some(Kind::Template(_)) => AddonKind::Template,
-    }
-}
 
 /// Validates the name of an addon.
 pub(super) fn name(check: &mut Checker, field: &str, name: &str) {

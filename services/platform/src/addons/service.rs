@@ -12,7 +12,7 @@ use drover_proto::platform::v1::{
 use drover_server::Caller;
 use tonic::{Request, Response, Status};
 
-use super::{AddonProgress, Addons, check as form};
+use super::{AddonProgress, Addons, check as form, targets};
 use crate::{
     check::{self, Checker},
     clock::timestamp,
@@ -80,7 +80,7 @@ impl Platform {
         let owner = owner(&request.cluster_id, &request.owner)?;
         let (sequence, validate_only) = (request.sequence, request.validate_only);
         let wanted = form::wanted(request)?;
-        let kind = form::kind(&wanted.spec);
+        let kind = targets::kind(&wanted.spec);
         if !self.addons()?.kinds().contains(&kind) {
             return Err(no_kind(kind));
         }
