@@ -91,7 +91,7 @@ impl PlatformServer {
                     Some(_) => Some(Arc::new(Catalogue::open(&[], directory)?)),
                     None => None,
                 };
-                let driver = Simulated::open(*simulated, clock, catalogue.clone())?;
+                let driver = Simulated::with_addon_templates(*simulated, clock, catalogue.clone())?;
                 let templates = catalogue.map_or(Templates::Anything, Templates::Catalogue);
                 let handle = driver.handle();
                 (driver, templates, Some(handle))

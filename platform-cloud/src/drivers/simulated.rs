@@ -52,12 +52,20 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    /// Opens the backend: empty, or restored from the state file. Must be called inside a tokio runtime. Addons are made
-    /// of the templates of this catalogue; without one, every name is a template.
+    /// Opens the backend: empty, or restored from the state file. Must be called inside a tokio runtime. Every name is a
+    /// template of an addon.
     ///
     /// # Errors
     /// `Invalid` for contradictory settings; `Precondition` if the state file cannot be read.
-    pub fn open(
+    pub fn open(settings: SimulatedSettings, clock: Clock) -> Result<Arc<Self>> {
+        Self::with_addon_templates(settings, clock, None)
+    }
+
+    /// Opens the backend as [`Simulated::open`] does, with a catalogue of templates of addons if there is one.
+    ///
+    /// # Errors
+    /// Those of [`Simulated::open`].
+    pub fn with_addon_templates(
         settings: SimulatedSettings,
         clock: Clock,
         addon_templates: Option<Arc<Catalogue>>,
