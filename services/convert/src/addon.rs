@@ -1,5 +1,7 @@
 //! Converts addons: specs from the wire, requests to platforms, and reports from them.
 
+use std::collections::BTreeSet;
+
 use drover_core::{
     Error, Result,
     addon::{
@@ -290,6 +292,11 @@ pub fn wanted(from: &AddonSpec) -> WantedAddon {
         wanted: Wanted::new(&from.platform, &to_spec(from).encode_to_vec()),
         targets: from.targets.iter().map(|path| name::sym(path)).collect(),
         secrets: from.secrets(),
+        ports: from
+            .port_mappings()
+            .into_iter()
+            .map(|(field, _)| field)
+            .collect(),
     }
 }
 
@@ -313,6 +320,26 @@ pub fn kind_of(spec: &wire::AddonSpec) -> wire::AddonKind {
         Some(Wire::OidcProvider(_)) => AddonKind::OidcProvider,
         Some(Wire::Template(_)) => AddonKind::Template,
     }
+}
+
+/// The names of the secrets that an addon names.
+#[must_use]
+pub fn secret_names(spec: &wire::AddonSpec) -> BTreeSet<String> {
+    use wire::addon_spec::Kind as Wire;
+    let names: Vec<&String> = match &spec.kind {
+        Some(Wire::JumpHost(host)) => vec![&host.private_keys_secret, &host.kubeconfig_secret],
+        Some(Wire::OidcProvider(oidc)) => {
+            let clients = oidc.clients.iter().map(|one| &one.secret);
+            let connectors = oidc.connectors.iter().map(|one| &one.secret);
+            clients
+                .chain(connectors)
+                .chain([&oidc.tls_secret])
+                .collect()
+        }
+        Some(Wire::LoadBalancer(_) | Wire::Template(_)) | None => Vec::new(),
+    };
+    let given = names.into_iter().filter(|name| !name.is_empty());
+    given.cloned().collect()
 }
 
 /// The kind of an addon in words: `load balancer`.

@@ -150,6 +150,8 @@ pub struct WantedAddon {
     pub targets: Vec<Sym>,
     /// The secrets that it names.
     pub secrets: Vec<NamedSecret>,
+    /// Fields of the port mappings that are sent, below the addon.
+    pub ports: Vec<String>,
 }
 
 /// A node that an addon serves.
@@ -279,7 +281,10 @@ impl AddonSpec {
         let Some(Kind::LoadBalancer { target_port, ports }) = &self.kind else {
             return Vec::new();
         };
-        let same = || self.port.and_then(|port| u16::try_from(port).ok());
+        let same = || {
+            let port = u16::try_from(self.port?).ok()?;
+            (port > 0).then_some(port)
+        };
         let own = (self.port.is_some() || target_port.is_some()).then(|| PortMapping {
             listen: self.port,
             target: target_port.clone().or_else(|| same().map(Port::Number)),

@@ -11,6 +11,7 @@ pub mod name;
 pub mod node;
 pub mod resource;
 pub mod secrecy;
+pub mod sip;
 pub mod spec;
 pub mod ssh;
 pub mod storage;

@@ -15,6 +15,75 @@ use crate::{
 /// Raised whenever the hashed fields change, so that a new formula is never mistaken for a changed spec.
 const HASH_VERSION: u8 = 1;
 
+/// What a resource is for a cluster. There is at most one of each kind on a backend.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ResourceKind {
+    /// The infrastructure that nodes need.
+    Infrastructure,
+    /// The addon of this name.
+    Addon(Sym),
+}
+
+/// Identifies a recorded resource of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ResourceKey {
+    /// What it is.
+    pub kind: ResourceKind,
+    /// Name of its platform.
+    pub platform: Sym,
+    /// Uid of its backend.
+    pub uid: Sym,
+}
+
+impl ResourceKey {
+    /// The infrastructure on a backend.
+    #[must_use]
+    pub fn infrastructure(platform: impl Into<Sym>, uid: impl Into<Sym>) -> Self {
+        Self {
+            kind: ResourceKind::Infrastructure,
+            platform: platform.into(),
+            uid: uid.into(),
+        }
+    }
+
+    /// An addon on a backend.
+    #[must_use]
+    pub fn addon(name: impl Into<Sym>, platform: impl Into<Sym>, uid: impl Into<Sym>) -> Self {
+        Self {
+            kind: ResourceKind::Addon(name.into()),
+            platform: platform.into(),
+            uid: uid.into(),
+        }
+    }
+
+    /// The name of the addon. `None` for infrastructure.
+    #[must_use]
+    pub fn addon_name(&self) -> Option<&Sym> {
+        match &self.kind {
+            ResourceKind::Infrastructure => None,
+            ResourceKind::Addon(name) => Some(name),
+        }
+    }
+
+    /// Whether it is an addon.
+    #[must_use]
+    pub fn is_addon(&self) -> bool {
+        self.addon_name().is_some()
+    }
+
+    /// Its backend: name of the platform, uid.
+    #[must_use]
+    pub fn backend(&self) -> (Sym, Sym) {
+        (self.platform.clone(), self.uid.clone())
+    }
+
+    /// Whether it is on this backend.
+    #[must_use]
+    pub fn is_on(&self, platform: &str, uid: &str) -> bool {
+        *self.platform == *platform && *self.uid == *uid
+    }
+}
+
 /// Desired infrastructure or a desired addon on one platform, ready to be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {

@@ -9,19 +9,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 /// A description of the problem, phrased to follow the field name. It does not repeat the line, which may be a private
 /// key in the wrong field.
 pub fn check_authorized_key(line: &str) -> Result<(), String> {
-    if line.chars().any(char::is_control) {
-        return Err("must be one line without control characters".to_owned());
-    }
-    let words = words(line).ok_or("has a quotation mark that is not closed")?;
-    let (kind, key) = match words.as_slice() {
-        [kind, key, ..] if is_kind(kind) => (kind, key),
-        [_, kind, key, ..] if is_kind(kind) => (kind, key),
-        _ => {
-            return Err(
-                "is no line of authorized_keys (ssh-ed25519 AAAA… me@example.org)".to_owned(),
-            );
-        }
-    };
+    let (kind, key) = parts(line)?;
     let broken = || "has the form of a public key, but it does not decode".to_owned();
     let blob = STANDARD.decode(key).map_err(|_| broken())?;
     let (name, rest) = string(&blob).ok_or_else(broken)?;
@@ -32,6 +20,27 @@ pub fn check_authorized_key(line: &str) -> Result<(), String> {
         Ok(())
     } else {
         Err(broken())
+    }
+}
+
+/// Whether a line has the form of a key, though there may be none in it: an example, or one that was cut.
+#[must_use]
+pub fn has_form(line: &str) -> bool {
+    let is_base64 = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '=');
+    // Every key begins with the length of its type.
+    parts(line).is_ok_and(|(_, key)| key.starts_with("AAAA") && key.chars().all(is_base64))
+}
+
+/// Type and key in a line.
+fn parts(line: &str) -> Result<(&str, &str), String> {
+    if line.chars().any(char::is_control) {
+        return Err("must be one line without control characters".to_owned());
+    }
+    let words = words(line).ok_or("has a quotation mark that is not closed")?;
+    match words.as_slice() {
+        [kind, key, ..] if is_kind(kind) => Ok((kind, key)),
+        [_, kind, key, ..] if is_kind(kind) => Ok((kind, key)),
+        _ => Err("is no line of authorized_keys (ssh-ed25519 AAAA… me@example.org)".to_owned()),
     }
 }
 
@@ -121,6 +130,17 @@ mod tests {
             key("ssh-ed25519-cert-v01@openssh.com", &[&[1; 32], &[2; 32]]),
         ] {
             assert_eq!(check_authorized_key(&line), Ok(()), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_does_not_decode_still_has_the_form_of_one() {
+        let example = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIExampleExampleExampleExampleExampleExampleExample";
+        for line in [ED25519, example, "ssh-rsa AAAA"] {
+            assert!(has_form(line), "{line}");
+        }
+        for line in ["", "rsa....", "ssh-rsa", "ssh-rsa !!!!", "ssh-rsa AAAA!"] {
+            assert!(!has_form(line), "{line}");
         }
     }
 

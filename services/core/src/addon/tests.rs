@@ -187,6 +187,7 @@ fn an_outer_group_stands_for_all_inside_and_for_no_other() {
         wanted: Wanted::new("p", b""),
         targets: vec!["data".into()],
         secrets: Vec::new(),
+        ports: Vec::new(),
     };
     assert!(wanted.serves("data") && wanted.serves("data/hot"));
     assert!(!wanted.serves("data2") && !wanted.serves("other/data"));
@@ -218,7 +219,10 @@ fn every_part_of_a_target_list_is_in_its_hash() {
         |one| one.draining = true,
         |one| one.standby = true,
     ];
-    let mut seen = HashSet::from([targets_hash(&[]), targets_hash(&[target.clone()])]);
+    let mut seen = HashSet::from([
+        targets_hash(&[]),
+        targets_hash(std::slice::from_ref(&target)),
+    ]);
     assert_eq!(seen.len(), 2);
     for change in changes {
         let mut other = target.clone();

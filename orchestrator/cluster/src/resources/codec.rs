@@ -1,20 +1,20 @@
-//! The stored record of infrastructure.
+//! The stored records of infrastructure and addons.
 
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use drover_core::{
     Error, Result,
-    infrastructure::{Infrastructure, Resource, ResourcePhase},
+    resource::{Resource, ResourceKey, ResourceKind, ResourcePhase, ResourceRecord},
 };
-use drover_planner::{BackendKey, State};
+use drover_planner::State;
 use prost::Message;
 
-use super::KIND;
+use super::{ADDON, INFRASTRUCTURE, KINDS};
 use crate::Interner;
 
 #[derive(Clone, PartialEq, Message)]
-struct InfrastructureRow {
+struct RecordRow {
     #[prost(string, tag = "1")]
     platform: String,
     #[prost(string, tag = "2")]
@@ -51,6 +51,13 @@ struct InfrastructureRow {
     etag: String,
     #[prost(uint64, tag = "18")]
     doubt: u64,
+    /// Name of the addon. Empty for infrastructure.
+    #[prost(string, tag = "19")]
+    addon: String,
+    #[prost(string, tag = "20")]
+    targets_hash: String,
+    #[prost(string, tag = "21")]
+    secrets_hash: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -95,17 +102,21 @@ fn phase(number: u32) -> Result<ResourcePhase> {
 
 fn damaged() -> Error {
     Error::internal(
-        "the stored record of infrastructure cannot be read: it is damaged, or of a newer version",
+        "the stored record of infrastructure or of an addon cannot be read: it is damaged, or of a newer version",
     )
 }
 
-/// The row key of a record within its kind.
-fn row_name((platform, uid): &BackendKey) -> String {
-    format!("{platform}/{uid}")
+/// The row key of a record: its kind, and its name within that.
+fn row_name(key: &ResourceKey) -> (String, String) {
+    let backend = format!("{}/{}", key.platform, key.uid);
+    match &key.kind {
+        ResourceKind::Infrastructure => (INFRASTRUCTURE.to_owned(), backend),
+        ResourceKind::Addon(name) => (ADDON.to_owned(), format!("{name}/{backend}")),
+    }
 }
 
 /// Encodes a record.
-pub(crate) fn encode((platform, uid): &BackendKey, record: &Infrastructure) -> Bytes {
+pub(crate) fn encode(key: &ResourceKey, record: &ResourceRecord) -> Bytes {
     let resource = |resource: &Resource| ResourceRow {
         kind: resource.kind.to_string(),
         name: resource.name.to_string(),
@@ -115,9 +126,15 @@ pub(crate) fn encode((platform, uid): &BackendKey, record: &Infrastructure) -> B
         sequence: resource.sequence,
         create_time: resource.create_time,
     };
-    InfrastructureRow {
-        platform: platform.to_string(),
-        platform_uid: uid.to_string(),
+    RecordRow {
+        platform: key.platform.to_string(),
+        platform_uid: key.uid.to_string(),
+        addon: key
+            .addon_name()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
+        targets_hash: record.targets_hash.to_string(),
+        secrets_hash: record.secrets_hash.to_string(),
         sequence: record.sequence,
         spec_hash: record.spec_hash.to_string(),
         body: Bytes::copy_from_slice(&record.body),
@@ -143,8 +160,8 @@ pub(crate) fn encode((platform, uid): &BackendKey, record: &Infrastructure) -> B
 ///
 /// # Errors
 /// `Internal` if it is damaged, or of a newer version.
-pub fn decode(bytes: &[u8], interner: &Interner) -> Result<(BackendKey, Infrastructure)> {
-    let row = InfrastructureRow::decode(bytes).map_err(|_| damaged())?;
+pub fn decode(bytes: &[u8], interner: &Interner) -> Result<(ResourceKey, ResourceRecord)> {
+    let row = RecordRow::decode(bytes).map_err(|_| damaged())?;
     let resource = |row: ResourceRow| -> Result<Resource> {
         Ok(Resource {
             kind: interner.get(&row.kind),
@@ -156,8 +173,16 @@ pub fn decode(bytes: &[u8], interner: &Interner) -> Result<(BackendKey, Infrastr
             create_time: row.create_time,
         })
     };
-    let key = (interner.get(&row.platform), interner.get(&row.platform_uid));
-    let record = Infrastructure {
+    let key = ResourceKey {
+        kind: if row.addon.is_empty() {
+            ResourceKind::Infrastructure
+        } else {
+            ResourceKind::Addon(interner.get(&row.addon))
+        },
+        platform: interner.get(&row.platform),
+        uid: interner.get(&row.platform_uid),
+    };
+    let record = ResourceRecord {
         sequence: row.sequence,
         spec_hash: interner.get(&row.spec_hash),
         body: (*row.body).into(),
@@ -178,7 +203,9 @@ pub fn decode(bytes: &[u8], interner: &Interner) -> Result<(BackendKey, Infrastr
         message: row.message.into(),
         etag: interner.get(&row.etag),
         doubt: row.doubt,
-        ..Infrastructure::default()
+        targets_hash: interner.get(&row.targets_hash),
+        secrets_hash: interner.get(&row.secrets_hash),
+        ..ResourceRecord::default()
     };
     Ok((key, record))
 }
@@ -190,11 +217,11 @@ pub(crate) fn load(
     interner: &Interner,
 ) -> Result<()> {
     for row in rows {
-        if row.kind != KIND {
+        if !KINDS.contains(&&*row.kind) {
             return Err(damaged());
         }
         let (key, record) = decode(&row.value, interner)?;
-        state.infrastructure.insert(key, record);
+        state.resources.insert(key, record);
     }
     Ok(())
 }
@@ -202,17 +229,16 @@ pub(crate) fn load(
 /// Adds the rows to write and to delete: the records that operations touched, as they are in `after`.
 pub(crate) fn fill(
     step: &mut drover_store::Step,
-    keys: &BTreeSet<BackendKey>,
+    keys: &BTreeSet<ResourceKey>,
     before: &State,
     after: &State,
 ) {
     for key in keys {
-        let name = row_name(key);
-        if let Some(record) = after.infrastructure.get(key) {
-            step.put_resources
-                .push((KIND.to_owned(), name, encode(key, record)));
-        } else if before.infrastructure.contains_key(key) {
-            step.delete_resources.push((KIND.to_owned(), name));
+        let (kind, name) = row_name(key);
+        if let Some(record) = after.resources.get(key) {
+            step.put_resources.push((kind, name, encode(key, record)));
+        } else if before.resources.contains_key(key) {
+            step.delete_resources.push((kind, name));
         }
     }
 }
@@ -225,8 +251,7 @@ mod tests {
     fn every_durable_part_of_a_record_survives() {
         let interner = Interner::default();
         for at in PHASES {
-            let key: BackendKey = ("p".into(), "u".into());
-            let record = Infrastructure {
+            let record = ResourceRecord {
                 sequence: 3,
                 spec_hash: "i1-x".into(),
                 body: (*b"body").into(),
@@ -251,10 +276,19 @@ mod tests {
                 message: "no".into(),
                 etag: "e".into(),
                 doubt: 10,
-                ..Infrastructure::default()
+                targets_hash: "i1-t".into(),
+                secrets_hash: "i1-s".into(),
+                ..ResourceRecord::default()
             };
-            let stored = encode(&key, &record);
-            assert_eq!(decode(&stored, &interner).unwrap(), (key, record));
+            let keys = [
+                ResourceKey::infrastructure("p", "u"),
+                ResourceKey::addon("front", "p", "u"),
+            ];
+            assert_ne!(row_name(&keys[0]), row_name(&keys[1]));
+            for key in keys {
+                let stored = encode(&key, &record);
+                assert_eq!(decode(&stored, &interner).unwrap(), (key, record.clone()));
+            }
         }
         assert!(decode(b"\xff", &interner).is_err());
     }

@@ -1,7 +1,7 @@
-//! Events of infrastructure.
+//! Events of infrastructure and addons.
 
-use drover_core::infrastructure::{Infrastructure, Resource, ResourcePhase};
-use drover_planner::{BackendKey, InfrastructureChange, State};
+use drover_core::resource::{Resource, ResourceKey, ResourcePhase, ResourceRecord};
+use drover_planner::{ResourceChange, State};
 use drover_proto::orchestrator::v1::EventSeverity;
 
 use super::parts;
@@ -12,14 +12,17 @@ type Told = (EventSeverity, &'static str, String);
 /// The event of an operation, given the record before it.
 pub fn told(
     state: &State,
-    key: &BackendKey,
-    to: Option<&Infrastructure>,
-    change: InfrastructureChange,
+    key: &ResourceKey,
+    to: Option<&ResourceRecord>,
+    change: ResourceChange,
 ) -> Vec<Told> {
     use EventSeverity::{Info, Warning};
-    let before = state.infrastructure.get(key);
-    let platform = &key.0;
-    let known = |list: Option<&Infrastructure>, one: &Resource| {
+    let before = state.resources.get(key);
+    if let Some(name) = key.addon_name() {
+        return told_of_addon(name, key, before, to, change);
+    }
+    let platform = &key.platform;
+    let known = |list: Option<&ResourceRecord>, one: &Resource| {
         list.is_some_and(|record| {
             record
                 .resources
@@ -60,8 +63,8 @@ pub fn told(
         .collect();
     let released = before.is_some_and(|record| record.releasing);
     match change {
-        InfrastructureChange::Ask => {
-            let body = to.map_or_else(String::new, |record| parts(&record.body));
+        ResourceChange::Ask => {
+            let body = to.map_or_else(String::new, |record| parts(key, &record.body));
             let lost = before.filter(|record| record.doubt > 0);
             if let Some(lost) = lost {
                 let message = format!("of {} on {platform} something is gone", lost.named());
@@ -70,11 +73,11 @@ pub fn told(
             let message = format!("asked {platform} for {body}");
             list.push((Info, "InfrastructureRequested", message));
         }
-        InfrastructureChange::Release => {
+        ResourceChange::Release => {
             let message = format!("{platform} is asked to release it");
             list.push((Info, "InfrastructureReleasing", message));
         }
-        InfrastructureChange::Gone => {
+        ResourceChange::Gone => {
             let what = if gone.is_empty() {
                 "nothing is left".to_owned()
             } else {
@@ -86,15 +89,53 @@ pub fn told(
                 format!("{what} on {platform}"),
             ));
         }
-        InfrastructureChange::Learn | InfrastructureChange::Again => {
+        ResourceChange::Learn | ResourceChange::Again | ResourceChange::Follow => {
             if released && !gone.is_empty() {
                 let message = format!("{} on {platform}", named(&gone, false));
                 list.push((Info, "InfrastructureReleased", message));
             }
         }
-        InfrastructureChange::Abandon => {}
+        ResourceChange::Abandon => {}
     }
     list
+}
+
+/// The event of an operation on an addon: that it became ready, stopped being so for another reason than that it follows
+/// its targets, has a problem, or is gone.
+fn told_of_addon(
+    name: &str,
+    key: &ResourceKey,
+    before: Option<&ResourceRecord>,
+    to: Option<&ResourceRecord>,
+    change: ResourceChange,
+) -> Vec<Told> {
+    use EventSeverity::{Info, Warning};
+    let platform = &key.platform;
+    let Some(to) = to else {
+        let gone = (Info, "AddonRemoved", format!("{name} on {platform}"));
+        return match change {
+            ResourceChange::Gone => vec![gone],
+            _ => Vec::new(),
+        };
+    };
+    let was_ready = before.is_some_and(ResourceRecord::is_ready);
+    let followed = before.is_some_and(|before| before.follows);
+    let had_trouble = before.is_some_and(|before| !before.reason.is_empty());
+    let why = || {
+        let message = (!to.message.is_empty()).then(|| to.message.to_string());
+        message.unwrap_or_else(|| "it was ready and is not any more".to_owned())
+    };
+    let troubled = !to.reason.is_empty() && !had_trouble;
+    let left_ready = was_ready && change == ResourceChange::Learn && !to.is_ready();
+    if troubled || left_ready && !to.releasing {
+        let message = format!("{name} on {platform}: {}", why());
+        return vec![(Warning, "AddonFailed", message)];
+    }
+    if to.is_ready() && !was_ready && (!followed || had_trouble) {
+        let message = format!("{} on {platform}", parts(key, &to.body));
+        return vec![(Info, "AddonReady", message)];
+    }
+    Vec::new()
 }
 
 /// Names resources, with their ids and, if asked for, with the reasons of their phases.

@@ -1,25 +1,28 @@
-//! Infrastructure in the record: what nodes are told of it, how it is stored, and the events of its changes.
+//! Infrastructure and addons in the record: what nodes are told of it, how it is stored, and the events of its changes.
 
 pub mod codec;
 mod told;
 
-use drover_core::{Error, Result};
+use drover_core::{Error, Result, resource::ResourceKey};
 use drover_planner::State;
 use drover_proto::platform::v1 as wire;
 use prost::Message;
 
 pub use told::{named, told};
 
-/// Row kind of infrastructure records in the store.
-pub const KIND: &str = "infrastructure";
+/// Row kinds of the records in the store.
+pub const KINDS: [&str; 2] = [INFRASTRUCTURE, ADDON];
+const INFRASTRUCTURE: &str = "infrastructure";
+const ADDON: &str = "addon";
 
 /// The infrastructure outputs of a cluster for nodes on a platform, that platform's first.
 pub fn outputs(state: &State, platform: &str) -> Vec<wire::InfrastructureOutputs> {
     let own = |first: bool| {
         state
-            .infrastructure
+            .resources
             .iter()
-            .filter(move |((name, _), record)| (**name == *platform) == first && record.is_ready())
+            .filter(|(key, _)| !key.is_addon())
+            .filter(move |(key, record)| (*key.platform == *platform) == first && record.is_ready())
             .filter_map(|(_, record)| drover_convert::infrastructure::outputs(&record.outputs))
     };
     own(true).chain(own(false)).collect()
@@ -31,8 +34,13 @@ pub fn decode(body: &[u8]) -> Result<wire::InfrastructureSpec> {
         .map_err(|_| Error::internal("the stored infrastructure cannot be read"))
 }
 
-/// Summary of the parts that a stored spec requests: `network, endpoint`.
-pub fn parts(body: &[u8]) -> String {
+/// Summary of what a stored spec requests: `network, endpoint`, `load balancer front`.
+pub fn parts(key: &ResourceKey, body: &[u8]) -> String {
+    if let Some(name) = key.addon_name() {
+        let spec = drover_convert::addon::decode(body).unwrap_or_default();
+        let kind = drover_convert::addon::kind_of(&spec);
+        return format!("{} {name}", drover_convert::addon::word(kind));
+    }
     let spec = decode(body).unwrap_or_default();
     let parts: Vec<&str> = [
         ("network", spec.network.is_some()),
@@ -51,7 +59,7 @@ pub fn parts(body: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use drover_core::infrastructure::{Infrastructure, ResourcePhase};
+    use drover_core::resource::{ResourceKey, ResourcePhase, ResourceRecord};
     use prost::Message;
 
     use super::*;
@@ -69,14 +77,14 @@ mod tests {
                 network_id: format!("net-of-{platform}"),
                 ..Default::default()
             };
-            let record = Infrastructure {
+            let record = ResourceRecord {
                 phase,
                 outputs: offers.encode_to_vec().into(),
-                ..Infrastructure::default()
+                ..ResourceRecord::default()
             };
             state
-                .infrastructure
-                .insert((platform.into(), "u".into()), record);
+                .resources
+                .insert(ResourceKey::infrastructure(platform, "u"), record);
         }
         let told = |platform: &str| -> Vec<String> {
             let outputs = outputs(&state, platform).into_iter();

@@ -1,13 +1,13 @@
-//! Evaluation of responses about infrastructure.
+//! Evaluation of responses about resources.
 
 use std::sync::Arc;
 
 use drover_core::{
     Class, Error, Millis, Sym, back_off,
-    infrastructure::{Asked, Infrastructure, InfrastructureAnswer, Observed, ResourcePhase},
+    resource::{Asked, Observed, Resource, ResourceAnswer, ResourcePhase, ResourceRecord},
 };
 
-use super::{Draft, InfrastructureChange};
+use super::{Draft, ResourceChange};
 use crate::{Limits, SLOW_CADENCE, observe::millis};
 
 /// Poll interval if the platform does not request one.
@@ -34,7 +34,7 @@ const STALE_RETRY: Millis = 100;
 /// Evaluates a response. Returns true if the platform has proven that nothing is left.
 pub(super) fn take_in(
     draft: &mut Draft<'_>,
-    answer: &InfrastructureAnswer,
+    answer: &ResourceAnswer,
     limits: &Limits,
     etag: &Sym,
 ) -> bool {
@@ -56,7 +56,7 @@ pub(super) fn take_in(
     false
 }
 
-pub(super) fn clear_trouble(record: &mut Infrastructure) {
+pub(super) fn clear_trouble(record: &mut ResourceRecord) {
     record.reason = Sym::default();
     record.message = Box::default();
     record.etag = Sym::default();
@@ -70,9 +70,7 @@ fn take_read(draft: &mut Draft<'_>, began: Millis, seen: &Observed) {
     let ready = seen.phase == ResourcePhase::Ready || is_nothing(seen);
     let complete = ready
         && record.resources.iter().all(|own| {
-            let same = |one: &&drover_core::infrastructure::Resource| {
-                (&one.kind, &one.name) == (&own.kind, &own.name)
-            };
+            let same = |one: &&Resource| (&one.kind, &one.name) == (&own.kind, &own.name);
             seen.resources.iter().any(|one| same(&one))
         });
     let before = (record.doubt, record.phase);
@@ -99,26 +97,33 @@ fn take_read(draft: &mut Draft<'_>, began: Millis, seen: &Observed) {
     } else {
         return;
     }
-    draft.change = Some(InfrastructureChange::Learn);
+    draft.change = Some(ResourceChange::Learn);
 }
 
 fn take_ensured(draft: &mut Draft<'_>, at: Millis, seen: &Observed) {
+    let is_addon = draft.key.is_addon();
     let record = &mut draft.record;
     settle(record, at);
+    record.ensured = at;
     record.phase = match (seen.phase, seen.poll_after) {
-        (_, None) if is_nothing(seen) => ResourcePhase::Ready,
+        // Nothing is as desired if no part was asked for.
+        (_, None) if is_nothing(seen) && !is_addon => ResourcePhase::Ready,
         // The parts that exist are ready, and more are to come.
         (ResourcePhase::Ready, Some(_)) => ResourcePhase::Pending,
         (phase, _) => phase,
     };
     record.resources.clone_from(&seen.resources);
     record.outputs = Arc::clone(&seen.outputs);
-    draft.change = Some(InfrastructureChange::Learn);
+    draft.change = Some(ResourceChange::Learn);
     let poll = poll_after(seen);
     match record.phase {
         ResourcePhase::Ready => {
             (record.failures, record.next, record.doubt) = (0, 0, 0);
             clear_trouble(record);
+            if is_addon {
+                record.served = Some(Arc::clone(&record.targets));
+                record.follows = false;
+            }
         }
         ResourcePhase::Failed => {
             record.failures = record.failures.saturating_add(1);
@@ -143,7 +148,7 @@ fn take_released(draft: &mut Draft<'_>, at: Millis, seen: &Observed, limits: &Li
     record.answer = None;
     record.phase = seen.phase;
     record.resources.clone_from(&seen.resources);
-    draft.change = Some(InfrastructureChange::Learn);
+    draft.change = Some(ResourceChange::Learn);
     match seen.phase {
         // Too early to be a proof: what was requested before may still appear.
         ResourcePhase::Gone => {
@@ -194,7 +199,7 @@ fn take_failure(
     }
     record.deadline = 0;
     record.answer = None;
-    draft.change = Some(InfrastructureChange::Learn);
+    draft.change = Some(ResourceChange::Learn);
     if class == Class::Stale {
         record.next = at + STALE_RETRY;
         return;
@@ -235,7 +240,7 @@ fn take_failure(
 }
 
 /// An Ensure or Release was answered: no attempt is in flight.
-fn settle(record: &mut Infrastructure, at: Millis) {
+fn settle(record: &mut ResourceRecord, at: Millis) {
     record.deadline = 0;
     record.answer = None;
     // Resources may have been created just before the response, and be visible late.
@@ -263,6 +268,9 @@ fn ensure_wait(failures: u32) -> Millis {
 }
 
 fn failure(seen: &Observed) -> String {
+    if !seen.message.is_empty() {
+        return seen.message.to_string();
+    }
     let failed = seen
         .resources
         .iter()
