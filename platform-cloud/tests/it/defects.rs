@@ -64,11 +64,11 @@ impl Driver for Defective {
     }
 
     async fn check(&self, batch: &Batch) -> Result<()> {
-        self.inner.check(batch).await
+        Driver::check(&*self.inner, batch).await
     }
 
     async fn list(&self) -> Result<Listing> {
-        let mut listing = self.inner.list().await?;
+        let mut listing = Driver::list(&*self.inner).await?;
         if self.defect == Defect::ListsShort {
             listing.nodes.retain(|found| {
                 found

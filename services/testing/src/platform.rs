@@ -244,6 +244,7 @@ checks! {
     addons::an_unknown_template_of_an_addon_is_not_found,
     addons::a_kind_of_addon_that_is_not_offered_is_refused,
     addons::each_wrong_field_of_a_removal_of_an_addon_is_named,
+    addons::random_addons_get_documented_answers,
     fuzz::random_requests_get_documented_answers,
     fuzz::random_bytes_get_an_answer,
     restart::nodes_and_fingerprints_outlive_a_restart,

@@ -307,7 +307,7 @@ impl<'a> Named<'a> {
             return;
         };
         let has = |key: &&str| secret.data.get(*key).is_some_and(|it| !it.is_empty());
-        if !sets.iter().any(|keys| keys.iter().all(|key| has(&key))) {
+        if !sets.iter().any(|keys| keys.iter().all(has)) {
             let sets: Vec<String> = sets.iter().map(|keys| keys.join(" and ")).collect();
             let why = format!("its secret needs {}, not empty", sets.join(", or "));
             self.check.wrong(field, why);

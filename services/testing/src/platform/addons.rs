@@ -1,12 +1,14 @@
 mod life;
 mod lists;
 mod owners;
+mod random;
 mod targets;
 mod wrong;
 
 pub(super) use life::*;
 pub(super) use lists::*;
 pub(super) use owners::*;
+pub(super) use random::*;
 pub(super) use targets::*;
 pub(super) use wrong::*;
 

@@ -203,7 +203,10 @@ impl AddonStore {
                 }
             }
         }
-        let before = self.made.get(key).map_or(&[][..], |made| &made.ports);
+        let before = self
+            .made
+            .get(key)
+            .map_or(&[][..], |made| made.ports.as_slice());
         let (mut ports, mut at) = (Vec::new(), 0);
         for wish in &plan.ports {
             for offset in 0..wish.count {
@@ -405,7 +408,7 @@ impl Made {
         let now = Instant::now();
         let until = |at: Option<Instant>| {
             let left = at?.checked_duration_since(now)?;
-            Some(left.max(Duration::from_millis(1)))
+            (!left.is_zero()).then(|| left.max(Duration::from_millis(1)))
         };
         let poll_after = match self.phase() {
             ResourcePhase::Failed => Some(RETRY),

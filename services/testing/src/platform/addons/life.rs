@@ -7,9 +7,7 @@ use drover_proto::platform::v1::{
     AddonKind, Capability, EnsureAddonRequest, ListAddonsRequest, ResourcePhase,
 };
 
-use super::{
-    super::Subject, Fixture, NEEDLE, any, fixture, lasting, ports, refused, until, usable,
-};
+use super::{super::Subject, Fixture, NEEDLE, any, fixture, lasting, ports, until, usable};
 
 pub(in super::super) async fn addons_are_offered_as_kinds_or_not_at_all(subject: &Subject) {
     let fixture = Fixture::new(subject).await;
