@@ -244,6 +244,16 @@ async fn ask_for_addon(
             let listed = open.call(call).await?;
             let mut own = listed.addons.into_iter();
             let own = own.find(|one| one.owner == owner && one.name == name);
+            // What could not be read may be this one.
+            let explains = |warning: &wire::Warning| {
+                let cluster_id = warning.cluster_id.as_deref();
+                cluster_id.is_none_or(|id| id == &**cluster.name())
+                    && warning.name.as_deref().is_none_or(|it| it == name)
+            };
+            if own.is_none() && listed.warnings.iter().any(explains) {
+                let why = format!("it is not known whether addon {name} is there");
+                return Err(drover_core::Error::unavailable(why));
+            }
             let gone = || wire::AddonState {
                 phase: wire::ResourcePhase::Gone.into(),
                 ..wire::AddonState::default()
