@@ -460,9 +460,21 @@ impl Maker<'_> {
             // ready.
             (ConditionKind::Ready | ConditionKind::Deleting, _) => return,
             // Reported for each resource.
-            (ConditionKind::InfrastructureReady | ConditionKind::WaitingForInfrastructure, _) => {
+            (
+                ConditionKind::InfrastructureReady
+                | ConditionKind::WaitingForInfrastructure
+                | ConditionKind::AddonsReady,
+                _,
+            ) => {
                 return;
             }
+            // Everything else is reported for each addon.
+            (ConditionKind::AddonsFailed, true)
+                if to.is_some_and(|condition| *condition.reason == *"PlatformUnavailable") =>
+            {
+                (Warning, "AddonFailed")
+            }
+            (ConditionKind::AddonsFailed, _) => return,
             (ConditionKind::InfrastructureFailed, true)
                 if to.is_some_and(|condition| *condition.reason == *"Failed") =>
             {

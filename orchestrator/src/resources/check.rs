@@ -363,8 +363,6 @@ pub(crate) fn announced(resolved: &Resolved, platform: &str) -> Vec<wire::Infras
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     #[test]
     fn what_a_platform_refuses_is_shown_where_the_user_wrote_it() {
         let ports = ["port".to_owned(), "ports[0]".to_owned()];

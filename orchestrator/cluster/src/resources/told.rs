@@ -158,3 +158,70 @@ pub fn named(resources: &[&Resource], why: bool) -> String {
         .collect();
     words.join(", ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(phase: ResourcePhase) -> ResourceRecord {
+        ResourceRecord {
+            phase,
+            ..ResourceRecord::default()
+        }
+    }
+
+    /// Reasons of the events of a change of an addon from one record to another.
+    fn reasons(
+        before: Option<ResourceRecord>,
+        to: Option<ResourceRecord>,
+        change: ResourceChange,
+    ) -> Vec<(&'static str, String)> {
+        let key = ResourceKey::addon("front", "p", "u");
+        let mut state = State::default();
+        if let Some(before) = before {
+            state.resources.insert(key.clone(), before);
+        }
+        let told = told(&state, &key, to.as_ref(), change).into_iter();
+        told.map(|(_, reason, message)| (reason, message)).collect()
+    }
+
+    #[test]
+    fn an_addon_is_told_of_when_it_becomes_ready_when_it_fails_and_when_it_is_gone() {
+        use ResourceChange::{Abandon, Again, Ask, Follow, Gone, Learn};
+        use ResourcePhase::{Failed, Pending, Ready};
+        let only = |told: Vec<(&'static str, String)>| {
+            assert_eq!(told.len(), 1, "{told:?}");
+            told.into_iter().next().unwrap()
+        };
+        let first = reasons(None, Some(record(Pending)), Ask);
+        assert!(first.is_empty(), "{first:?}");
+        let ready = reasons(Some(record(Pending)), Some(record(Ready)), Learn);
+        assert_eq!(only(ready).0, "AddonReady");
+        let same = reasons(Some(record(Ready)), Some(record(Ready)), Again);
+        assert!(same.is_empty(), "{same:?}");
+        let failed = ResourceRecord {
+            reason: "Failed".into(),
+            message: "port 443 is taken".into(),
+            ..record(Failed)
+        };
+        let told = only(reasons(Some(record(Ready)), Some(failed.clone()), Learn));
+        assert_eq!(told.0, "AddonFailed");
+        assert_eq!(told.1, "front on p: port 443 is taken");
+        let still = reasons(Some(failed.clone()), Some(failed.clone()), Learn);
+        assert!(still.is_empty(), "told once: {still:?}");
+        let again = reasons(Some(failed), Some(record(Ready)), Learn);
+        assert_eq!(only(again).0, "AddonReady");
+        let drifted = reasons(Some(record(Ready)), Some(record(Pending)), Learn);
+        assert_eq!(only(drifted).0, "AddonFailed");
+        let gone = reasons(Some(record(Ready)), None, Gone);
+        assert_eq!(only(gone).0, "AddonRemoved");
+        assert!(reasons(Some(record(Ready)), None, Abandon).is_empty());
+        // A change of its targets is not worth an event each time.
+        let follows = ResourceRecord {
+            follows: true,
+            ..record(Pending)
+        };
+        assert!(reasons(Some(record(Ready)), Some(follows.clone()), Follow).is_empty());
+        assert!(reasons(Some(follows), Some(record(Ready)), Learn).is_empty());
+    }
+}
