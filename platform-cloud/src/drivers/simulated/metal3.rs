@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drover_core::{Error, Result};
 use drover_platform::inventory::metal3::{self, Described, RACK};
 
 use super::{DomainSettings, HostSettings, SimulatedSettings};
@@ -12,9 +11,9 @@ impl SimulatedSettings {
     /// are its failure domains.
     ///
     /// # Errors
-    /// `Invalid` with what is wrong; it repeats nothing of the text.
-    pub fn of_bare_metal_hosts(text: &str) -> Result<Self> {
-        let hosts = metal3::describe(text).map_err(|why| Error::invalid("hosts", why))?;
+    /// What is wrong, for people. It repeats nothing of the text.
+    pub fn of_bare_metal_hosts(text: &str) -> Result<Self, String> {
+        let hosts = metal3::describe(text)?;
         let racks: BTreeSet<&str> = hosts
             .iter()
             .map(|host| host.rack.as_str())
@@ -31,7 +30,7 @@ impl SimulatedSettings {
             inventory: true,
             ..Self::default()
         };
-        settings.check()?;
+        settings.check().map_err(|error| error.to_string())?;
         Ok(settings)
     }
 }

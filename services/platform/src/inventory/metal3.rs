@@ -1,6 +1,8 @@
-//! Network data of a host in OpenStack's format
-//! (<https://docs.openstack.org/nova/latest/user/metadata.html#openstack-format-metadata>), and the list of networks that
-//! ViNO writes on hosts.
+//! What a BareMetalHost of metal3 and its Secrets say of where it is: its racks and networks. Network data is in
+//! OpenStack's format (<https://docs.openstack.org/nova/latest/user/metadata.html#openstack-format-metadata>), and ViNO
+//! writes lists of networks on hosts.
+
+mod documents;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,13 +13,79 @@ use drover_proto::common::v1::{Address, AddressType};
 use serde::Deserialize;
 use serde_json::Value;
 
+pub use documents::{Described, describe};
+
+/// The topology key whose domains are the failure domains.
+pub const RACK: &str = "rack";
+/// Key of the network data in its Secret.
+pub const NETWORK_DATA: &str = "networkData";
+/// Topology keys, and the labels of hosts that usually have their values.
+const TOPOLOGY: [(&str, [&str; 3]); 2] = [
+    (
+        RACK,
+        ["vino.airshipit.org/rack", "sip.airshipit.org/rack", "rack"],
+    ),
+    (
+        "host",
+        [
+            "vino.airshipit.org/host",
+            "sip.airshipit.org/server",
+            "node",
+        ],
+    ),
+];
+
+/// Topology keys, and the labels of hosts that may have their values: the first that a host has.
+pub type Topology = BTreeMap<String, Vec<String>>;
+
+/// The usual topology keys.
+#[must_use]
+pub fn topology() -> Topology {
+    let owned = |keys: [&str; 3]| keys.map(str::to_owned).to_vec();
+    let usual = TOPOLOGY.into_iter();
+    usual
+        .map(|(word, keys)| (word.to_owned(), owned(keys)))
+        .collect()
+}
+
+/// The value of a topology key on a host. `None` if no label has it.
+#[must_use]
+pub fn domain<'a>(
+    topology: &Topology,
+    word: &str,
+    own: &'a BTreeMap<String, String>,
+) -> Option<&'a String> {
+    topology.get(word)?.iter().find_map(|key| own.get(key))
+}
+
+/// Labels by which a host is selected and spread: its own, the topology keys, and its networks.
+#[must_use]
+pub fn labels(
+    topology: &Topology,
+    own: &BTreeMap<String, String>,
+    annotations: &BTreeMap<String, String>,
+    addresses: &[Address],
+) -> BTreeMap<String, String> {
+    let mut all = own.clone();
+    for word in topology.keys() {
+        if let Some(value) = domain(topology, word, own) {
+            all.insert(word.clone(), value.clone());
+        }
+    }
+    let addressed = addresses.iter().map(|address| address.interface.clone());
+    for id in listed(own, annotations).into_iter().chain(addressed) {
+        all.insert(format!("{PREFIX}{id}"), "true".to_owned());
+    }
+    all
+}
+
 /// Label and annotation with the networks of a host.
 const NETWORKS: &str = "vino.airshipit.org/networks";
 /// Most networks of a host that are read.
 const MAX_NETWORKS: usize = 256;
 
 /// Prefix of the labels that say in which networks a host is.
-pub(super) const PREFIX: &str = "network.drover.dev/";
+pub const PREFIX: &str = "network.drover.dev/";
 
 #[derive(Deserialize)]
 struct NetworkData {
@@ -37,7 +105,7 @@ struct Network {
 ///
 /// # Errors
 /// What is wrong, for people. It repeats nothing of the data.
-pub(super) fn addresses(data: &[u8]) -> Result<Vec<Address>, String> {
+pub fn addresses(data: &[u8]) -> Result<Vec<Address>, String> {
     let text = std::str::from_utf8(data).map_err(|_| "is not UTF-8".to_owned())?;
     // JSON is YAML, too.
     let data: NetworkData = serde_saphyr::from_str(text)
@@ -71,7 +139,7 @@ pub(super) fn addresses(data: &[u8]) -> Result<Vec<Address>, String> {
 
 /// The networks that label and annotation of a host name. An annotation is a list in JSON or with commas; a label, which
 /// can hold neither, has dots or underscores between them.
-pub(super) fn listed(
+fn listed(
     labels: &BTreeMap<String, String>,
     annotations: &BTreeMap<String, String>,
 ) -> BTreeSet<String> {

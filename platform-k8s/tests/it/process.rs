@@ -1,12 +1,9 @@
 //! A process of the server.
 
-use std::process::Stdio;
+use std::{path::Path, process::Stdio};
 
 use drover_client::{Channel, Target, connect};
-use drover_testing::{
-    kubernetes::{PATIENCE, Rig},
-    processes::program,
-};
+use drover_testing::{kubernetes::PATIENCE, processes::program};
 use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
@@ -19,18 +16,14 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) async fn start(rig: &Rig, namespace: &str) -> Self {
+    /// Starts it with these arguments, at the API server of a kubeconfig.
+    pub(super) async fn start(kubeconfig: &Path, namespace: &str, arguments: &[&str]) -> Self {
         let command = program(env!("CARGO_BIN_EXE_drover-platform-k8s"));
         let mut process = Command::from(command)
-            .args([
-                "--resources",
-                "--listen",
-                "127.0.0.1:0",
-                "--log-format",
-                "json",
-            ])
+            .args(["--listen", "127.0.0.1:0", "--log-format", "json"])
+            .args(arguments)
             .args(["--namespace", namespace, "--kubeconfig"])
-            .arg(rig.kubeconfig())
+            .arg(kubeconfig)
             .stderr(Stdio::piped())
             .stdout(Stdio::null())
             .kill_on_drop(true)
