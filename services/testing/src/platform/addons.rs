@@ -20,10 +20,9 @@ use std::{
 use drover_core::Result;
 use drover_proto::platform::v1::{
     AddonKind, AddonSecret, AddonSpec, AddonState, Capability, EnsureAddonRequest,
-    EnsureAddonResponse, Fence, JumpHost, ListAddonsRequest, ListAddonsResponse, LoadBalancer,
-    OidcClient, OidcProvider, PortMapping, PortRef, RemoveAddonRequest, RemoveAddonResponse,
-    ResourcePhase, TemplateAddon, addon_service_client::AddonServiceClient, addon_spec::Kind,
-    port_ref::Port,
+    EnsureAddonResponse, JumpHost, ListAddonsRequest, ListAddonsResponse, LoadBalancer, OidcClient,
+    OidcProvider, PortMapping, PortRef, RemoveAddonRequest, RemoveAddonResponse, ResourcePhase,
+    TemplateAddon, addon_service_client::AddonServiceClient, addon_spec::Kind, port_ref::Port,
 };
 
 use super::{
@@ -227,10 +226,6 @@ impl Fixture<'_> {
     async fn clean_addons(&self) {
         for addon in self.listed_addons().await {
             let removal = RemoveAddonRequest {
-                fence: Some(Fence {
-                    epoch: u64::MAX,
-                    ..self.fence()
-                }),
                 owner: addon.owner.clone(),
                 ..self.addon_removal(&addon.name)
             };

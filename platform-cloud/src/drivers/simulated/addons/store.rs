@@ -175,7 +175,7 @@ impl AddonStore {
                     format!("an addon {:?} of somebody else is there", key.1),
                 ));
             }
-            if made.kind != i32::from(targets::kind(&wanted.spec)) && !made.removing {
+            if made.kind != i32::from(targets::kind(&wanted.spec)) {
                 let why = format!("addon {:?} is of another kind", key.1);
                 return Err(Error::new(Reason::Immutable, why)
                     .with_violation("spec.kind", "cannot be changed once it is made"));
@@ -252,10 +252,8 @@ impl AddonStore {
                 ..Made::default()
             }
         });
-        if made.removing {
-            // What is being removed is made again when it is gone.
-            return Ok(made.progress(&key));
-        }
+        // What is on its way out is made again when it is gone.
+        made.removing = false;
         let spec: String = Sha256::digest(wanted.spec.encode_to_vec())
             .iter()
             .map(|byte| format!("{byte:02x}"))
@@ -361,7 +359,10 @@ impl Made {
             ResourcePhase::Releasing
         } else if self.failure.is_some() {
             ResourcePhase::Failed
-        } else if self.objects.len() < self.planned || self.ready_at.is_some_and(|at| at > now) {
+        } else if self.objects.len() < self.planned
+            || self.objects.iter().any(|object| object.gone_at.is_some())
+            || self.ready_at.is_some_and(|at| at > now)
+        {
             ResourcePhase::Pending
         } else {
             ResourcePhase::Ready
@@ -410,18 +411,17 @@ impl Made {
             let left = at?.checked_duration_since(now)?;
             (!left.is_zero()).then(|| left.max(Duration::from_millis(1)))
         };
+        let soon = Duration::from_millis(1);
+        let gone = self.objects.iter().filter_map(|object| object.gone_at);
+        let gone = until(gone.max());
         let poll_after = match self.phase() {
             ResourcePhase::Failed => Some(RETRY),
-            ResourcePhase::Releasing => {
-                let gone = self
-                    .objects
-                    .iter()
-                    .filter_map(|object| object.gone_at)
-                    .max();
-                Some(until(gone).unwrap_or(Duration::from_millis(1)))
+            ResourcePhase::Releasing => Some(gone.unwrap_or(soon)),
+            _ if self.objects.len() < self.planned => Some(soon),
+            _ => {
+                let applied = self.applied.as_ref().map(|(at, _)| *at);
+                until(self.ready_at).max(until(applied)).max(gone)
             }
-            _ if self.objects.len() < self.planned => Some(Duration::from_millis(1)),
-            _ => until(self.ready_at).max(until(self.applied.as_ref().map(|(at, _)| *at))),
         };
         AddonProgress {
             state: self.state(key),
