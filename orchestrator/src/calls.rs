@@ -3,7 +3,7 @@
 use std::{collections::HashSet, sync::Arc};
 
 use drover_cluster::{CallEnd, Cluster, ClusterState, CompleteRead, Observation, Source};
-use drover_core::{Millis, Urgency, infrastructure::Asked};
+use drover_core::{Millis, Urgency, resource::Asked};
 use drover_executor::{Complete, Ended, Shown};
 use drover_planner::Call;
 use drover_telemetry::{context, current};
@@ -12,12 +12,10 @@ use crate::{intake, shared::Shared};
 
 /// Starts a call as a task of its own.
 pub(crate) fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>, call: &Call, urgency: Urgency) {
-    if let Call::Infrastructure {
-        platform, asked, ..
-    } = call
+    if let Call::Resource { key, asked } = call
         && *asked != Asked::Read
     {
-        shared.leaks.used(platform);
+        shared.leaks.used(&key.platform);
     }
     let (owner, cluster, call) = (shared.clone(), cluster.clone(), call.clone());
     shared.spawn(context::scope(current(), async move {

@@ -9,7 +9,6 @@ mod api;
 mod calls;
 mod changes;
 mod gauges;
-mod infrastructure;
 mod intake;
 mod limits;
 mod locks;
@@ -17,6 +16,7 @@ mod queue;
 mod rebind;
 mod reconcile;
 mod registry;
+mod resources;
 mod secrets;
 mod shared;
 mod show;
@@ -213,7 +213,7 @@ impl Orchestrator {
             waiters: Waiters::default(),
             platforms,
             tombstones: tombstones::Tombstones::default(),
-            leaks: infrastructure::Leaks::default(),
+            leaks: resources::Leaks::default(),
             changes: Arc::default(),
             probes,
             limits,
@@ -243,7 +243,7 @@ impl Orchestrator {
         shared.spawn(probes.clone().run(stop.clone(), tasks.clone(), crossed));
         shared.spawn(tombstones::run(shared.clone()));
         shared.spawn(tombstones::remove_late(shared.clone()));
-        shared.spawn(infrastructure::sweep::run(shared.clone()));
+        shared.spawn(resources::sweep::run(shared.clone()));
         Ok(Self { shared })
     }
 

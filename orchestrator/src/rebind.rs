@@ -4,8 +4,10 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
 use drover_cluster::{Cluster, ClusterState, request};
-use drover_core::{Error, Millis, Reason, Result, Sym, Urgency, node::Call as Attempt};
-use drover_planner::{InfrastructureChange, MAX_BYTES, MAX_ROWS, Op, Plan};
+use drover_core::{
+    Error, Millis, Reason, Result, Sym, Urgency, node::Call as Attempt, resource::ResourceKey,
+};
+use drover_planner::{MAX_BYTES, MAX_ROWS, Op, Plan, ResourceChange};
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Lane, NewEvent, Step};
 use uuid::Uuid;
@@ -76,9 +78,9 @@ pub(crate) async fn all(shared: &Arc<Shared>, name: &str, before: &str, uid: &st
         let nodes = state.nodes.iter();
         let nodes = nodes.map(|it| (&it.platform, &it.platform_uid));
         let requests = (state.requests.values()).map(|it| (&it.platform, &it.platform_uid));
-        let infrastructure = state.infrastructure.keys().map(|(name, uid)| (name, uid));
+        let resources = state.resources.keys().map(|key| (&key.platform, &key.uid));
         others.extend(
-            (nodes.chain(requests).chain(infrastructure))
+            (nodes.chain(requests).chain(resources))
                 .filter(|(platform, _)| ***platform == *name)
                 .map(|(_, other)| other.clone()),
         );
@@ -114,6 +116,9 @@ fn next(
         .filter(|request| request.platform == *name && request.platform_uid == *old)
         .map(|request| request.id)
         .collect();
+    let resources: Vec<&ResourceKey> = (state.resources.keys())
+        .filter(|key| key.is_on(name, old))
+        .collect();
     let all = slots.len() + requests.len();
     slots.truncate(MAX_ROWS);
     requests.truncate(MAX_ROWS - slots.len());
@@ -136,18 +141,21 @@ fn next(
         requests,
         last,
     }];
-    if last && let Some(record) = state.infrastructure.get(&key) {
-        let change = InfrastructureChange::Learn;
+    for key in resources.into_iter().filter(|_| last) {
+        let change = ResourceChange::Learn;
         // Calls in progress are under the old uid, under which nobody will look for their results: they are repeated.
-        let mut record = record.clone();
+        let mut record = state.resources[key].clone();
         record.call = Attempt::default();
-        ops.push(Op::Infrastructure {
-            key: (name.clone(), new.clone()),
+        ops.push(Op::Resource {
+            key: ResourceKey {
+                uid: new.clone(),
+                ..key.clone()
+            },
             to: Some(Box::new(record)),
             change,
         });
-        ops.push(Op::Infrastructure {
-            key,
+        ops.push(Op::Resource {
+            key: key.clone(),
             to: None,
             change,
         });

@@ -266,11 +266,17 @@ fn plan_with(
     } else {
         (known, inner.leaving().clone())
     };
+    let addons = &inner.spec().addons;
+    let addon_secrets: Vec<Sym> = (addons.iter())
+        .map(|addon| shared.vault.addon_secrets_hash(&addon.secrets))
+        .collect();
     let input = Input {
         now,
         process_start: shared.clock.start(),
         groups,
         infrastructure: &inner.spec().infrastructure,
+        addons,
+        addon_secrets: &addon_secrets,
         health_defaults: &suggestions.health,
         leaving: &leaving,
         orphans: inner.spec().orphans,

@@ -33,7 +33,7 @@ pub(crate) struct Shared {
     pub(crate) platforms: Arc<Platforms>,
     pub(crate) tombstones: Tombstones,
     /// Infrastructure remnants of deleted clusters.
-    pub(crate) leaks: crate::infrastructure::Leaks,
+    pub(crate) leaks: crate::resources::Leaks,
     pub(crate) changes: Arc<Changes>,
     pub(crate) probes: Arc<Probes>,
     pub(crate) executor: Executor,

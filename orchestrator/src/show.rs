@@ -1,6 +1,6 @@
 //! Formats stored records for dumps, for the kinds that only the orchestrator can decode.
 
-use drover_cluster::{Interner, codec, infrastructure};
+use drover_cluster::{Interner, codec, resources};
 use drover_planner::State;
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::keys::Name;
@@ -30,9 +30,9 @@ pub fn show(name: &Name, bytes: &[u8]) -> Option<Value> {
                 "madeNothing": request.made_nothing, "deadlineMs": request.deadline, "bodyBytes": body.len(),
             }))
         }
-        Name::Resource(_, kind, _) if kind == infrastructure::KIND => {
-            let (key, record) = infrastructure::codec::decode(bytes, &interner).ok()?;
-            Some(crate::infrastructure::show::json(&key, &record))
+        Name::Resource(_, kind, _) if resources::KINDS.contains(&&**kind) => {
+            let (key, record) = resources::codec::decode(bytes, &interner).ok()?;
+            Some(crate::resources::show::json(&key, &record))
         }
         Name::Resource(..) => None,
         Name::Head(_) => {

@@ -62,13 +62,11 @@ impl Planned {
                 Some(Outcome::Done)
             }
             Op::TakeOrphan { node } => Some(Outcome::Open(Subject::Slot(node.slot))),
-            Op::Infrastructure {
+            Op::Resource {
                 to: Some(record),
                 change,
                 ..
-            } if change.is_action() => {
-                Some(Outcome::Open(Subject::Infrastructure(record.sequence)))
-            }
+            } if change.is_action() => Some(Outcome::Open(Subject::Resource(record.sequence))),
             Op::Remove { .. } | Op::RecordDropped { .. } | Op::Close { .. } => Some(Outcome::Done),
             _ => None,
         });

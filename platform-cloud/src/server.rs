@@ -87,11 +87,12 @@ impl PlatformServer {
                 (Arc::new(driver), templates, None)
             }
             DriverSettings::Simulated(simulated) => {
-                let templates = match directory {
-                    Some(_) => Templates::Catalogue(Arc::new(Catalogue::open(&[], directory)?)),
-                    None => Templates::Anything,
+                let catalogue = match directory {
+                    Some(_) => Some(Arc::new(Catalogue::open(&[], directory)?)),
+                    None => None,
                 };
-                let driver = Simulated::open(*simulated, clock)?;
+                let driver = Simulated::with_addon_templates(*simulated, clock, catalogue.clone())?;
+                let templates = catalogue.map_or(Templates::Anything, Templates::Catalogue);
                 let handle = driver.handle();
                 (driver, templates, Some(handle))
             }

@@ -217,6 +217,31 @@ impl Api {
         decode(&call, &body)
     }
 
+    /// Server-side apply of an object that is ours: fields that others have set meanwhile are taken back. With
+    /// `metadata.uid` in the object, only an object that has it. With `dry_run` nothing is written, and unknown fields are
+    /// refused. Returns its metadata.
+    ///
+    /// # Errors
+    /// See [`Api::apply`].
+    pub async fn apply_ours(
+        &self,
+        kind: &Kind,
+        namespace: &str,
+        object: &Value,
+        dry_run: bool,
+    ) -> Result<Object> {
+        let name = name_of(object);
+        let call = Call::new("patch", kind, namespace, name);
+        let mut parameters = PatchParams::apply(&self.inner.field_manager).force();
+        parameters.dry_run = dry_run;
+        parameters.field_validation = dry_run.then_some(ValidationDirective::Strict);
+        let requests = kind.requests(namespace);
+        let request = requests.patch(&escape(name), &parameters, &Patch::Apply(object));
+        let request = prepared(&call, request, stream::METADATA_ONLY)?;
+        let body = self.change(&call, request).await?;
+        read_object(&call, body)
+    }
+
     fn patching(
         &self,
         kind: &Kind,

@@ -303,7 +303,7 @@ fn endpoints(pod: &Pod, ip_from: IpFrom) -> impl Iterator<Item = (String, String
 }
 
 /// Parses a time as Kubernetes writes it.
-fn timestamp(Time(time): &Time) -> Timestamp {
+pub(crate) fn timestamp(Time(time): &Time) -> Timestamp {
     Timestamp {
         seconds: time.as_second(),
         nanos: time.subsec_nanosecond(),

@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use drover_convert::value::to_duration;
 use drover_core::{Error, Reason, Result};
 use drover_platform::{
+    addons::Addons,
     driver::{
         Batch, Change, Deleted, Deletion, Description, Driver, ExecInput, ExecOutput, Found,
         Listing, Live, LogStream, Outcome, Target,
@@ -23,6 +24,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     access,
+    addons::KubernetesAddons,
     client::{Api, Kind, Meta as _, partial},
     create::{Creator, Nodes},
     delete::{Item, Remover},
@@ -52,6 +54,7 @@ pub struct KubernetesDriver {
     remover: Arc<Remover>,
     creator: Creator,
     updater: Updater,
+    addons: Option<KubernetesAddons>,
     fixed: Description,
 }
 
@@ -88,6 +91,7 @@ impl KubernetesDriver {
             Arc::new(Made(cache)),
         );
         let updater = Updater::new(api.clone(), Arc::clone(&settings), Arc::clone(&remover));
+        let addons = KubernetesAddons::open(&api, &settings).await?;
         Ok(Self {
             api,
             settings,
@@ -96,6 +100,7 @@ impl KubernetesDriver {
             remover,
             creator,
             updater,
+            addons,
             fixed,
         })
     }
@@ -262,6 +267,11 @@ impl Driver for KubernetesDriver {
 
     fn live(&self) -> Option<&dyn Live> {
         Some(&**self.cache())
+    }
+
+    fn addons(&self) -> Option<&dyn Addons> {
+        let addons = self.addons.as_ref()?;
+        Some(addons)
     }
 
     async fn shutdown(&self) {

@@ -8,8 +8,8 @@
 //!         ├─ backend ─ the API server, and its watch
 //!         ├─ cache ─── hosts as they are known: nodes and inventory
 //!         ├─ describe  what the platform is, and what it may
-//!         └─ view ──── a host as node, as entry of the inventory, as foreign node (foreign)
-//! host, life, network ── what a BareMetalHost and its Secrets say
+//!         └─ view ──── a host as node, as entry of the inventory, as foreign node
+//! host, life ── what a BareMetalHost says
 //! ```
 
 mod backend;
@@ -17,12 +17,11 @@ mod cache;
 mod choice;
 mod claim;
 mod claims;
+mod controllers;
 mod describe;
 mod driver;
-mod foreign;
 mod host;
 mod life;
-mod network;
 mod secrets;
 mod settings;
 mod view;

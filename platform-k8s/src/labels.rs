@@ -36,6 +36,23 @@ pub const FORMER: &str = "drover.dev/former";
 pub const PEERS: &str = "drover.dev/peers";
 /// Annotation of a pod with [`PEERS`]: name of the service for the active nodes of its group.
 pub const ACTIVE_SERVICE: &str = "drover.dev/active-service";
+/// Label of everything that belongs to an addon: its name, encoded by [`value`].
+pub const ADDON: &str = "drover.dev/addon";
+/// Label beside [`ADDON`]: cluster id, encoded by [`value`]. Never the cluster label of nodes, or the pods of the addon
+/// would be nodes.
+pub const ADDON_CLUSTER: &str = "drover.dev/addon-cluster";
+/// Annotation beside [`ADDON`]: which addon it is and what was applied, as JSON.
+pub const ADDON_IDENTITY: &str = "drover.dev/addon-identity";
+/// Annotation of a pod of an addon that asks for it: the content of a ConfigMap, kept up to date.
+pub const LIVE: &str = "drover.dev/live";
+/// Annotation of a pod that asks for [`LIVE`]: name of the ConfigMap, whose key is `live`.
+pub const LIVE_FROM: &str = "drover.dev/live-from";
+/// Annotation of a pod with [`LIVE_FROM`]: `"true"` if it says in its log which content it has loaded.
+pub const LIVE_CONFIRMED: &str = "drover.dev/live-confirmed";
+/// Annotation of an object of an addon that is written once and then kept, until this value is another one.
+pub const ONCE: &str = "drover.dev/once";
+/// Annotation beside [`ONCE`]: when it is written again nevertheless, as seconds since 1970.
+pub const RENEW_AFTER: &str = "drover.dev/renew-after";
 /// Label with the value [`MANAGER`].
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// Value of [`MANAGED_BY`].

@@ -10,13 +10,16 @@
 //!         ├─ peers                                                     data of pods about each other
 //!         └─ labels, selected                                          ownership of objects, selection by labels
 //! hosts ──── another driver: nodes are hosts of metal3
+//! addons ─── services around clusters, of both drivers
 //! resources ── the services of drover.kubernetes.v1, beside the platform
 //! client ─── the platform's calls of the API server, by the client of the resources: limits, credentials, errors
 //! ```
 
 pub mod access;
+pub mod addons;
 pub mod address;
 mod adopt;
+mod annotated;
 pub mod client;
 pub mod create;
 pub mod delete;

@@ -54,6 +54,14 @@ struct Flags {
     #[arg(long, value_name = "DIR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     templates: Option<PathBuf>,
+    /// Namespace that addons are made in (that of the kubeconfig, or of the pod)
+    #[arg(long = "addons-namespace", value_name = "NAME")]
+    #[serde(
+        rename = "addons",
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "in_namespace"
+    )]
+    addons_namespace: Option<String>,
     /// Also serve the resources of this Kubernetes, one by one (drover.kubernetes.v1)
     #[arg(long)]
     #[serde(skip_serializing_if = "is_not_given", serialize_with = "enabled")]
@@ -66,6 +74,13 @@ struct Flags {
 
 fn is_not_given(flag: &bool) -> bool {
     !flag
+}
+
+/// The flag as the setting `addons.namespace`.
+fn in_namespace<S: Serializer>(name: &Option<String>, serializer: S) -> Result<S::Ok, S::Error> {
+    let mut map = serializer.serialize_map(Some(1))?;
+    map.serialize_entry("namespace", name)?;
+    map.end()
 }
 
 /// The flag as the setting `resources.enabled`.

@@ -47,13 +47,16 @@ use std::fmt;
 use drover_core::{Error, Reason};
 use serde_json::{Map, Value};
 
-pub(crate) use self::names::is_path_segment;
 pub use self::{
     catalogue::CATALOGUE,
     names::{bootstrap_secret, dns_name},
     plan::{MAX_BOOTSTRAP_BYTES, MAX_OBJECT_BYTES, Plan, USER_DATA},
     properties::Properties,
     selector::Selector,
+};
+pub(crate) use self::{
+    names::is_path_segment, order::sort, placement::Constraints, pods::templates as pod_templates,
+    render::documents,
 };
 pub use policy::PodPolicySettings;
 

@@ -14,12 +14,10 @@ use std::{
     time::Duration,
 };
 
-use drover_core::{Reason, Result, back_off_for};
+use drover_core::{Result, back_off_for};
 use drover_proto::platform::v1::{Node, NodeRole};
-use futures::{StreamExt as _, stream};
 use parking_lot::Mutex;
 use serde::Serialize;
-use serde_json::json;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep, sleep_until},
@@ -27,6 +25,7 @@ use tokio::{
 use tracing::warn;
 
 use crate::{
+    annotated::{self, MAX_LIST, Untold, known_gone},
     client::{Api, Kind},
     delete::Place,
     discover,
@@ -43,11 +42,6 @@ use service::Services;
 const ROUND: Duration = Duration::from_millis(20);
 /// Initial and maximum backoff after a failure.
 const WAITS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-/// Concurrent writes of pods and services.
-const AT_ONCE: usize = 8;
-/// Maximum size of a list in bytes: all annotations of an object together have at most 256 KiB.
-const MAX_LIST: usize = 200 * 1024;
-
 /// Collects the clusters whose peers have changed, and wakes the task that updates their pods.
 #[derive(Default)]
 pub(crate) struct PeerNotifier {
@@ -103,13 +97,6 @@ pub(crate) struct PeerUpdate {
     services: Services,
     /// Pods that differ from the workload of their node, and that workload.
     strays: Vec<(Place, Place)>,
-}
-
-/// A list that a pod does not have yet.
-struct Untold {
-    namespace: Arc<str>,
-    name: Box<str>,
-    list: Arc<str>,
 }
 
 impl PeerUpdate {
@@ -259,10 +246,7 @@ impl Teller {
     async fn tell(&self, cluster: &str) -> Result<()> {
         let mut peer_update = self.cache.peer_update(cluster);
         let untold = peer_update.untold();
-        let writes: Vec<_> = untold.iter().map(|untold| self.write(untold)).collect();
-        let lists = stream::iter(writes).buffer_unordered(AT_ONCE);
-        let lists = lists.collect::<Vec<Result<()>>>().await;
-        let mut result: Result<()> = lists.into_iter().collect();
+        let mut result = annotated::tell(&self.api, &self.pods, labels::PEERS, &untold).await;
         for (pod, leader) in &peer_update.strays {
             let followed = update::follow(&self.api, &self.settings, pod, leader).await;
             result = result.and(known_gone(followed));
@@ -286,21 +270,6 @@ impl Teller {
         }
         result
     }
-
-    async fn write(&self, untold: &Untold) -> Result<()> {
-        let patch = json!({"metadata": {"annotations": {labels::PEERS: &*untold.list}}});
-        let (namespace, name) = (&untold.namespace, &untold.name);
-        let written = self.api.patch(&self.pods, namespace, name, &patch).await;
-        known_gone(written.map(drop))
-    }
-}
-
-/// An object that was deleted or replaced meanwhile is not an error: the watch reports it.
-fn known_gone(written: Result<()>) -> Result<()> {
-    written.or_else(|error| match error.reason() {
-        Reason::NotFound | Reason::Conflict => Ok(()),
-        _ => Err(error),
-    })
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use drover_resources_kubernetes::client::ClientSettings;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    addons::AddonsSettings,
     hosts::HostsSettings,
     labels::{self, LabelKeys},
     objects::PodPolicySettings,
@@ -71,6 +72,8 @@ pub struct Settings {
     pub resources: ResourcesSettings,
     /// How hosts are read, with driver `hosts`.
     pub hosts: HostsSettings,
+    /// Where addons are made, and of what.
+    pub addons: AddonsSettings,
     /// Serves a Kubernetes in memory and no platform, for tests of callers.
     pub fake: bool,
 }
@@ -134,6 +137,7 @@ impl Default for Settings {
             page_size: 500,
             resources: ResourcesSettings::default(),
             hosts: HostsSettings::default(),
+            addons: AddonsSettings::default(),
             fake: false,
         }
     }
@@ -179,6 +183,7 @@ impl Settings {
             ));
         }
         self.policy.check()?;
+        self.addons.check()?;
         self.check_namespaces()
     }
 

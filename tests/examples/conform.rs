@@ -1,5 +1,5 @@
 //! The conformance suite over the network: `cargo run -p drover-tests --example conform -- http://127.0.0.1:7402`.
-//! Exits with 0 if the platform conforms. Creates nodes there, and removes them.
+//! Exits with 0 if the platform conforms. Creates nodes there, and addons where they are offered, and removes them.
 #![allow(missing_docs)]
 
 use anyhow::{Context, Result, bail};

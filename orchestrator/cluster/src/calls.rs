@@ -4,12 +4,10 @@
 use std::time::Duration;
 
 use drover_core::{
-    Class, Error, Millis, Node, Reason, Result, Sym, back_off,
-    infrastructure::{Asked, InfrastructureAnswer, Observed},
-    millis,
+    Class, Error, Millis, Node, Reason, Result, Sym, back_off, millis,
     node::{Answer, Call, Outcome, Role},
+    resource::{Asked, Observed, ResourceAnswer, ResourceKey},
 };
-use drover_planner::BackendKey;
 use uuid::Uuid;
 
 use crate::ClusterState;
@@ -78,10 +76,10 @@ pub enum CallEnd {
         /// Whether it could be read.
         answer: Result<()>,
     },
-    /// Infrastructure was asked for, released or read.
-    Infrastructure {
-        /// The backend that was called.
-        backend: BackendKey,
+    /// Infrastructure or an addon was asked for, released or read.
+    Resource {
+        /// Which one.
+        key: ResourceKey,
         /// Sequence of the record when the call was begun.
         sequence: u64,
         /// What it was asked for.
@@ -100,8 +98,8 @@ pub enum Subject {
     Request(Uuid),
     /// The node in this slot.
     Slot(u64),
-    /// Infrastructure, by the sequence of its request.
-    Infrastructure(u64),
+    /// Infrastructure or an addon, by the sequence of its request.
+    Resource(u64),
 }
 
 impl CallEnd {
@@ -119,13 +117,13 @@ impl CallEnd {
                 let failure = answer.as_ref().err();
                 (Subject::Slot(*slot), failure.map(|failure| &failure.error))
             }
-            Self::Infrastructure {
+            Self::Resource {
                 sequence,
                 asked: Asked::Ensure | Asked::Release,
                 answer,
                 ..
-            } => (Subject::Infrastructure(*sequence), answer.as_ref().err()),
-            Self::PreStop { .. } | Self::Confirm { .. } | Self::Infrastructure { .. } => {
+            } => (Subject::Resource(*sequence), answer.as_ref().err()),
+            Self::PreStop { .. } | Self::Confirm { .. } | Self::Resource { .. } => {
                 return None;
             }
         })
@@ -195,20 +193,20 @@ impl ClusterState {
                     Err(error) => retry_later(call, &error, now),
                 }
             }
-            CallEnd::Infrastructure {
-                backend,
+            CallEnd::Resource {
+                key,
                 asked,
                 began,
                 answer,
                 ..
             } => {
-                let record = self.state.infrastructure.get_mut(&backend)?;
+                let record = self.state.resources.get_mut(&key)?;
                 match (asked, answer) {
                     // The record stays as it was read last.
                     (Asked::Read, Err(error)) => retry_later(&mut record.call, &error, now),
                     (asked, outcome) => {
                         record.call = Call::default();
-                        record.answer = Some(InfrastructureAnswer {
+                        record.answer = Some(ResourceAnswer {
                             asked,
                             began,
                             at: now,

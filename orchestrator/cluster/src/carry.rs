@@ -9,10 +9,14 @@ pub(crate) fn over(old: State, new: &mut State) {
     new.orphans = old.orphans;
     new.foreign = old.foreign;
     new.confirms = old.confirms;
-    for (key, before) in old.infrastructure.iter() {
-        if let Some(record) = new.infrastructure.get_mut(key) {
+    for (key, before) in old.resources.iter() {
+        if let Some(record) = new.resources.get_mut(key) {
             record.sent = before.sent;
             record.call = before.call;
+            record.ensured = before.ensured;
+            record.targets.clone_from(&before.targets);
+            record.served.clone_from(&before.served);
+            record.follows = before.follows;
         }
     }
     for (id, before) in old.requests.iter() {

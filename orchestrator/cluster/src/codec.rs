@@ -83,7 +83,7 @@ const REMOVALS: [RemovalReason; 7] = [
     RemovalReason::Lifetime,
 ];
 
-const KINDS: [ConditionKind; 18] = [
+const KINDS: [ConditionKind; 20] = [
     ConditionKind::Ready,
     ConditionKind::StoreBehind,
     ConditionKind::ForeignNodes,
@@ -102,6 +102,8 @@ const KINDS: [ConditionKind; 18] = [
     ConditionKind::UpdateBlocked,
     ConditionKind::PromotionFailed,
     ConditionKind::Orphans,
+    ConditionKind::AddonsReady,
+    ConditionKind::AddonsFailed,
 ];
 
 const BACK_OFFS: [BackOffKind; 4] = [

@@ -8,7 +8,7 @@ use drover_planner::{Condition, ConditionKey, ConditionKind, Op, Rollout, State}
 use drover_proto::orchestrator::v1::EventSeverity;
 use drover_store::NewEvent;
 
-use crate::infrastructure;
+use crate::resources;
 
 /// Maximum number of node names in a message; the others are counted.
 const NAMED: usize = 10;
@@ -98,7 +98,7 @@ pub fn is_step(op: &Op) -> bool {
         | Op::Close { .. }
         | Op::TakeOrphan { .. } => true,
         Op::RoleChange { role, .. } => *role == Role::Promoting,
-        Op::Infrastructure { change, .. } => change.is_action(),
+        Op::Resource { change, .. } => change.is_action(),
         Op::StateChanged { .. }
         | Op::NodeIdAssigned { .. }
         | Op::Attempt { .. }
@@ -231,7 +231,11 @@ impl Maker<'_> {
             Op::Drain { slot, until, .. } => {
                 #[expect(clippy::cast_precision_loss, reason = "a span for people")]
                 let most = until.saturating_sub(self.now) as f64 / 1000.0;
-                let message = format!("its preStop hook has {most} s");
+                let message = if self.state.is_served(*slot) {
+                    format!("its addons let go of it, for at most {most} s")
+                } else {
+                    format!("its preStop hook has {most} s")
+                };
                 self.node(*slot, Info, "NodeDraining", message);
             }
             Op::RecordDropped {
@@ -288,10 +292,10 @@ impl Maker<'_> {
                 }
             }
             Op::Rollout { group, to } => self.rollout(group, to.as_ref()),
-            Op::Infrastructure { key, to, change } => {
-                let told = infrastructure::told(self.state, key, to.as_deref(), *change);
+            Op::Resource { key, to, change } => {
+                let told = resources::told(self.state, key, to.as_deref(), *change);
                 for (severity, reason, message) in told {
-                    self.add(severity, reason, message).platform = Some(key.0.to_string());
+                    self.add(severity, reason, message).platform = Some(key.platform.to_string());
                 }
             }
             Op::Observed { generation } => {
@@ -456,9 +460,21 @@ impl Maker<'_> {
             // ready.
             (ConditionKind::Ready | ConditionKind::Deleting, _) => return,
             // Reported for each resource.
-            (ConditionKind::InfrastructureReady | ConditionKind::WaitingForInfrastructure, _) => {
+            (
+                ConditionKind::InfrastructureReady
+                | ConditionKind::WaitingForInfrastructure
+                | ConditionKind::AddonsReady,
+                _,
+            ) => {
                 return;
             }
+            // Everything else is reported for each addon.
+            (ConditionKind::AddonsFailed, true)
+                if to.is_some_and(|condition| *condition.reason == *"PlatformUnavailable") =>
+            {
+                (Warning, "AddonFailed")
+            }
+            (ConditionKind::AddonsFailed, _) => return,
             (ConditionKind::InfrastructureFailed, true)
                 if to.is_some_and(|condition| *condition.reason == *"Failed") =>
             {

@@ -21,6 +21,7 @@ pub fn cluster(uid: Uuid, name: &str) -> Cluster {
         attributes: Default::default(),
         groups: Vec::new(),
         infrastructure: Vec::new(),
+        addons: Vec::new(),
         orphans: OrphanPolicy::default(),
         orphan_grace: 0,
         secrets: BTreeSet::new(),

@@ -12,7 +12,7 @@ use drover_proto::platform::v1 as wire;
 use prost::Message;
 use uuid::Uuid;
 
-use crate::{Cluster, ClusterState, infrastructure};
+use crate::{Cluster, ClusterState, resources};
 
 /// Maximum number of peers in a request, so that it fits into one step of the store together with its nodes.
 const MAX_PEERS: usize = 500;
@@ -51,7 +51,7 @@ pub fn build(
             parse_only: false,
         }),
         storage: spec.storage.as_ref().map(drover_convert::spec::to_storage),
-        infrastructure: infrastructure::outputs(&inner.state, &request.platform),
+        infrastructure: resources::outputs(&inner.state, &request.platform),
         ..wire::ProvisionRequest::default()
     }
 }
@@ -72,7 +72,7 @@ pub fn most_bytes(inner: &ClusterState, group: usize, choice: usize) -> usize {
     });
     let labels = inner.desired.value.labels.iter();
     let labels = labels.map(|(key, value)| key.len() + value.len() + 8);
-    let outputs = infrastructure::outputs(&inner.state, &choice.platform);
+    let outputs = resources::outputs(&inner.state, &choice.platform);
     let outputs = outputs.iter().map(|one| one.encoded_len() + 8);
     let peers = inner
         .state

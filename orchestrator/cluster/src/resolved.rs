@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use drover_core::{
     Error, Millis, Result,
-    infrastructure::Wanted,
+    addon::{AddonSpec, NamedSecret, WantedAddon},
+    resource::Wanted,
     spec::{ClusterSpec, Group, GroupSpec, OrphanPolicy, SecretRef, Settings, UserDataSource},
 };
 use drover_proto::orchestrator::v1 as pb;
@@ -29,6 +30,8 @@ pub struct Resolved {
     pub groups: Vec<Group>,
     /// Infrastructure, at most one of each platform.
     pub infrastructure: Vec<Wanted>,
+    /// Addons, in the order of the spec.
+    pub addons: Vec<WantedAddon>,
     /// What becomes of nodes without a record.
     pub orphans: OrphanPolicy,
     /// How long they are visible before that.
@@ -77,7 +80,26 @@ fn secrets(spec: &ClusterSpec) -> BTreeSet<(SecretRef, pb::SecretPurpose)> {
         add(&group.settings);
         open.extend(&group.groups);
     }
+    let named = spec.addons.iter().flat_map(AddonSpec::secrets);
+    found.extend(
+        named
+            .flat_map(|secret| references(&secret))
+            .map(|of| (of, Workload)),
+    );
     found
+}
+
+/// The keys of a secret that an addon depends on. Without a key, the secret as a whole.
+fn references(secret: &NamedSecret) -> Vec<SecretRef> {
+    let keys: &[&str] = match secret.keys {
+        [keys] => keys,
+        _ => &[""],
+    };
+    let of = |key: &&str| SecretRef {
+        name: secret.name.clone(),
+        key: (*key).to_owned(),
+    };
+    keys.iter().map(of).collect()
 }
 
 impl Resolved {
@@ -97,6 +119,11 @@ impl Resolved {
                 .iter()
                 .map(drover_convert::infrastructure::wanted)
                 .collect(),
+            addons: spec
+                .addons
+                .iter()
+                .map(drover_convert::addon::wanted)
+                .collect(),
             orphans: spec.orphans,
             orphan_grace: spec.orphan_grace.map_or(ORPHAN_GRACE, drover_core::millis),
             secrets: secrets(spec),
@@ -105,7 +132,8 @@ impl Resolved {
 
     /// Interns the names that many clusters share.
     pub fn interned(mut self, interner: &Interner) -> Self {
-        for wanted in &mut self.infrastructure {
+        let addons = self.addons.iter_mut().map(|addon| &mut addon.wanted);
+        for wanted in self.infrastructure.iter_mut().chain(addons) {
             wanted.platform = interner.get(&wanted.platform);
         }
         for group in &mut self.groups {

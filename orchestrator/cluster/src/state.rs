@@ -16,8 +16,9 @@ use crate::{
     codec::{self, Interner},
     counts::NodeCounts,
     desired::{Repairs, Restarts, adopt_order},
-    infrastructure, order,
+    order,
     resolved::Resolved,
+    resources,
     suggestions::Defaults,
 };
 
@@ -61,7 +62,7 @@ impl ClusterState {
             head,
             nodes,
             requests,
-            resources,
+            resources: rows,
             ..
         } = row;
         let head = head.unwrap_or_else(|| Versioned {
@@ -78,7 +79,7 @@ impl ClusterState {
         state.count_from(first);
         state.observed_generation = head.value.observed_generation;
         codec::decode_head(&head.value.state, &mut state, interner)?;
-        infrastructure::codec::load(resources, &mut state, interner)?;
+        resources::codec::load(rows, &mut state, interner)?;
         state.nodes.reserve_exact(nodes.len());
         for node in nodes {
             let before = state.nodes.last();
@@ -305,9 +306,12 @@ impl ClusterState {
     #[must_use]
     pub fn names(&self, platform: &str) -> bool {
         let mut choices = self.spec.groups.iter().flat_map(|group| &group.choices);
-        let mut infrastructure = self.spec.infrastructure.iter();
+        let infrastructure = self.spec.infrastructure.iter();
+        let addons = self.spec.addons.iter().map(|addon| &addon.wanted);
         choices.any(|choice| *choice.platform == *platform)
-            || infrastructure.any(|one| *one.platform == *platform)
+            || infrastructure
+                .chain(addons)
+                .any(|one| *one.platform == *platform)
     }
 
     /// Whether something of it is recorded or shown on a platform.
@@ -316,9 +320,9 @@ impl ClusterState {
         let state = &self.state;
         let nodes = state.nodes.iter().map(|node| &node.platform);
         let requests = state.requests.values().map(|request| &request.platform);
-        let infrastructure = state.infrastructure.keys().map(|(name, _)| name);
+        let resources = state.resources.keys().map(|key| &key.platform);
         let orphans = state.orphans.keys().map(|(name, _)| name);
-        let mut all = nodes.chain(requests).chain(infrastructure).chain(orphans);
+        let mut all = nodes.chain(requests).chain(resources).chain(orphans);
         all.any(|name| **name == *platform)
     }
 }

@@ -8,7 +8,7 @@ use drover_planner::{Call, Op, Plan, Rows, State};
 use drover_store::{Step, StepDone, Versioned};
 use uuid::Uuid;
 
-use crate::{ClusterState, codec, counts::NodeCounts, infrastructure};
+use crate::{ClusterState, codec, counts::NodeCounts, resources};
 
 impl ClusterState {
     /// Encodes the rows that operations change, applying them to a copy of the entries that they touch.
@@ -94,7 +94,7 @@ impl ClusterState {
                 .collect(),
             ..Step::default()
         };
-        infrastructure::codec::fill(&mut step, &rows.infrastructure, state, &touched);
+        resources::codec::fill(&mut step, &rows.resources, state, &touched);
         step
     }
 }
@@ -205,9 +205,8 @@ impl ClusterState {
                 Call::Confirm { platform } => {
                     self.state.confirms.or_default(platform.clone()).in_flight = true;
                 }
-                Call::Infrastructure { platform, uid, .. } => {
-                    let key = (platform.clone(), uid.clone());
-                    if let Some(record) = self.state.infrastructure.get_mut(&key) {
+                Call::Resource { key, .. } => {
+                    if let Some(record) = self.state.resources.get_mut(key) {
                         record.call.in_flight = true;
                     }
                 }

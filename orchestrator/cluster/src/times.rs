@@ -27,7 +27,7 @@ fn latest(state: &State) -> Millis {
     });
     let requests = state.requests.values();
     let requests = requests.flat_map(|one| [one.first_sent, before(one.deadline)]);
-    let below = state.infrastructure.iter().flat_map(|(_, one)| {
+    let below = state.resources.iter().flat_map(|(_, one)| {
         let ahead = one.deadline.max(one.unsettled).max(one.next);
         [one.phase_time, one.doubt, before(ahead)]
     });
@@ -46,7 +46,10 @@ fn latest(state: &State) -> Millis {
 
 #[cfg(test)]
 mod tests {
-    use drover_core::{NodeState, infrastructure::Infrastructure};
+    use drover_core::{
+        NodeState,
+        resource::{ResourceKey, ResourceRecord},
+    };
 
     use super::*;
     use crate::fixture;
@@ -66,16 +69,16 @@ mod tests {
     #[test]
     fn so_does_a_release_that_waits_for_what_a_clock_far_ahead_has_begun() {
         const DAYS: Millis = 6 * 24 * AHEAD;
-        let record = Infrastructure {
+        let record = ResourceRecord {
             phase_time: 1_000,
             unsettled: DAYS,
             next: DAYS + 60_000,
-            ..Infrastructure::default()
+            ..ResourceRecord::default()
         };
         let mut state = State::default();
         state
-            .infrastructure
-            .insert(("p".into(), "u".into()), record);
+            .resources
+            .insert(ResourceKey::infrastructure("p", "u"), record);
         assert_eq!(latest(&state), DAYS + 60_000 - AHEAD);
     }
 }

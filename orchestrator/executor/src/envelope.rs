@@ -37,6 +37,12 @@ pub enum Kind {
     Release,
     /// A read of infrastructure.
     Read,
+    /// A request for an addon.
+    EnsureAddon,
+    /// A removal of an addon.
+    RemoveAddon,
+    /// A read of addons.
+    ReadAddons,
 }
 
 impl Kind {
@@ -50,6 +56,7 @@ impl Kind {
             Self::Confirm => "confirm",
             Self::Hook => "exec",
             Self::Ensure | Self::Release | Self::Read => "infrastructure",
+            Self::EnsureAddon | Self::RemoveAddon | Self::ReadAddons => "addon",
         }
     }
 
@@ -63,7 +70,9 @@ impl Kind {
             Self::Confirm => (Point::BeforeConfirm, Point::AfterConfirm),
             Self::Ensure => (Point::BeforeEnsure, Point::AfterEnsure),
             Self::Release => (Point::BeforeRelease, Point::AfterRelease),
-            Self::Hook | Self::Read => return None,
+            Self::EnsureAddon => (Point::BeforeEnsureAddon, Point::AfterEnsureAddon),
+            Self::RemoveAddon => (Point::BeforeRemoveAddon, Point::AfterRemoveAddon),
+            Self::Hook | Self::Read | Self::ReadAddons => return None,
         })
     }
 }

@@ -7,9 +7,9 @@ mod deprovision;
 mod ended;
 mod envelope;
 pub mod hook;
-mod infrastructure;
 pub mod points;
 mod provision;
+mod resources;
 mod role_change;
 mod trace;
 
@@ -60,11 +60,9 @@ impl Executor {
             Call::Drain { slot, until } => Some(self.drain(cluster, slot, until).await),
             Call::Adopt { slot } => adopt::adopt(self, cluster, slot, urgency).await,
             Call::Confirm { platform } => confirm::confirm(self, cluster, platform).await,
-            Call::Infrastructure {
-                platform,
-                uid,
-                asked,
-            } => infrastructure::call(self, cluster, (platform, uid), asked, urgency).await,
+            Call::Resource { key, asked } => {
+                resources::call(self, cluster, key, asked, urgency).await
+            }
         }
     }
 

@@ -41,6 +41,14 @@ pub enum Point {
     BeforeRelease,
     /// The ReleaseInfrastructure call returned; the result is not processed yet.
     AfterRelease,
+    /// Before an EnsureAddon call.
+    BeforeEnsureAddon,
+    /// The EnsureAddon call returned; the result is not processed yet.
+    AfterEnsureAddon,
+    /// Before a RemoveAddon call.
+    BeforeRemoveAddon,
+    /// The RemoveAddon call returned; the result is not processed yet.
+    AfterRemoveAddon,
     /// Before a complete read.
     BeforeConfirm,
     /// The complete read returned; the result is not processed yet.

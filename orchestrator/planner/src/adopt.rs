@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use drover_core::{
     Millis, Node, NodeState, Phase, Sym,
     node::{Call as Attempt, Former, ProbeResult, Role, Seen},
-    spec::OrphanPolicy,
+    spec::{Group, OrphanPolicy},
 };
 use uuid::Uuid;
 
@@ -21,6 +21,8 @@ struct Free {
     ordinals: BTreeMap<Sym, BTreeSet<u32>>,
     /// Number of nodes, by position of the group in the input.
     counts: Vec<usize>,
+    /// How many of them are active.
+    active: Vec<usize>,
 }
 
 impl Free {
@@ -33,6 +35,16 @@ impl Free {
             .unwrap_or_default();
         used.insert(ordinal);
         ordinal
+    }
+
+    /// The role for a node whose platform has recorded none: active until there are enough of them.
+    fn role(&self, at: usize, group: &Group) -> Role {
+        let wanted = group.total().saturating_sub(group.standby);
+        if group.standby == 0 || self.active[at] < wanted as usize {
+            Role::Active
+        } else {
+            Role::Standby
+        }
     }
 }
 
@@ -177,6 +189,7 @@ impl Planner<'_> {
     fn free(&self) -> Free {
         let mut ordinals: BTreeMap<Sym, BTreeSet<u32>> = BTreeMap::new();
         let mut counts = vec![0; self.input.groups.len()];
+        let mut active = counts.clone();
         for (node, mark) in self.state.nodes.iter().zip(&self.marks) {
             if mark.forgotten || mark.dead {
                 continue;
@@ -185,9 +198,15 @@ impl Planner<'_> {
             used.insert(node.ordinal);
             if let Some(count) = counts.get_mut(usize::from(mark.group)) {
                 *count += usize::from(!mark.leaving);
+                let acts = !mark.leaving && node.role.may_act();
+                active[usize::from(mark.group)] += usize::from(acts);
             }
         }
-        Free { ordinals, counts }
+        Free {
+            ordinals,
+            counts,
+            active,
+        }
     }
 
     /// Adopts our own nodes. Returns whether some are left for later.
@@ -303,12 +322,19 @@ impl Planner<'_> {
             }
             free.counts[group] += 1;
             let spec = &self.input.groups[group];
+            // Without an owner nobody has recorded a role either.
+            let role = if one.former.owner.is_empty() {
+                free.role(group, spec)
+            } else {
+                one.role
+            };
+            free.active[group] += usize::from(role.may_act());
             let recorded = one.ordinal.filter(|_| spec.path == one.group);
             let node = Node {
                 slot: self.next_slot,
                 request: new_id(),
                 ordinal: free.ordinal(&spec.path, recorded),
-                role: one.role,
+                role,
                 sequence: self.next_sequence,
                 group: spec.path.clone(),
                 platform_uid: one.platform_uid.clone(),

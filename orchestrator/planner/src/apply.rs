@@ -260,16 +260,17 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
         Op::Vacated { group, to } => {
             state.vacated.insert(group.clone(), to.clone());
         }
-        Op::Infrastructure { key, to, .. } => match to {
+        Op::Resource { key, to, .. } => match to {
             Some(record) => {
                 state.next_sequence = state.next_sequence.max(record.sequence + 1);
-                if !state.used.contains(key) {
-                    state.used.insert(key.clone());
+                let backend = key.backend();
+                if !state.used.contains(&backend) {
+                    state.used.insert(backend);
                 }
-                state.infrastructure.insert(key.clone(), (**record).clone());
+                state.resources.insert(key.clone(), (**record).clone());
             }
             None => {
-                state.infrastructure.remove(key);
+                state.resources.remove(key);
             }
         },
         Op::Abandon {

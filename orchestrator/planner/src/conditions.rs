@@ -54,7 +54,7 @@ impl Planner<'_> {
             && !self.state.paused
             && self.state.nodes.is_empty()
             && self.state.requests.is_empty()
-            && self.state.infrastructure.is_empty()
+            && self.state.resources.is_empty()
             && self.state.orphans.is_empty();
     }
 
@@ -62,6 +62,7 @@ impl Planner<'_> {
     fn state_readiness(&mut self) {
         let mut all = !self.state.deleting && !self.input.groups.is_empty();
         all &= self.state_infrastructure();
+        all &= self.state_addons();
         for (at, group) in self.input.groups.iter().enumerate() {
             let size = Self::size(group);
             let (mut present, mut available) = (0, 0);
@@ -130,7 +131,7 @@ impl Planner<'_> {
             })
             .collect();
         if self.state.deleting {
-            words.extend(self.blocking_infrastructure());
+            words.extend(self.blocking_resources());
         }
         if self.state.deleting {
             words.extend(self.blocking_orphans());

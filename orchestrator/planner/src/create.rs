@@ -455,7 +455,7 @@ impl Planner<'_> {
         if present >= Self::size(spec) {
             // Only the surge of an update has no capacity: if nodes may be unavailable, the update continues without
             // it.
-            if spec.budget().unavailable == 0 {
+            if self.budget(group).unavailable == 0 {
                 let message = format!("{message}; max_unavailable above 0 would do without");
                 self.block_update(&spec.path, "NoCapacity", &message);
             }

@@ -1,12 +1,12 @@
-//! Drain: the hook that runs inside a node before its removal, and how long the removal waits for it.
+//! Drain: before its removal, addons let go of a node and its hook runs inside of it; how long the removal waits for both.
 
 use drover_core::{Millis, NodeState, Phase, node::RemovalReason};
 
 use crate::{Call, NO_GROUP, Op, Planner, observe::millis};
 
 impl Planner<'_> {
-    /// How long a node may be drained. 0 if it is not drained.
-    fn drain_span(&self, at: usize) -> Millis {
+    /// How long the hook of a node may run. 0 if it has none.
+    fn hook_span(&self, at: usize) -> Millis {
         let mark = &self.marks[at];
         let (hook, grace) = if mark.group == NO_GROUP {
             let Some(one) = self.leaving(&self.state.nodes[at].group) else {
@@ -40,7 +40,7 @@ impl Planner<'_> {
         if dead || !ran || !may || node.node_id.is_none() {
             return;
         }
-        let span = self.drain_span(at);
+        let span = self.hook_span(at).max(self.release_span(at));
         if span > 0 {
             self.marks[at].draining = true;
             self.op(Op::Drain {
@@ -51,7 +51,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Runs hooks, and ends drains that are over.
+    /// Waits for addons, runs hooks, and ends drains that are over.
     pub(crate) fn drain(&mut self) {
         for at in 0..self.state.nodes.len() {
             let node = &self.state.nodes[at];
@@ -62,17 +62,21 @@ impl Planner<'_> {
             if self.full() {
                 return;
             }
+            // The hook keeps its time, however long addons take.
+            let hook_from = until.saturating_sub(self.hook_span(at));
+            let served = self.input.now < hook_from && self.is_served(at);
+            let hooked = self.hook_span(at) > 0;
             let runs = matches!(
                 node.seen.phase,
                 Phase::Running | Phase::Unseen | Phase::Unknown
             ) && !node.seen.gone;
             let over: Option<Option<Box<str>>> = match &node.hook {
                 Some(ended) => Some((**ended).clone().err()),
-                None if !runs => Some(Some("the node ended".into())),
+                None if !runs => Some(hooked.then(|| "the node ended".into())),
                 // A hook that is in flight ends with its call.
-                None if self.input.now >= until && !node.call.in_flight => {
-                    Some(Some("its time was over".into()))
-                }
+                None if served || node.call.in_flight => None,
+                None if !hooked => Some(None),
+                None if self.input.now >= until => Some(Some("its time was over".into())),
                 None => None,
             };
             if let Some(failed) = over {
@@ -80,6 +84,14 @@ impl Planner<'_> {
                     slot: node.slot,
                     until: 0,
                     failed,
+                });
+                continue;
+            }
+            if served {
+                self.wake(hook_from);
+                let slot = node.slot;
+                self.note_until("", Some(slot), false, "Draining", Some(hook_from), || {
+                    "its addons let go of it before it goes".into()
                 });
                 continue;
             }

@@ -3,7 +3,7 @@
 use drover_core::{
     NodeState, Sym,
     node::{RemovalReason, Role},
-    spec::{Amount, Group, Probe},
+    spec::{Amount, Budget, Choice, Group, Probe},
 };
 use uuid::Uuid;
 
@@ -78,13 +78,23 @@ impl Planner<'_> {
         group.total() as usize
     }
 
+    /// How many nodes of a group may be replaced concurrently.
+    pub(crate) fn budget(&self, group: usize) -> Budget {
+        let spec = &self.input.groups[group];
+        let finite = |choice: &Choice| {
+            let view = self.input.platforms.get(&choice.platform);
+            view.is_some_and(|view| view.finite)
+        };
+        spec.budget_in(!spec.choices.is_empty() && spec.choices.iter().all(finite))
+    }
+
     /// Whether a group may have more nodes than it is allowed, so that none of its requests may be sent again.
     pub(crate) fn is_over(&self, group: usize) -> bool {
         let own = || self.own(group);
         let spec = &self.input.groups[group];
         let mut spare = 0;
         if own().any(|at| self.is_renewed(at)) {
-            spare = spec.budget().surge as usize;
+            spare = self.budget(group).surge as usize;
         }
         if self.creates_first(group) && own().any(|at| self.marks[at].sick) {
             spare = spare.max(1);
@@ -311,7 +321,7 @@ impl Planner<'_> {
         let strays = beyond.as_ref().map_or(0, |(strays, _)| *strays);
         let mut floor = Self::size(spec);
         if strays > surplus {
-            floor = floor.saturating_sub(spec.budget().unavailable as usize);
+            floor = floor.saturating_sub(self.budget(group).unavailable as usize);
         }
         let mut order: Vec<usize> = match beyond {
             Some((strays, last_first)) => {

@@ -13,7 +13,6 @@ mod conditions;
 mod create;
 mod drain;
 mod group;
-mod infrastructure;
 mod observe;
 mod order;
 mod orphans;
@@ -21,6 +20,7 @@ mod plan;
 mod platform;
 mod remove;
 mod requests;
+mod resources;
 mod rollout;
 mod rows;
 mod scale;
@@ -34,14 +34,18 @@ mod template;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drover_core::{Millis, Phase, Sym, infrastructure::Infrastructure, node::Role};
+use drover_core::{
+    Millis, Phase, Sym,
+    node::Role,
+    resource::{ResourceKey, ResourceRecord},
+};
 use uuid::Uuid;
 
 pub use apply::apply;
-pub use infrastructure::{BackendKey, DRIFT_INTERVAL, InfrastructureChange, RELEASE_TIMEOUT};
 pub use order::Leaving;
 pub use plan::{Call, Input, Note, Op, Plan, Renewal, Sizes};
 pub use platform::{Domains, Limits, PlatformView, Shortage, is_troubled, most_troubled};
+pub use resources::{DRIFT_INTERVAL, RELEASE_TIMEOUT, ResourceChange};
 pub use rows::Rows;
 pub use skipped::Skipped;
 pub use small::SmallMap;
@@ -124,14 +128,18 @@ struct Planner<'a> {
     behind: bool,
     /// Whether nodes are about to be adopted, so that it is not known yet how many are missing.
     adopting: bool,
-    /// Infrastructure records that this plan changes.
-    infrastructure: Vec<(BackendKey, Infrastructure)>,
+    /// Records of resources that this plan changes.
+    resources: Vec<(ResourceKey, ResourceRecord)>,
+    /// Records of resources that this plan removes.
+    gone: Vec<ResourceKey>,
+    /// What the desired addons are to be told, by their position in the input. `None` if that is not known.
+    told: Vec<Option<resources::Told>>,
     /// The infrastructure that nodes have to wait for.
     lacks: Option<String>,
     holds: BTreeMap<ConditionKey, Condition>,
     /// Rows that this plan changes.
     rows: Rows,
-    /// Size of the requests among those rows.
+    /// Size of the requests and resources among those rows.
     bytes: usize,
     next_slot: u64,
     next_sequence: u64,
@@ -157,7 +165,9 @@ pub fn plan(input: &Input<'_>, new_id: &mut dyn FnMut() -> Uuid) -> Plan {
         closed: Vec::new(),
         behind: false,
         adopting: false,
-        infrastructure: Vec::new(),
+        resources: Vec::new(),
+        gone: Vec::new(),
+        told: Vec::new(),
         lacks: None,
         holds: BTreeMap::new(),
         rows: Rows::default(),
@@ -181,6 +191,7 @@ impl Planner<'_> {
                 "the cluster is paused: nothing is made, healed or removed".into()
             });
             self.note_lacking();
+            self.note_told();
         } else {
             self.settle_requests();
             self.plan_infrastructure();
@@ -193,6 +204,7 @@ impl Planner<'_> {
             self.remove_unwanted();
             self.sweep_orphans();
             self.send_requests();
+            self.plan_addons();
             self.drain();
             self.call_removals();
             self.confirm_absence();
@@ -288,6 +300,9 @@ impl Planner<'_> {
             Op::Attempt { request, .. } | Op::MadeNothing { request } => {
                 self.input.sizes.open(request)
             }
+            Op::Resource {
+                to: Some(record), ..
+            } => resources::size(record),
             _ => 0,
         };
         self.plan.ops.push(op);

@@ -4,15 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use drover_core::{
     Millis, Node, NodeState, Sym,
-    infrastructure::{Asked, Infrastructure, Wanted},
+    addon::WantedAddon,
     node::{RemovalReason, Request, Role},
+    resource::{Asked, ResourceKey, ResourceRecord, Wanted},
     spec::{Budget, Group, OrphanPolicy},
 };
 use uuid::Uuid;
 
 use crate::{
-    BackOff, BackOffKey, BackendKey, Condition, ConditionKey, InfrastructureChange, Leaving,
-    PlatformView, Rollout, State,
+    BackOff, BackOffKey, Condition, ConditionKey, Leaving, PlatformView, ResourceChange, Rollout,
+    State,
 };
 
 /// Everything that a plan depends on.
@@ -26,6 +27,10 @@ pub struct Input<'a> {
     pub groups: &'a [Group],
     /// The desired infrastructure; ignored if the cluster is being deleted.
     pub infrastructure: &'a [Wanted],
+    /// The desired addons; ignored if the cluster is being deleted.
+    pub addons: &'a [WantedAddon],
+    /// Hashes of the present versions of the secrets that addons name, by position in `addons`.
+    pub addon_secrets: &'a [Sym],
     /// Health policies from the templates, by position in `groups`; used by groups that have none of their own.
     pub health_defaults: &'a [Option<drover_core::spec::Health>],
     /// Groups that are no longer wanted, with the order and hooks for the removal of their nodes.
@@ -249,14 +254,14 @@ pub enum Op {
         /// Ordinals whose storage holds the most recent writes. Empty if they no longer matter.
         to: BTreeSet<u32>,
     },
-    /// Changes or removes the record of infrastructure.
-    Infrastructure {
-        /// Backend of the infrastructure.
-        key: BackendKey,
+    /// Changes or removes the record of infrastructure or of an addon.
+    Resource {
+        /// Which one.
+        key: ResourceKey,
         /// Its new state. `None` to remove the record.
-        to: Option<Box<Infrastructure>>,
+        to: Option<Box<ResourceRecord>>,
         /// Kind of the change.
-        change: InfrastructureChange,
+        change: ResourceChange,
     },
     /// Moves records to the new uid of a backend that is known to be the same one.
     Rebind {
@@ -336,12 +341,10 @@ pub enum Call {
         /// Slot of the node.
         slot: u64,
     },
-    /// Creates, releases or reads infrastructure.
-    Infrastructure {
-        /// Name of the platform.
-        platform: Sym,
-        /// Uid of the backend.
-        uid: Sym,
+    /// Creates, releases or reads infrastructure or an addon.
+    Resource {
+        /// Which one.
+        key: ResourceKey,
         /// The operation.
         asked: Asked,
     },

@@ -39,7 +39,7 @@ impl Planner<'_> {
             }
             return 0;
         }
-        let budget = spec.budget();
+        let budget = self.budget(group);
         self.explain_renewal(group, budget, &progress.left);
         self.block_by_back_off(group);
         if let Some(reason) = self.frozen() {

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use drover_core::Node;
+use drover_core::{Node, resource::ResourceKey};
 use uuid::Uuid;
 
-use crate::{BackendKey, Op};
+use crate::Op;
 
 /// Rows that operations write or delete, besides the head of the cluster, which every step writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -14,8 +14,8 @@ pub struct Rows {
     pub nodes: BTreeSet<u64>,
     /// Requests.
     pub requests: BTreeSet<Uuid>,
-    /// Records of infrastructure.
-    pub infrastructure: BTreeSet<BackendKey>,
+    /// Records of infrastructure and addons.
+    pub resources: BTreeSet<ResourceKey>,
 }
 
 impl Rows {
@@ -32,7 +32,7 @@ impl Rows {
     /// Number of rows.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.nodes.len() + self.requests.len() + self.infrastructure.len()
+        self.nodes.len() + self.requests.len() + self.resources.len()
     }
 
     /// Adds the rows of one operation. `nodes` are those that the cluster has before it.
@@ -71,8 +71,8 @@ impl Rows {
                 self.nodes.extend(slots);
                 self.requests.extend(requests);
             }
-            Op::Infrastructure { key, .. } => {
-                self.infrastructure.insert(key.clone());
+            Op::Resource { key, .. } => {
+                self.resources.insert(key.clone());
             }
             Op::Adopted { .. }
             | Op::BackOff { .. }
@@ -132,17 +132,24 @@ mod tests {
     }
 
     #[test]
-    fn the_records_of_a_backend_are_told_apart_by_its_uid() {
-        let infrastructure = |uid: &str| Op::Infrastructure {
-            key: ("p".into(), uid.into()),
+    fn records_are_told_apart_by_backend_and_by_addon() {
+        let infrastructure = |uid: &str| Op::Resource {
+            key: ResourceKey::infrastructure("p", uid),
             to: None,
-            change: crate::InfrastructureChange::Learn,
+            change: crate::ResourceChange::Learn,
+        };
+        let addon = |name: &str| Op::Resource {
+            key: ResourceKey::addon(name, "p", "u"),
+            to: None,
+            change: crate::ResourceChange::Learn,
         };
         let ops = [
             infrastructure("u"),
             infrastructure("v"),
             infrastructure("u"),
+            addon("a"),
+            addon("b"),
         ];
-        assert_eq!(Rows::of(&ops, &[]).infrastructure.len(), 2);
+        assert_eq!(Rows::of(&ops, &[]).resources.len(), 4);
     }
 }

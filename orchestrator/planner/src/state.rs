@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use drover_core::{
     Millis, Node, Sym,
-    infrastructure::Infrastructure,
     node::{Call, Former, Request, Role, Seen},
+    resource::{ResourceKey, ResourceRecord},
     storage::Policy,
 };
 use uuid::Uuid;
 
-use crate::{Skipped, SmallMap, infrastructure::BackendKey};
+use crate::{Skipped, SmallMap};
 
 /// What is recorded about a cluster, and what this process observes of it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -40,8 +40,8 @@ pub struct State {
     pub scaled_away: BTreeSet<u64>,
     /// Open requests by id.
     pub requests: SmallMap<Uuid, Request>,
-    /// Infrastructure by backend.
-    pub infrastructure: SmallMap<BackendKey, Infrastructure>,
+    /// Infrastructure and addons.
+    pub resources: SmallMap<ResourceKey, ResourceRecord>,
     /// Present back-offs.
     pub backoffs: SmallMap<BackOffKey, BackOff>,
     /// Rollouts in progress, by path of the group.
@@ -245,6 +245,8 @@ pub enum ConditionKind {
     UpdateBlocked,
     PromotionFailed,
     Orphans,
+    AddonsReady,
+    AddonsFailed,
 }
 
 impl ConditionKind {
@@ -270,6 +272,8 @@ impl ConditionKind {
             Self::UpdateBlocked => "UpdateBlocked",
             Self::PromotionFailed => "PromotionFailed",
             Self::Orphans => "Orphans",
+            Self::AddonsReady => "AddonsReady",
+            Self::AddonsFailed => "AddonsFailed",
         }
     }
 }

@@ -159,11 +159,10 @@ impl Platforms {
         let wanted = choices.map(|choice| &choice.platform);
         let used = cluster.state().used.iter().map(|(platform, _)| platform);
         let shown = cluster.state().orphans.keys().map(|(platform, _)| platform);
-        let below = cluster
-            .spec()
-            .infrastructure
-            .iter()
-            .map(|one| &one.platform);
+        let spec = cluster.spec();
+        let addons = spec.addons.iter().map(|addon| &addon.wanted);
+        let below = spec.infrastructure.iter().chain(addons);
+        let below = below.map(|one| &one.platform);
         for name in wanted.chain(used).chain(shown).chain(below) {
             if !views.contains_key(name)
                 && let Some(registered) = platforms.get(name)

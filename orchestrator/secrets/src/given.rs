@@ -4,11 +4,23 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use drover_cluster::request::{Reference, digest_not_stored, template_secret};
-use drover_core::{Error, Reason, Result, spec::SecretRef};
+use drover_core::{
+    Error, Reason, Result, Sym,
+    addon::{NamedSecret, secrets_hash},
+    secrecy::Hidden,
+    spec::SecretRef,
+};
 use drover_proto::platform::v1 as wire;
 use uuid::Uuid;
 
 use crate::Vault;
+
+/// What to redact in texts about an addon that was given these secrets.
+#[must_use]
+pub fn of_addon(secrets: &BTreeMap<String, wire::AddonSecret>) -> Hidden {
+    let contents = secrets.values().flat_map(|secret| secret.data.values());
+    contents.fold(Hidden::default(), |hidden, content| hidden.secret(content))
+}
 
 impl Vault {
     /// The exact user data that a request was made with.
@@ -39,6 +51,39 @@ impl Vault {
             all.insert(name.to_owned(), template_secret(&of, &content)?);
         }
         Ok(all)
+    }
+
+    /// A secret that an addon names, as it is now.
+    ///
+    /// # Errors
+    /// `SecretNotFound` if it does not exist; those of the store.
+    pub async fn addon_secret(&self, name: &str) -> Result<wire::AddonSecret> {
+        let Some((content, _)) = self.content(name).await? else {
+            return Err(crate::no_secret(name));
+        };
+        let keys = content.keys.into_iter();
+        let data = keys.map(|key| (key.name, key.content.to_vec()));
+        Ok(wire::AddonSecret {
+            data: data.collect(),
+        })
+    }
+
+    /// Hash of the present versions of the secrets that an addon names, of which it reveals nothing. Empty if it names
+    /// none.
+    #[must_use]
+    pub fn addon_secrets_hash(&self, secrets: &[NamedSecret]) -> Sym {
+        let mut versions = Vec::new();
+        for secret in secrets {
+            let Some(known) = self.get(&secret.name) else {
+                continue;
+            };
+            let keys = known.keys.iter();
+            versions.extend(
+                keys.map(|(key, it)| (secret.name.clone(), key.clone(), it.version.clone())),
+            );
+        }
+        let versions = versions.iter();
+        secrets_hash(versions.map(|(name, key, version)| (&**name, &**key, &**version)))
     }
 
     /// The content of a secret's key in this version.

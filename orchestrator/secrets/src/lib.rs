@@ -14,6 +14,7 @@ use parking_lot::RwLock;
 use prost::Message;
 
 pub use content::{Content, ContentKey, Known, KnownKey, word};
+pub use given::of_addon;
 
 /// All secrets: what is known of them without their content, and the way to read it.
 pub struct Vault {
@@ -147,6 +148,16 @@ impl Vault {
         let key = secret.and_then(|(content, _)| content.get(&of.key).cloned());
         key.ok_or_else(|| not_there(of))
     }
+}
+
+/// The error for a missing secret.
+#[must_use]
+pub fn no_secret(name: &str) -> Error {
+    Error::new(
+        Reason::SecretNotFound,
+        format!("there is no secret {name:?}"),
+    )
+    .with_resource("secret", name)
 }
 
 /// The error for a missing key, without a list of the existing ones.

@@ -12,7 +12,7 @@ use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Lane, NewEvent, Step};
 
 use super::Api;
-use crate::{infrastructure, step};
+use crate::{resources, step};
 
 /// Maximum number of nodes per step of the store. Larger than a request, so that the nodes of a request stay together.
 const MAX_NODES: usize = drover_planner::MAX_ROWS;
@@ -203,7 +203,7 @@ fn is_recorded(inner: &ClusterState, (platform, uid): &Backend) -> bool {
     let is_it = |name: &Sym, own: &Sym| name == platform && own == uid;
     (state.nodes.iter()).any(|node| is_it(&node.platform, &node.platform_uid))
         || (state.requests.values()).any(|one| is_it(&one.platform, &one.platform_uid))
-        || (state.infrastructure.keys()).any(|(name, own)| is_it(name, own))
+        || (state.resources.keys()).any(|key| key.is_on(platform, uid))
 }
 
 /// The operations that order sweeping of abandoned backends, selected by platform name or by backend uid. A backend may
@@ -337,10 +337,10 @@ fn next_step(
             });
         }
     }
-    if let Some((op, told)) = last
-        .then(|| infrastructure::show::abandon(inner.state(), backend, now))
-        .flatten()
-    {
+    let records = inner.state().resources.iter();
+    let records = records.filter(|(key, _)| last && key.is_on(platform, uid));
+    for (key, record) in records {
+        let (op, told) = resources::show::abandon(key, record, now);
         ops.push(op);
         events.extend(told);
     }

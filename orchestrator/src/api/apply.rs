@@ -410,7 +410,7 @@ impl Api {
             refuse_kept(&checked.spec, remove_groups)?;
             refuse_removed(&inner, &checked.resolved, remove_groups)?;
             refuse_shrinking(&inner, &checked.resolved)?;
-            crate::infrastructure::check::refuse_removed(&inner, &checked.resolved)?;
+            crate::resources::check::refuse_removed(&inner, &checked.resolved)?;
             let mut desired = inner.desired().clone();
             let same = desired.value.labels == checked.labels
                 && stored_spec(&desired.value.spec)? == checked.spec;

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{Api, clusters::find_group, suggest::instead, user_data::Known};
-use crate::infrastructure;
+use crate::resources;
 
 mod origin;
 
@@ -89,11 +89,17 @@ impl Api {
         let known = self.check_user_data(&mut checked, cluster, changes).await?;
         self.ask_platforms(document, &mut checked, cluster, &known, changes)
             .await?;
+        let secrets = self.check_addon_secrets(&checked, cluster, changes).await?;
         let Checked {
             resolved, warnings, ..
         } = &mut checked;
-        infrastructure::check::ask(&self.shared, &document.name, resolved, cluster, warnings)
-            .await?;
+        let of = resources::check::Of {
+            name: &document.name,
+            resolved,
+            secrets: &secrets,
+            cluster,
+        };
+        resources::check::ask(&self.shared, &of, warnings).await?;
         Ok(checked)
     }
 
@@ -167,13 +173,8 @@ impl Api {
                 }
             }
         }
-        let missing = infrastructure::check::read(
-            &self.shared,
-            &resolved,
-            assumed,
-            &mut wrong,
-            &mut warnings,
-        );
+        let missing =
+            resources::check::read(&self.shared, &resolved, assumed, &mut wrong, &mut warnings);
         for (field, name) in missing {
             let description = format!(
                 "no platform {name:?} {}",
@@ -521,7 +522,7 @@ impl Api {
             cluster: Some(cluster),
             group: Some(request::resolved_group(group, choice)),
             spec_hash: choice.spec_hash.to_string(),
-            infrastructure: infrastructure::check::announced(resolved, &choice.platform),
+            infrastructure: resources::check::announced(resolved, &choice.platform),
             validate_only: true,
             ..wire::ProvisionRequest::default()
         }

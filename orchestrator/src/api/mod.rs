@@ -2,6 +2,7 @@
 
 mod abandon;
 mod access;
+mod addon_secrets;
 mod adopt;
 mod apply;
 mod check;

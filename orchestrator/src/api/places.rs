@@ -145,6 +145,23 @@ impl Api {
                 wrong.insert((field, one.why));
             }
         }
+        for (index, addon) in resolved.addons.iter().enumerate() {
+            if before.is_some_and(|before| before.addons.contains(addon)) {
+                continue;
+            }
+            let body = drover_convert::addon::decode(&addon.wanted.body)?;
+            let at = format!("spec.addons[{index}]");
+            let properties = body.properties.as_ref();
+            let properties = properties.map(|it| object(&format!("{at}.properties"), it));
+            let properties = properties.transpose()?.unwrap_or_default();
+            for one in refusals(&addon.wanted.platform, None, &properties) {
+                let field = match &one.part {
+                    Part::Platform | Part::NodeClass => format!("{at}.platform"),
+                    Part::Property(property) => format!("{at}.properties.{property}"),
+                };
+                wrong.insert((field, one.why));
+            }
+        }
         denied(&document.name, wrong)
     }
 

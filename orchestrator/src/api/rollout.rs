@@ -460,8 +460,18 @@ fn changes(before: &Resolved, after: &Resolved) -> Vec<String> {
             changes.push(format!("{}: removed", old.path));
         }
     }
-    if changes.is_empty() && before.infrastructure != after.infrastructure {
-        changes.push("infrastructure".to_owned());
+    if changes.is_empty() {
+        for (name, differs) in [
+            (
+                "infrastructure",
+                before.infrastructure != after.infrastructure,
+            ),
+            ("addons", before.addons != after.addons),
+        ] {
+            if differs {
+                changes.push(name.to_owned());
+            }
+        }
     }
     changes
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use bytes::Bytes;
 use drover_cluster::request::digest_not_stored;
 use drover_core::{
-    Error, Reason, Result,
+    Error, Reason, Result, Urgency,
     error::Violation,
     name,
     spec::{SecretRef, digest},
@@ -207,6 +207,13 @@ impl Api {
             self.shared.wrote(revision);
             let known = self.shared.vault.put(&name, &content, revision);
             registry::secret_changed(&self.shared, &name).await;
+            for cluster in self.shared.clusters.all() {
+                let addons = cluster.lock().spec().clone();
+                let mut named = addons.addons.iter().flat_map(|addon| &addon.secrets);
+                if named.any(|secret| secret.name == name) {
+                    self.shared.queue.push(cluster.uid(), Urgency::Bulk);
+                }
+            }
             (revision, known)
         } else {
             (

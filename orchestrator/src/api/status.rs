@@ -139,8 +139,8 @@ fn status(cluster: &Cluster, inner: &ClusterState, visible: &Visible) -> pb::Clu
         observed_generation: inner.state().observed_generation,
         conditions: conditions(inner, &groups),
         groups,
-        infrastructure: crate::infrastructure::show::status(cluster, inner),
-        addons: Vec::new(),
+        infrastructure: crate::resources::show::status(cluster, inner),
+        addons: crate::resources::show::addons(cluster, inner),
         pause,
         last_event_sequence: inner.head().value.last_seq(),
         platforms: platforms(inner, visible),
@@ -170,6 +170,7 @@ fn phase(inner: &ClusterState, groups: &[pb::GroupStatus]) -> pb::ClusterPhase {
         pb::ClusterPhase::Blocked
     } else if state.nodes.iter().any(is_replaced)
         || groups.iter().any(|group| group.unknown > 0)
+        || holds(state, "", ConditionKind::AddonsFailed).is_some()
         || state
             .backoffs
             .values()
@@ -212,7 +213,10 @@ fn is_trouble(kind: ConditionKind) -> bool {
         ConditionKind::Ready
         | ConditionKind::Deleting
         | ConditionKind::InfrastructureReady
-        | ConditionKind::WaitingForInfrastructure => false,
+        | ConditionKind::WaitingForInfrastructure
+        // Nodes go on without their addons.
+        | ConditionKind::AddonsReady
+        | ConditionKind::AddonsFailed => false,
     }
 }
 
@@ -313,11 +317,19 @@ fn conditions(inner: &ClusterState, groups: &[pb::GroupStatus]) -> Vec<common::C
             "Replace",
         ),
     ];
-    if let Some((status, reason, message, since)) = crate::infrastructure::show::condition(inner) {
-        list.insert(
-            1,
-            condition("InfrastructureReady", status, &reason, message, since),
-        );
+    for (kind, held) in [
+        (
+            "AddonsReady",
+            crate::resources::show::addons_condition(inner),
+        ),
+        (
+            "InfrastructureReady",
+            crate::resources::show::condition(inner),
+        ),
+    ] {
+        if let Some((status, reason, message, since)) = held {
+            list.insert(1, condition(kind, status, &reason, message, since));
+        }
     }
     if let Some((reason, message, since)) = draining(state) {
         list.push(condition("Draining", true, reason, message, since));
@@ -370,7 +382,12 @@ fn draining(state: &State) -> Option<(&'static str, String, Millis)> {
             continue;
         };
         if removal.drain > 0 {
-            words.push(format!("{}: its preStop hook runs", node.name()));
+            let why = if state.is_served(node.slot) {
+                "its addons let go of it"
+            } else {
+                "its preStop hook runs"
+            };
+            words.push(format!("{}: {why}", node.name()));
         } else if node.message.starts_with("preStop: ") {
             reason = "PreStopFailed";
             words.push(format!(
@@ -413,8 +430,12 @@ fn why_not_ready(inner: &ClusterState, groups: &[pb::GroupStatus]) -> &'static s
         ConditionKind::PlatformUnavailable.as_str()
     } else if state.nodes.iter().any(is_replaced) {
         "Replace"
-    } else if crate::infrastructure::show::condition(inner).is_some_and(|(ready, ..)| !ready) {
+    } else if crate::resources::show::condition(inner).is_some_and(|(ready, ..)| !ready) {
         "Infrastructure"
+    } else if groups.iter().all(has_all)
+        && crate::resources::show::addons_condition(inner).is_some_and(|(ready, ..)| !ready)
+    {
+        "Addons"
     } else {
         "ScaleUp"
     }

@@ -28,7 +28,7 @@ use drover_proto::{
 use drover_store::{MAX_USER_DATA, UserData};
 use uuid::Uuid;
 
-use super::{Api, check::Checked, probe_tls};
+use super::{Api, addon_secrets, check::Checked, probe_tls};
 
 /// Reported to callers who may not change a cluster and include user data in a plan request for it.
 const COUNTS_AS_CHANGED: &str = "the user data of the document counts as changed: whether it is \
@@ -256,7 +256,11 @@ fn wrong_size(of: &SecretRef, size: usize, most: usize, changes: bool) -> Option
 /// Whether a document refers to a secret.
 pub(super) fn names_secrets(document: &pb::Cluster) -> bool {
     let spec = document.spec.as_ref();
-    spec.is_some_and(|spec| !secret_keys(spec).is_empty() || probe_tls::names_secrets(spec))
+    spec.is_some_and(|spec| {
+        !secret_keys(spec).is_empty()
+            || probe_tls::names_secrets(spec)
+            || addon_secrets::names_secrets(spec)
+    })
 }
 
 impl Api {

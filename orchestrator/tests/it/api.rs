@@ -11,6 +11,7 @@ use drover_testing::certs;
 
 mod abandon;
 mod access;
+mod addons;
 mod apply;
 mod audited;
 mod certificates;

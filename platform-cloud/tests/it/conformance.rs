@@ -4,10 +4,12 @@
 use std::{sync::Arc, time::Duration};
 
 use drover_platform_cloud::{
-    PlatformServer,
-    drivers::simulated::{DomainSettings, HostSettings, SimulatedSettings},
+    PlatformServer, Settings,
+    drivers::simulated::{AddonSettings, DomainSettings, HostSettings, SimulatedSettings},
 };
-use drover_proto::platform::v1::{EndpointSpec, FirewallSpec, InfrastructureSpec, NetworkSpec};
+use drover_proto::platform::v1::{
+    AddonKind, EndpointSpec, FirewallSpec, InfrastructureSpec, NetworkSpec,
+};
 use drover_testing::platform::{Subject, conformance};
 use drover_testing::wait::PATIENCE;
 use futures::FutureExt;
@@ -47,6 +49,17 @@ fn subject(current: &Current, settings: &SimulatedSettings) -> Subject {
                 .create_foreign("", "somebody-elses")
                 .unwrap();
             (node.cluster_id, node.node_id)
+        }
+        .boxed()
+    }));
+    let server = Arc::clone(current);
+    subject.make_foreign_addon = Some(Arc::new(move || {
+        let server = Arc::clone(&server.lock());
+        async move {
+            let (cluster, name) = ("theirs".to_owned(), "somebody-elses".to_owned());
+            let simulated = server.simulated().unwrap();
+            simulated.create_foreign_addon(&cluster, AddonKind::LoadBalancer, &name);
+            (cluster, name)
         }
         .boxed()
     }));
@@ -167,4 +180,45 @@ async fn the_simulated_platform_conforms_with_failure_domains() {
         ..SimulatedSettings::default()
     })
     .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_simulated_platform_conforms_when_its_addons_are_made_of_templates_and_step_by_step() {
+    let catalogue = tempfile::tempdir().unwrap();
+    let files = [
+        (
+            "index.yaml",
+            "default: {template: node.yaml}\n\
+             stores:\n  - {store: postgresql, versions: [{version: '*', template: node.yaml}]}\n\
+             addons:\n  - {name: exporter, template: exporter.yaml}\n",
+        ),
+        ("node.yaml", "kind: node"),
+        (
+            "exporter.yaml",
+            "kind: Secret\nmetadata: {name: '{{ addon.name }}'}\n---\n\
+             kind: Deployment\nmetadata: {name: '{{ addon.name }}'}\n\
+             targets: {{ targets | map(attribute='host') | list | tojson }}\n",
+        ),
+    ];
+    for (name, content) in files {
+        std::fs::write(catalogue.path().join(name), content).unwrap();
+    }
+    let simulated = SimulatedSettings {
+        addons: AddonSettings {
+            apply_delay: Duration::from_millis(50),
+            steps: true,
+            ..AddonSettings::default()
+        },
+        ..SimulatedSettings::default()
+    };
+    let settings = Settings {
+        templates: Some(catalogue.path().to_owned()),
+        ..simulated.clone().into()
+    };
+    let server = PlatformServer::open(settings).await.unwrap();
+    let current = Arc::new(Mutex::new(Arc::new(server)));
+    let mut subject = subject(&current, &simulated);
+    subject.addon_template = Some("exporter".to_owned());
+    subject.unknown_store = Some("unknown-to-anybody".to_owned());
+    conformance(&subject).await;
 }

@@ -1,5 +1,6 @@
 //! The common layer with failures and delays that only the simulated backend provides on demand.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod addons;
 mod reads;
 mod world;
 

@@ -146,9 +146,20 @@ impl Api {
             fields: "",
             shape: Shape::Full,
         };
+        self.list_json_of(&query).await
+    }
+
+    /// Like [`Api::list_json`], of a selection.
+    ///
+    /// # Errors
+    /// See [`Api::list`].
+    pub async fn list_json_of<T: DeserializeOwned + Clone>(
+        &self,
+        query: &ListQuery<'_>,
+    ) -> Result<Vec<T>> {
         let mut all = Vec::new();
         let read = |call: &Call, body: Bytes| decode(call, &body);
-        self.pages(&query, JSON, read, |page| all.extend(page))
+        self.pages(query, JSON, read, |page| all.extend(page))
             .await?;
         Ok(all)
     }

@@ -6,23 +6,25 @@ use drover_convert::selector::selects;
 use drover_core::{Error, Reason, Result};
 use drover_platform::{
     driver::Batch,
+    inventory::metal3::{self, RACK},
     placement::hosts::{self, Availability, Candidate, Placed},
 };
-use drover_proto::platform::v1::{NodePhase, Placement, Slot};
+use drover_proto::platform::v1::{NodePhase, Placement};
 use futures::{StreamExt as _, stream};
 use serde::Deserialize;
 
 use super::{
     cache::{Cache, Known},
     claim::HostLabels,
-    network,
     secrets::Secrets,
-    settings::RACK,
     view::Obstacle,
 };
 
 /// Secrets that are read at once for one request.
 const READ_TOGETHER: usize = 16;
+
+/// Hosts from which on their choice takes longer than other tasks should wait.
+const MANY: usize = 500;
 
 /// Properties of a group.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -52,7 +54,7 @@ impl Properties {
         let mut keys = placement.spread.iter().map(|spread| &spread.topology_key);
         !self.interfaces.is_empty()
             || !self.networks.is_empty()
-            || keys.any(|key| key.starts_with(network::PREFIX))
+            || keys.any(|key| key.starts_with(metal3::PREFIX))
             || networks_are_selected(placement)
     }
 }
@@ -63,7 +65,7 @@ fn networks_are_selected(placement: &Placement) -> bool {
         let exact = selector.match_labels.keys();
         exact.chain(selector.match_expressions.iter().map(|one| &one.key))
     });
-    keys.any(|key| key.starts_with(network::PREFIX))
+    keys.any(|key| key.starts_with(metal3::PREFIX))
 }
 
 /// A host as the choice sees it.
@@ -80,6 +82,9 @@ struct Seen {
 pub(super) struct Choice {
     seen: Vec<Seen>,
     placement: Placement,
+    cluster: String,
+    /// Path of the group.
+    path: String,
 }
 
 impl Choice {
@@ -120,24 +125,30 @@ impl Choice {
             seen
         };
         let seen = stream::iter(cache.all().into_iter().map(see)).buffered(READ_TOGETHER);
+        let cluster = batch.request.cluster.as_ref();
         Self {
+            cluster: cluster.map_or_else(String::new, |it| it.id.clone()),
+            path: group.map_or_else(String::new, |it| it.path.clone()),
             seen: seen.collect().await,
             placement,
         }
     }
 
-    /// Chooses hosts for these slots, all or none of them. Hosts that a slot names are taken first.
+    /// Chooses a host for each of so many slots, of which some name theirs, or for none of them. Named hosts are taken
+    /// first.
     ///
     /// # Errors
     /// `HostNotFound`, `HostClaimed`, or `NoCapacity` with what there are too few hosts for.
-    pub(super) fn choose<'a>(
-        &self,
-        batch: &Batch,
-        slots: &[&'a Slot],
-    ) -> Result<Vec<(&'a Slot, Known)>> {
-        let request = &batch.request;
-        let cluster = request.cluster.as_ref().map_or("", |it| it.id.as_str());
-        let path = request.group.as_ref().map_or("", |it| it.path.as_str());
+    pub(super) async fn choose(self, wanted: Vec<Option<String>>) -> Result<Vec<Known>> {
+        if self.seen.len() < MANY {
+            return self.chosen(&wanted);
+        }
+        // Other calls must not wait for it.
+        let chosen = tokio::task::spawn_blocking(move || self.chosen(&wanted)).await;
+        chosen.map_err(|_| Error::internal("the choice of hosts was not finished"))?
+    }
+
+    fn chosen(&self, wanted: &[Option<String>]) -> Result<Vec<Known>> {
         let mut candidates: Vec<Candidate<'_>> = self
             .seen
             .iter()
@@ -154,18 +165,19 @@ impl Choice {
             .collect();
         let placed = self.seen.iter().filter_map(|seen| {
             let node = &seen.known.node.as_ref()?.node;
-            let counts = node.cluster_id == cluster && node.phase() != NodePhase::Failed;
+            let counts = node.cluster_id == self.cluster && node.phase() != NodePhase::Failed;
             counts.then(|| Placed {
                 labels: &seen.labels,
-                same_group: node.group == path,
+                same_group: node.group == self.path,
             })
         });
         let mut placed: Vec<Placed<'_>> = placed.collect();
-        let mut chosen = Vec::new();
-        let (named, others): (Vec<&Slot>, Vec<&Slot>) =
-            slots.iter().partition(|slot| slot.host_id.is_some());
-        for slot in named {
-            let id = slot.host_id.as_deref().unwrap_or_default();
+        let mut chosen: Vec<Option<usize>> = Vec::new();
+        for id in wanted {
+            let Some(id) = id else {
+                chosen.push(None);
+                continue;
+            };
             let at = self.named(id)?;
             hosts::check_named(&candidates[at], &candidates, &placed, &self.placement)?;
             candidates[at].availability = Availability::Claimed;
@@ -173,12 +185,17 @@ impl Choice {
                 labels: candidates[at].labels,
                 same_group: true,
             });
-            chosen.push((slot, at));
+            chosen.push(Some(at));
         }
-        let hosts = hosts::choose(&candidates, &placed, &self.placement, others.len())?;
-        chosen.extend(others.into_iter().zip(hosts));
-        let known = |(slot, at): (&'a Slot, usize)| (slot, self.seen[at].known.clone());
-        Ok(chosen.into_iter().map(known).collect())
+        let others = chosen.iter().filter(|host| host.is_none()).count();
+        let hosts = hosts::choose(&candidates, &placed, &self.placement, others)?;
+        let mut hosts = hosts.into_iter();
+        let chosen = chosen
+            .into_iter()
+            .map(|named| named.or_else(|| hosts.next()));
+        let known = chosen.map(|at| Some(self.seen.get(at?)?.known.clone()));
+        let known: Option<Vec<Known>> = known.collect();
+        known.ok_or_else(|| Error::internal("fewer hosts were chosen than slots"))
     }
 
     /// The position of a host that is asked for by its id.
@@ -238,7 +255,7 @@ async fn lack(seen: &Seen, secrets: &Secrets, properties: &Properties) -> Option
         }
     }
     for network in &properties.networks {
-        let label = format!("{}{network}", network::PREFIX);
+        let label = format!("{}{network}", metal3::PREFIX);
         if !seen.labels.contains_key(&label) {
             let without = || format!("it is not in network {network}");
             return Some(problem().unwrap_or_else(without));

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use drover_core::{Error, Result};
+use drover_core::{Error, Result, sip};
 use drover_platform::identity::Identity;
 use drover_proto::platform::v1::NodeRole;
 use kube::ResourceExt as _;
@@ -15,7 +15,7 @@ use crate::labels::{
     declared::{self, Plain},
 };
 
-use super::{foreign, host::BareMetalHost, view::Reader};
+use super::{host::BareMetalHost, view::Reader};
 
 /// Annotation: the labels of [`HostLabels`] that a claim set, and what was there before, as JSON.
 const HOST_LABELS: &str = "drover.dev/host-labels";
@@ -44,7 +44,7 @@ pub(super) fn check(
     reader: &Reader,
 ) -> Result<()> {
     let keys = &reader.keys;
-    let claimed = foreign::claimed(wanted);
+    let claimed = sip::claimed(wanted);
     for (key, value) in wanted {
         let why = if !labels::is_key(key) {
             "is no key of a label"
@@ -56,7 +56,7 @@ pub(super) fn check(
             "has a meaning for Kubernetes"
         } else if reader.is_topology(key) {
             "says where the host is"
-        } else if foreign::is_cluster(key)
+        } else if sip::is_cluster(key)
             && claimed
                 .as_ref()
                 .is_none_or(|claimed| claimed.cluster != cluster)
@@ -225,11 +225,7 @@ pub(super) fn adopt(
     let mut record: BTreeMap<String, Set> = known
         .and_then(|json| serde_json::from_str(json).ok())
         .unwrap_or_default();
-    for (key, value) in host
-        .labels()
-        .iter()
-        .filter(|(key, _)| foreign::is_claim(key))
-    {
+    for (key, value) in host.labels().iter().filter(|(key, _)| sip::is_claim(key)) {
         let as_it_is = || Set {
             to: value.clone(),
             was: None,

@@ -72,17 +72,15 @@ impl<'a> Claims<'a> {
         self.settle().await?;
         let Backend { cache, secrets, .. } = self.backend;
         let choice = Choice::new(cache, secrets, self.batch, &self.properties).await;
-        let chosen = choice.choose(self.batch, &self.left)?;
-        let ids = chosen
-            .iter()
-            .map(|(_, known)| host::id(&known.host))
-            .collect();
+        let named = self.left.iter().map(|slot| slot.host_id.clone());
+        let chosen = choice.choose(named.collect()).await?;
+        let ids = chosen.iter().map(|known| host::id(&known.host)).collect();
         let Some(_reserved) = cache.reserve(ids) else {
             // Another request has one of them in its hands, and not for long.
             tokio::time::sleep(RESERVED_PAUSE).await;
             return Ok(());
         };
-        for (slot, known) in chosen {
+        for (slot, known) in self.left.clone().into_iter().zip(chosen) {
             if !self.claim(slot, &known.host).await? {
                 break;
             }

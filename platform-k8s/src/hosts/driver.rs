@@ -9,12 +9,16 @@ use std::{
 use async_trait::async_trait;
 use drover_core::{Error, Reason, Result};
 use drover_platform::{
+    addons::Addons,
     driver::{
         Batch, Change, Changes, Deleted, Deletion, Description, Driver, Found, Listing, Live,
         Outcome, Target, index,
     },
     identity::Identity,
-    inventory::Inventory,
+    inventory::{
+        Inventory,
+        metal3::{self, RACK},
+    },
     placement::domains,
 };
 use drover_proto::platform::v1::{DeprovisionState, FailureDomain, Host, Node, Slot};
@@ -31,12 +35,15 @@ use super::{
     claims::Claims,
     describe::{describe, rights},
     host::{self, BareMetalHost},
-    network,
     secrets::Secrets,
-    settings::RACK,
     view::{Beside, Reader},
 };
-use crate::{labels, settings::Settings};
+use crate::{
+    addons::{Controllers, KubernetesAddons},
+    client::Api,
+    labels,
+    settings::Settings,
+};
 
 /// How long [`HostDriver::open`] waits until all hosts are known.
 const MAX_START: Duration = Duration::from_secs(60);
@@ -45,6 +52,7 @@ const MAX_START: Duration = Duration::from_secs(60);
 pub struct HostDriver {
     backend: Arc<Backend>,
     fixed: Description,
+    addons: Option<KubernetesAddons>,
     /// Held while hosts are claimed for a cluster, by its id.
     claiming: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
     _tasks: Vec<AbortOnDropHandle<()>>,
@@ -72,12 +80,17 @@ impl HostDriver {
             .scopes()
             .map(|scope| scope.unwrap_or_default().to_owned())
             .collect();
+        let settings = Arc::new(settings);
+        let api = Api::over(client.clone(), &settings);
         let backend = Arc::new(Backend {
             cache: Cache::new(reader, scopes.iter().cloned()),
             secrets: Secrets::new(client.clone()),
-            settings: Arc::new(settings),
+            settings: Arc::clone(&settings),
             client,
         });
+        let controllers: Arc<dyn Controllers> = Arc::<Backend>::clone(&backend);
+        let addons = KubernetesAddons::open(&api, &settings).await?;
+        let addons = addons.map(|addons| addons.with_controllers(controllers));
         for scope in &scopes {
             backend.page(scope, "", "", Some(1)).await?;
         }
@@ -106,6 +119,7 @@ impl HostDriver {
         Ok(Self {
             backend,
             fixed,
+            addons,
             claiming: Mutex::default(),
             _tasks: tasks,
         })
@@ -169,7 +183,7 @@ impl Driver for HostDriver {
         let in_network = spread.map(|spread| &spread.topology_key);
         known.extend(
             in_network
-                .filter(|key| key.starts_with(network::PREFIX))
+                .filter(|key| key.starts_with(metal3::PREFIX))
                 .cloned(),
         );
         let known: Vec<&str> = known.iter().map(String::as_str).collect();
@@ -306,6 +320,11 @@ impl Driver for HostDriver {
 
     fn inventory(&self) -> Option<&dyn Inventory> {
         Some(self)
+    }
+
+    fn addons(&self) -> Option<&dyn Addons> {
+        let addons = self.addons.as_ref()?;
+        Some(addons)
     }
 }
 

@@ -66,7 +66,9 @@ pub(super) struct Spec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Bmc {
+    pub(super) address: String,
     pub(super) credentials_name: String,
+    pub(super) disable_certificate_verification: bool,
 }
 
 /// A secret; without a namespace that of the host.

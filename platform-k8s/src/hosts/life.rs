@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use drover_core::error::cut;
 use drover_proto::platform::v1::NodePhase;
 use kube::ResourceExt as _;
 use tokio::time::Instant;
@@ -48,7 +49,7 @@ impl Life {
         if status.operational_status == "error" {
             let why = match status.error_message.as_str() {
                 "" => "it reports an error".to_owned(),
-                message => format!("it reports an error: {message}"),
+                message => cut(format!("it reports an error: {message}")),
             };
             return Self::Sick(why);
         }
@@ -118,5 +119,30 @@ pub(super) fn obstacle(host: &BareMetalHost, life: &Life) -> Option<String> {
     match life {
         Life::Well => None,
         other => Some(other.message().to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_core::error::MAX_MESSAGE;
+
+    use super::*;
+    use crate::hosts::host::Status;
+
+    #[test]
+    fn an_error_of_metal3_is_cut_at_the_length_of_messages() {
+        let status = Status {
+            operational_status: "error".to_owned(),
+            error_message: "é".repeat(100_000),
+            ..Status::default()
+        };
+        let host = BareMetalHost {
+            status: Some(status),
+            ..BareMetalHost::default()
+        };
+        let life = Life::of(&host, None, Duration::MAX);
+        let message = life.message();
+        assert!(message.len() <= MAX_MESSAGE, "{}", message.len());
+        assert!(message.starts_with("it reports an error: éé"));
     }
 }

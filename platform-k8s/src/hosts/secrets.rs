@@ -4,6 +4,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use drover_core::Result;
+use drover_platform::inventory::metal3::{self, NETWORK_DATA};
 use drover_proto::common::v1::Address;
 use drover_resources_kubernetes::{
     client::{ApiClient, Call},
@@ -14,17 +15,12 @@ use kube::Api;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{
-    host::{self, BareMetalHost},
-    network,
-};
+use super::host::{self, BareMetalHost};
 
 /// How long what a secret said is believed. Secrets are not watched: that would need the right to list all of them.
 const BELIEVED: Duration = Duration::from_secs(60);
 /// How long it is believed that a secret says nothing.
 const DOUBTED: Duration = Duration::from_secs(2);
-/// Key of the network data.
-const NETWORK_DATA: &str = "networkData";
 /// Keys of credentials.
 const CREDENTIALS: [&str; 2] = ["username", "password"];
 
@@ -96,7 +92,7 @@ impl Secrets {
         let Some(data) = data.get(NETWORK_DATA) else {
             return problem(format!("Secret {} has no key {NETWORK_DATA}", key.1));
         };
-        match network::addresses(&data.0) {
+        match metal3::addresses(&data.0) {
             Ok(addresses) => Networks {
                 addresses,
                 problem: String::new(),
@@ -130,6 +126,32 @@ impl Secrets {
             }
             Some(missing) => Err(format!("Secret {} has no key {missing}", key.1)),
         }
+    }
+
+    /// User name and password of the management controller of a host.
+    ///
+    /// # Errors
+    /// What is missing, for people.
+    pub(super) async fn credentials(
+        &self,
+        host: &BareMetalHost,
+    ) -> Result<(String, String), String> {
+        self.check_credentials(host).await?;
+        let Some(key) = host::bmc_secret(host) else {
+            return Err("it has no spec.bmc.credentialsName".to_owned());
+        };
+        let data = self.get(&key).await?.data.unwrap_or_default();
+        let text = |name: &str| {
+            let content = data
+                .get(name)
+                .map(|content| String::from_utf8(content.0.clone()));
+            match content {
+                Some(Ok(text)) => Ok(text),
+                _ => Err(format!("key {name} of Secret {} is no text", key.1)),
+            }
+        };
+        let [user, password] = CREDENTIALS;
+        Ok((text(user)?, text(password)?))
     }
 
     async fn get(&self, (namespace, name): &Key) -> Result<Secret, String> {

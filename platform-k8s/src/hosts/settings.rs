@@ -1,12 +1,10 @@
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use drover_core::{Error, Result};
+use drover_platform::inventory::metal3::{self, Topology};
 use serde::{Deserialize, Serialize};
 
 use crate::labels;
-
-/// The topology key whose domains are the failure domains.
-pub(super) const RACK: &str = "rack";
 
 /// How hosts of metal3 are read, with driver `hosts`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -14,7 +12,7 @@ pub(super) const RACK: &str = "rack";
 pub struct HostsSettings {
     /// Topology keys, and the labels of hosts that may have their values: the first that a host has. The domains of `rack`
     /// are the failure domains. Any other label of a host is a topology key, too.
-    pub topology: BTreeMap<String, Vec<String>>,
+    pub topology: Topology,
     /// How long a host may be off though it should be on, in seconds, before its node counts as stopped. Longer than a
     /// restart takes.
     pub power_timeout_seconds: f64,
@@ -22,26 +20,8 @@ pub struct HostsSettings {
 
 impl Default for HostsSettings {
     fn default() -> Self {
-        let topology = [
-            (
-                RACK,
-                vec!["vino.airshipit.org/rack", "sip.airshipit.org/rack", "rack"],
-            ),
-            (
-                "host",
-                vec![
-                    "vino.airshipit.org/host",
-                    "sip.airshipit.org/server",
-                    "node",
-                ],
-            ),
-        ];
-        let owned = |keys: Vec<&str>| keys.into_iter().map(str::to_owned).collect();
         Self {
-            topology: topology
-                .into_iter()
-                .map(|(word, keys)| (word.to_owned(), owned(keys)))
-                .collect(),
+            topology: metal3::topology(),
             power_timeout_seconds: 300.0,
         }
     }

@@ -2,7 +2,12 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use drover_platform::{driver::Found, identity::Identity};
+use drover_core::{error::cut, sip};
+use drover_platform::{
+    driver::Found,
+    identity::Identity,
+    inventory::metal3::{self, RACK},
+};
 use drover_proto::platform::v1::{Host, HostState, Node, NodePhase, Warning};
 use kube::ResourceExt as _;
 use tokio::time::Instant;
@@ -10,12 +15,11 @@ use tokio::time::Instant;
 use crate::labels::{self, LabelKeys};
 
 use super::{
-    claim, foreign,
+    claim,
     host::{self, BareMetalHost},
     life::{self, Life},
-    network,
     secrets::Networks,
-    settings::{HostsSettings, RACK},
+    settings::HostsSettings,
 };
 
 /// Most labels that are shown of a foreign host.
@@ -54,38 +58,23 @@ impl Reader {
         host: &BareMetalHost,
         networks: Option<&Networks>,
     ) -> BTreeMap<String, String> {
-        let own = host.labels();
-        let mut all = own.clone();
-        for (word, keys) in &self.settings.topology {
-            if let Some(value) = keys.iter().find_map(|key| own.get(key)) {
-                all.insert(word.clone(), value.clone());
-            }
-        }
-        let listed = network::listed(own, host.annotations());
-        let addressed = networks.into_iter().flat_map(|it| &it.addresses);
-        let ids = listed
-            .into_iter()
-            .chain(addressed.map(|address| address.interface.clone()));
-        for id in ids {
-            all.insert(format!("{}{id}", network::PREFIX), "true".to_owned());
-        }
-        all
+        let addresses = networks.map_or(&[][..], |it| &it.addresses);
+        let topology = &self.settings.topology;
+        metal3::labels(topology, host.labels(), host.annotations(), addresses)
     }
 
     /// Whether a label says where a host is.
     pub(super) fn is_topology(&self, key: &str) -> bool {
         let topology = &self.settings.topology;
-        key.starts_with(network::PREFIX)
+        key.starts_with(metal3::PREFIX)
             || topology.contains_key(key)
             || topology.values().flatten().any(|own| own == key)
     }
 
     /// The failure domain of a host. Empty if it has none.
     pub(super) fn rack(&self, host: &BareMetalHost) -> String {
-        let keys = self.settings.topology.get(RACK);
-        let own = host.labels();
-        let value = keys.into_iter().flatten().find_map(|key| own.get(key));
-        value.cloned().unwrap_or_default()
+        let rack = metal3::domain(&self.settings.topology, RACK, host.labels());
+        rack.cloned().unwrap_or_default()
     }
 
     /// The node that the host is. `None` if nobody has claimed it.
@@ -160,7 +149,7 @@ impl Reader {
                 let problem = "it has a part of a claim, and not whose it is".to_owned();
                 return Some((of(node), Some(problem)));
             }
-            let claimed = foreign::claimed(host.labels())?;
+            let claimed = sip::claimed(host.labels())?;
             let node = Node {
                 cluster_id: claimed.cluster,
                 node_id: host::id(host),
@@ -249,4 +238,5 @@ fn add(message: &mut String, more: &str) {
         message.push_str("; ");
     }
     message.push_str(more);
+    *message = cut(std::mem::take(message));
 }

@@ -69,6 +69,16 @@ impl Constraints {
         Ok(constraints)
     }
 
+    /// Only this selector of Kubernetes nodes.
+    ///
+    /// # Errors
+    /// `Invalid` with the field.
+    pub(crate) fn of_nodes(field: &str, selector: &LabelSelector) -> Result<Self> {
+        let mut constraints = Self::default();
+        constraints.select(field, selector)?;
+        Ok(constraints)
+    }
+
     /// Whether any of the constraints was requested.
     pub(crate) fn asked(&self) -> bool {
         !self.apart.is_empty()

@@ -4,6 +4,8 @@ use drover_proto::{
     platform::v1::{NodePhase, SlotKey},
 };
 
+use serde_json::json;
+
 use super::*;
 use crate::group::{PodPart, Told, UnderWay};
 use crate::labels::LabelKeys;

@@ -5,13 +5,13 @@ use crate::bench;
 use std::sync::Arc;
 
 use bench::{rig, settings};
-use drover_platform_k8s::{PlatformServer, Settings};
+use drover_platform_k8s::{PlatformServer, Settings, addons::AddonsSettings};
 use drover_proto::platform::v1::{
     DeprovisionRequest, DiscoverRequest, Fence, GetPlatformRequest,
     platform_service_client::PlatformServiceClient,
 };
 use drover_testing::kubernetes::{Namespace, Rig, until};
-use drover_testing::platform::{Subject, conformance};
+use drover_testing::platform::{Hook, Subject, conformance};
 use drover_testing::wait::PATIENCE;
 use futures::FutureExt;
 use parking_lot::Mutex;
@@ -63,6 +63,21 @@ fn subject(current: &Current, settings: &Settings, namespace: &Arc<Namespace>) -
     subject
 }
 
+fn foreign_addon(namespace: &Arc<Namespace>) -> Hook<(String, String)> {
+    let namespace = Arc::clone(namespace);
+    Arc::new(move || {
+        let namespace = Arc::clone(&namespace);
+        async move {
+            let name = format!("foreign-{}", &Uuid::new_v4().simple().to_string()[..8]);
+            let labels = json!({"drover.dev/addon": name, "drover.dev/addon-cluster": "theirs"});
+            let map = json!({"metadata": {"name": name, "labels": labels}});
+            namespace.create("configmaps", &map).await.unwrap();
+            ("theirs".to_owned(), name)
+        }
+        .boxed()
+    })
+}
+
 /// Requests the removal of every node that is listed. Returns whether there are none.
 async fn remove_all(server: &PlatformServer) -> bool {
     let mut client = PlatformServiceClient::new(drover_client::in_process(server.routes()));
@@ -95,13 +110,29 @@ async fn remove_all(server: &PlatformServer) -> bool {
 /// Runs the suite over nodes of one store, and verifies that nothing is left behind.
 async fn conforms(store: &str) {
     let namespace = Arc::new(rig().namespace().await);
-    let settings = settings(&namespace.name);
+    let mut settings = settings(&namespace.name);
+    if store == "pod" {
+        settings.addons = AddonsSettings {
+            namespace: Some(namespace.name.clone()),
+            ..AddonsSettings::default()
+        };
+    }
     let current = Arc::new(Mutex::new(open(rig(), &settings).await));
     let mut subject = subject(&current, &settings, &namespace);
     subject.store = store.to_owned();
     // A node with several objects cannot move to another cluster: their selectors name the cluster.
     subject.moves = store == "pod";
+    // Pods of kwok load nothing.
+    subject.addons_become_ready = false;
+    subject.addon_template = Some("notes".to_owned());
+    subject.make_foreign_addon = Some(foreign_addon(&namespace));
     conformance(&subject).await;
+    for map in namespace.list("configmaps").await {
+        let name = map["metadata"]["name"].as_str().unwrap().to_owned();
+        if name.starts_with("foreign-") {
+            namespace.delete("configmaps", &name).await;
+        }
+    }
     for pod in namespace.list("pods").await {
         let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
         if name.starts_with("foreign-") {

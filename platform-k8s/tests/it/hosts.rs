@@ -3,6 +3,7 @@
 
 mod claims;
 mod conformance;
+mod crashes;
 mod faults;
 mod life;
 mod place;

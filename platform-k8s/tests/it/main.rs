@@ -6,6 +6,7 @@
     reason = "a test that cannot go on fails"
 )]
 
+mod addons;
 mod adoption;
 mod bench;
 mod conformance;
@@ -18,6 +19,7 @@ mod hosts;
 mod labels;
 mod limits;
 mod outages;
+mod process;
 mod provision;
 mod rbac;
 mod replicante;

@@ -3,8 +3,6 @@
 //!
 //! `DROVER_TEST_WRITER_SEEDS=100` makes more runs than CI does, from `DROVER_SEED` on.
 
-mod server;
-
 use std::{
     collections::BTreeMap,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -24,7 +22,7 @@ use fastrand::Rng;
 use futures::future::join_all;
 use serde_json::json;
 
-use self::server::Server;
+use crate::process::Server;
 
 const WRITERS: usize = 50;
 const STEPS: usize = 20;
@@ -311,7 +309,7 @@ async fn write(place: &Place, servers: &Servers, writer: usize, mut random: Rng)
 async fn run(rig: &Rig, place: &Place, survivor: &Server, seed: u64) {
     let mut random = Rng::with_seed(seed);
     place.create(&survivor.channel).await;
-    let first = Server::start(rig, &place.namespace.name).await;
+    let first = Server::start(rig.kubeconfig(), &place.namespace.name, &["--resources"]).await;
     let servers = Servers {
         channels: [first.channel.clone(), survivor.channel.clone()],
         first: parking_lot::Mutex::new(Some(first)),
@@ -342,7 +340,7 @@ async fn run(rig: &Rig, place: &Place, survivor: &Server, seed: u64) {
 async fn no_change_is_lost(backend: IngressBackend) {
     let rig = Rig::shared(Options::kwok(3));
     let place = Place::new(rig, backend).await;
-    let survivor = Server::start(rig, &place.namespace.name).await;
+    let survivor = Server::start(rig.kubeconfig(), &place.namespace.name, &["--resources"]).await;
     for seed in seed::seeds(count()) {
         println!("seed {seed}");
         run(rig, &place, &survivor, seed).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drover_core::{Error, Reason, Result};
+use drover_core::{Error, Result};
 use drover_proto::platform::v1::{
     EnsureInfrastructureRequest, EnsureInfrastructureResponse, GetInfrastructureRequest,
     InfrastructureState, ListInfrastructureRequest, ListInfrastructureResponse,
@@ -13,11 +13,8 @@ use tokio::time::Instant;
 use crate::{
     PlatformClient,
     call::{request, within},
-    pages::Pages,
+    pages::{Pages, restarting},
 };
-
-/// Number of times that a list is restarted because its page token expired.
-const PAGE_RESTARTS: u32 = 1;
 
 impl PlatformClient {
     /// Creates or completes the infrastructure of one cluster, or only validates the desired state.
@@ -85,17 +82,7 @@ impl PlatformClient {
         deadline: Duration,
     ) -> Result<Vec<Resource>> {
         let end = Instant::now() + deadline;
-        let mut restarts = 0;
-        loop {
-            match self.infrastructure_pages(message.clone(), end).await {
-                Err(error)
-                    if error.reason() == Reason::PageTokenExpired && restarts < PAGE_RESTARTS =>
-                {
-                    restarts += 1;
-                }
-                outcome => return outcome,
-            }
-        }
+        restarting(|| self.infrastructure_pages(message.clone(), end)).await
     }
 
     async fn infrastructure_pages(

@@ -6,6 +6,7 @@
 //!   watches.
 //! - [`kubernetes::KubernetesClient`]: the resources of one Kubernetes, with reads that are retried and waits that resume.
 
+mod addons;
 mod alive;
 mod bearer;
 mod call;
@@ -22,6 +23,7 @@ pub mod retry;
 mod role;
 pub mod watch;
 
+pub use addons::Addons;
 pub use bearer::Bearer;
 pub use call::{is_unreachable, to_error};
 pub use channel::{Channel, Target, TransportError, connect, in_process};

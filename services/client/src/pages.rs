@@ -17,6 +17,25 @@ pub const MAX_ITEMS: usize = 200_000;
 /// as much.
 const MAX_BYTES: usize = 128 << 20;
 
+/// Number of times that a read is restarted because its page token expired.
+const RESTARTS: u32 = 1;
+
+/// Reads all pages, and once more from the first one if a page token expires.
+pub(crate) async fn restarting<T, F>(read: impl Fn() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    let mut restarts = 0;
+    loop {
+        match read().await {
+            Err(error) if error.reason() == Reason::PageTokenExpired && restarts < RESTARTS => {
+                restarts += 1;
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
 /// A paginated read. It fails when it exceeds its bounds: the unread part is unknown, and a truncated list would look
 /// as if the rest did not exist.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use drover_core::{Error, Reason, Result};
+use drover_core::{Error, Result};
 use drover_proto::{
     common::v1::{Chunk, ProcessOutput},
     platform::v1::{
@@ -15,6 +15,7 @@ use drover_proto::{
         KeptStorage, ListHostsRequest, ListHostsResponse, ListStorageRequest, Node, Platform,
         ProvisionRequest, ProvisionResponse, StreamLogsRequest, UpdateNodeRequest,
         UpdateNodeResponse, Warning, WatchNodesRequest, WatchNodesResponse,
+        addon_service_client::AddonServiceClient,
         infrastructure_service_client::InfrastructureServiceClient,
         inventory_service_client::InventoryServiceClient,
         node_access_service_client::NodeAccessServiceClient,
@@ -30,14 +31,11 @@ use crate::{
     Channel, MAX_MESSAGE_BYTES,
     alive::Alive,
     call::{request, to_error, within},
-    pages::Pages,
+    pages::{Pages, restarting},
     role::Role,
 };
 
 pub use crate::pages::MAX_ITEMS;
-
-/// Number of times that a list is restarted because its page token expired.
-const PAGE_RESTARTS: u32 = 1;
 
 /// Maximum number of distinct warnings per read. Each is compared with all others.
 const MAX_WARNINGS: usize = 1_000;
@@ -61,6 +59,7 @@ pub struct Discovered {
 #[derive(Clone, Debug)]
 pub struct PlatformClient {
     platform: PlatformServiceClient<Channel>,
+    pub(crate) addons: AddonServiceClient<Channel>,
     access: NodeAccessServiceClient<Channel>,
     inventory: InventoryServiceClient<Channel>,
     storage: StorageServiceClient<Channel>,
@@ -75,6 +74,8 @@ impl PlatformClient {
         let channel = channel.to(Role::Platform);
         Self {
             platform: PlatformServiceClient::new(channel.clone())
+                .max_decoding_message_size(MAX_MESSAGE_BYTES),
+            addons: AddonServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES),
             access: NodeAccessServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES),
@@ -116,17 +117,7 @@ impl PlatformClient {
         deadline: Duration,
     ) -> Result<Discovered> {
         let end = Instant::now() + deadline;
-        let mut restarts = 0;
-        loop {
-            match self.discover_pages(message.clone(), end).await {
-                Err(error)
-                    if error.reason() == Reason::PageTokenExpired && restarts < PAGE_RESTARTS =>
-                {
-                    restarts += 1;
-                }
-                outcome => return outcome,
-            }
-        }
+        restarting(|| self.discover_pages(message.clone(), end)).await
     }
 
     async fn discover_pages(

@@ -1,15 +1,14 @@
-//! Converts infrastructure: specs from the wire, and requests to and reports from platforms.
+//! Converts infrastructure: specs from the wire, and requests to and reports from platforms. Resources and phases are
+//! those of addons too.
 
 use std::sync::Arc;
 
 use drover_core::{
-    Error, Result, Sym,
+    Error, Millis, Result, Sym,
     error::{Violation, cut},
-    infrastructure::{
-        Direction, Endpoint, Firewall, Infrastructure, InfrastructureSpec, Network, Observed,
-        Resource, ResourcePhase, Rule, Wanted,
-    },
+    infrastructure::{Direction, Endpoint, Firewall, InfrastructureSpec, Network, Rule},
     name,
+    resource::{Observed, Resource, ResourcePhase, ResourceRecord, Wanted},
 };
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use prost::Message;
@@ -20,7 +19,7 @@ use crate::value;
 pub const MAX_RESOURCES: usize = 256;
 /// Maximum length of a recorded resource message, in bytes.
 const MAX_MESSAGE: usize = 512;
-/// Maximum encoded size of outputs: every Provision request carries the outputs of all platforms.
+/// Maximum encoded size of what one platform offers: every Provision request carries the outputs of all of them.
 const MAX_OUTPUTS: usize = 32 * 1024;
 
 /// Reads the entries of a spec; unreadable fields are added to `wrong`.
@@ -157,43 +156,57 @@ pub fn observed(
     poll_after: Option<&prost_types::Duration>,
 ) -> Result<Observed> {
     let from = from.ok_or_else(|| Error::internal("the platform did not say how far it is"))?;
-    if from.resources.len() > MAX_RESOURCES {
+    let resources = resources(&from.resources)?;
+    let outputs = from.outputs.map_or_else(
+        || Ok(Vec::new()),
+        |outputs| {
+            bounded(&wire::InfrastructureOutputs {
+                platform: platform.to_owned(),
+                ..outputs
+            })
+        },
+    )?;
+    Ok(Observed {
+        phase: phase(from.phase)?,
+        message: Box::default(),
+        resources,
+        outputs: outputs.into(),
+        poll_after: self::poll_after(poll_after),
+    })
+}
+
+/// Converts the resources of a report, and sorts them.
+pub(crate) fn resources(from: &[wire::Resource]) -> Result<Vec<Resource>> {
+    if from.len() > MAX_RESOURCES {
         return Err(Error::internal(format!(
             "the platform shows {} resources; at most {MAX_RESOURCES} are possible",
-            from.resources.len()
+            from.len()
         )));
     }
-    let mut resources = from
-        .resources
-        .iter()
-        .map(resource)
-        .collect::<Result<Vec<_>>>()?;
+    let mut resources = from.iter().map(resource).collect::<Result<Vec<_>>>()?;
     resources.sort_by(|a, b| (&a.kind, &a.name).cmp(&(&b.kind, &b.name)));
-    let outputs = from.outputs.map_or_else(Vec::new, |outputs| {
-        wire::InfrastructureOutputs {
-            platform: platform.to_owned(),
-            ..outputs
-        }
-        .encode_to_vec()
-    });
+    Ok(resources)
+}
+
+/// Encodes what a platform offers, within the limit of what is stored.
+pub(crate) fn bounded(outputs: &impl Message) -> Result<Vec<u8>> {
+    let outputs = outputs.encode_to_vec();
     if outputs.len() > MAX_OUTPUTS {
         return Err(Error::internal(format!(
             "the platform's outputs have {} bytes; at most {MAX_OUTPUTS} are possible",
             outputs.len()
         )));
     }
-    let poll_after = poll_after
-        .and_then(|span| value::duration("poll_after", span).ok())
-        .map(|span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX / 4));
-    Ok(Observed {
-        phase: phase(from.phase)?,
-        resources,
-        outputs: outputs.into(),
-        poll_after,
-    })
+    Ok(outputs)
 }
 
-fn phase(from: i32) -> Result<ResourcePhase> {
+/// Converts the time after which a platform is to be asked again. `None` if it gives none, or an unreadable one.
+pub(crate) fn poll_after(from: Option<&prost_types::Duration>) -> Option<Millis> {
+    let span = value::duration("poll_after", from?).ok()?;
+    Some(u64::try_from(span.as_millis()).unwrap_or(u64::MAX / 4))
+}
+
+pub(crate) fn phase(from: i32) -> Result<ResourcePhase> {
     use wire::ResourcePhase as Wire;
     match Wire::try_from(from) {
         Ok(Wire::Pending) => Ok(ResourcePhase::Pending),
@@ -208,7 +221,7 @@ fn phase(from: i32) -> Result<ResourcePhase> {
     }
 }
 
-fn to_phase(from: ResourcePhase) -> wire::ResourcePhase {
+pub(crate) fn to_phase(from: ResourcePhase) -> wire::ResourcePhase {
     match from {
         ResourcePhase::Pending => wire::ResourcePhase::Pending,
         ResourcePhase::Ready => wire::ResourcePhase::Ready,
@@ -231,7 +244,7 @@ fn resource(from: &wire::Resource) -> Result<Resource> {
     })
 }
 
-fn short(message: &str) -> String {
+pub(crate) fn short(message: &str) -> String {
     let mut message = cut(message.to_owned());
     if message.len() > MAX_MESSAGE {
         let mut end = MAX_MESSAGE;
@@ -249,9 +262,26 @@ pub fn to_status(
     cluster: &str,
     owner: &str,
     platform: &Sym,
-    from: &Infrastructure,
+    from: &ResourceRecord,
 ) -> pb::InfrastructureStatus {
-    let resources = from.resources.iter().map(|resource| wire::Resource {
+    pb::InfrastructureStatus {
+        platform: platform.to_string(),
+        state: Some(wire::InfrastructureState {
+            phase: to_phase(if from.releasing {
+                ResourcePhase::Releasing
+            } else {
+                from.phase
+            })
+            .into(),
+            resources: to_resources(cluster, owner, &from.resources),
+            outputs: outputs(&from.outputs),
+        }),
+    }
+}
+
+/// Converts recorded resources to their API representation.
+pub(crate) fn to_resources(cluster: &str, owner: &str, from: &[Resource]) -> Vec<wire::Resource> {
+    let resources = from.iter().map(|resource| wire::Resource {
         cluster_id: cluster.to_owned(),
         owner: owner.to_owned(),
         kind: resource.kind.to_string(),
@@ -262,19 +292,7 @@ pub fn to_status(
         sequence: resource.sequence,
         create_time: value::to_timestamp_opt(resource.create_time),
     });
-    pb::InfrastructureStatus {
-        platform: platform.to_string(),
-        state: Some(wire::InfrastructureState {
-            phase: to_phase(if from.releasing {
-                ResourcePhase::Releasing
-            } else {
-                from.phase
-            })
-            .into(),
-            resources: resources.collect(),
-            outputs: outputs(&from.outputs),
-        }),
-    }
+    resources.collect()
 }
 
 /// Decodes the recorded outputs. `None` if there are none.

@@ -1,6 +1,7 @@
 //! Conversion between protos and the domain, and between errors and gRPC statuses. All such conversions are in this
 //! crate.
 
+pub mod addon;
 pub mod chunk;
 pub mod error;
 pub mod infrastructure;

@@ -1,5 +1,4 @@
-//! Reads cluster specs from the wire. Fields that this version does not support are passed on by name, so that they are
-//! rejected and never ignored.
+//! Reads cluster specs from the wire.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +18,7 @@ use drover_proto::{orchestrator::v1 as pb, platform::v1 as platform};
 use crate::{lifecycle, value};
 
 mod health;
-mod placement;
+pub(crate) mod placement;
 
 pub use drover_core::spec::MAX_SPEC;
 pub use health::health_policy;
@@ -105,14 +104,6 @@ pub fn cluster_spec(from: &pb::ClusterSpec) -> Result<ClusterSpec> {
     Err(Error::violations(reader.wrong))
 }
 
-type Unsupported = Vec<(String, &'static str)>;
-
-fn lacks(list: &mut Unsupported, set: bool, field: &str, feature: &'static str) {
-    if set {
-        list.push((field.to_owned(), feature));
-    }
-}
-
 impl Reader {
     fn refuse(&mut self, field: impl Into<String>, description: impl Into<String>) {
         self.wrong.push(Violation {
@@ -129,13 +120,6 @@ impl Reader {
     }
 
     fn cluster(&mut self, from: &pb::ClusterSpec) -> ClusterSpec {
-        let mut unsupported = Unsupported::new();
-        lacks(
-            &mut unsupported,
-            !from.addons.is_empty(),
-            "addons",
-            "addons",
-        );
         let settings = self.settings("spec", &common!(from));
         let orphans = match pb::OrphanPolicy::try_from(from.orphan_policy) {
             Ok(pb::OrphanPolicy::Unspecified | pb::OrphanPolicy::Delete) => OrphanPolicy::Delete,
@@ -162,9 +146,9 @@ impl Reader {
             settings,
             infrastructure: crate::infrastructure::specs(&from.infrastructure, &mut self.wrong),
             groups: self.groups("spec.groups", &from.groups, 0),
+            addons: crate::addon::specs(&from.addons, &mut self.wrong),
             orphans,
             orphan_grace: self.span("spec.orphan_grace", &from.orphan_grace),
-            unsupported,
         }
     }
 
@@ -188,7 +172,6 @@ impl Reader {
             groups: self.groups(&format!("{at}.groups"), &from.groups, depth + 1),
             depends_on: from.depends_on.clone(),
             version: from.version.clone(),
-            unsupported: Unsupported::new(),
         }
     }
 

@@ -1,13 +1,9 @@
-//! Infrastructure that a cluster needs before its nodes: the specs, and the record of what was requested and observed.
+//! Infrastructure that a cluster needs before its nodes: the specs.
 
-use std::{collections::HashSet, net::IpAddr, sync::Arc};
-
-use sha2::{Digest, Sha256};
+use std::{collections::HashSet, net::IpAddr};
 
 use crate::{
-    error::Error,
-    name::{self, Sym},
-    node::{Call, Millis},
+    name,
     spec::{GroupSpec, MAX_CHOICES, Object},
 };
 
@@ -15,8 +11,6 @@ use crate::{
 pub const MAX_RULES: usize = 256;
 /// Maximum length of a host name in DNS.
 const MAX_HOST: usize = 253;
-/// Raised whenever the hashed fields change, so that a new formula is never mistaken for a changed spec.
-const HASH_VERSION: u8 = 1;
 
 /// Infrastructure that nodes need on one platform. Absent parts are not created.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -292,7 +286,7 @@ fn is_host(host: &str) -> bool {
         || (host.len() <= MAX_HOST && host.trim_end_matches('.').split('.').all(label))
 }
 
-fn has_group(groups: &[GroupSpec], path: &str) -> bool {
+pub(crate) fn has_group(groups: &[GroupSpec], path: &str) -> bool {
     let (first, rest) = path
         .split_once('/')
         .map_or((path, None), |(first, rest)| (first, Some(rest)));
@@ -300,175 +294,6 @@ fn has_group(groups: &[GroupSpec], path: &str) -> bool {
         .iter()
         .find(|group| group.name == first)
         .is_some_and(|group| rest.is_none_or(|rest| has_group(&group.groups, rest)))
-}
-
-/// The desired infrastructure on one platform, ready to be sent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// Name of the platform.
-    pub platform: Sym,
-    /// Hash of `body`.
-    pub spec_hash: Sym,
-    /// The encoded spec as sent to platforms.
-    pub body: Arc<[u8]>,
-}
-
-impl Wanted {
-    /// Wraps an encoded spec and computes its hash.
-    #[must_use]
-    pub fn new(platform: &str, body: &[u8]) -> Self {
-        let hex: String = Sha256::digest(body)
-            .iter()
-            .take(16)
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        Self {
-            platform: name::sym(platform),
-            spec_hash: format!("i{HASH_VERSION}-{hex}").into(),
-            body: body.into(),
-        }
-    }
-}
-
-/// Lifecycle phase of a resource, or of all resources together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ResourcePhase {
-    /// Being created.
-    #[default]
-    Pending,
-    /// Exists and is usable.
-    Ready,
-    /// Not usable.
-    Failed,
-    /// Being removed.
-    Releasing,
-    /// Reported as deleted by the backend.
-    Gone,
-    /// Known to exist, but not readable at the moment.
-    Unknown,
-}
-
-/// A resource that a platform created for a cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Resource {
-    /// Kind of the resource, in the platform's terms.
-    pub kind: Sym,
-    /// Name, unique within its kind.
-    pub name: Box<str>,
-    /// The backend's id. Empty if not assigned yet.
-    pub id: Box<str>,
-    /// Lifecycle phase.
-    pub phase: ResourcePhase,
-    /// Explanation of the phase, in the backend's words.
-    pub message: Box<str>,
-    /// Sequence of the request that created it. 0 if not recorded.
-    pub sequence: u64,
-    /// Creation time. 0 if not known.
-    pub create_time: Millis,
-}
-
-/// The infrastructure of a cluster as reported by a platform.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Observed {
-    /// The worst phase of all resources; `Gone` if there are none.
-    pub phase: ResourcePhase,
-    /// The resources, sorted by kind and name.
-    pub resources: Vec<Resource>,
-    /// Outputs that it offers to nodes, in wire encoding.
-    pub outputs: Arc<[u8]>,
-    /// When to poll again. `None` if the platform did not say.
-    pub poll_after: Option<Millis>,
-}
-
-/// The kind of an infrastructure call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
-    /// Create or complete it.
-    Ensure,
-    /// Read its current state.
-    Read,
-    /// Release it.
-    Release,
-}
-
-/// The result of an infrastructure call.
-#[derive(Clone, Debug, PartialEq)]
-pub struct InfrastructureAnswer {
-    /// The kind of the call.
-    pub asked: Asked,
-    /// When the call began.
-    pub began: Millis,
-    /// When the call ended.
-    pub at: Millis,
-    /// The platform's report, or the error.
-    pub outcome: Result<Observed, Error>,
-}
-
-/// The infrastructure of a cluster on one backend: a slot that exists from the intent until the platform reports it
-/// gone.
-///
-/// The fields above `sent` are durable; `sent`, `call` and `answer` are known to this process only.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Infrastructure {
-    /// Sequence of the request.
-    pub sequence: u64,
-    /// Hash of the requested spec.
-    pub spec_hash: Sym,
-    /// The requested spec, as sent.
-    pub body: Arc<[u8]>,
-    /// Whether it is being released; irrevocable.
-    pub releasing: bool,
-    /// Phase as last observed.
-    pub phase: ResourcePhase,
-    /// When it entered that phase.
-    pub phase_time: Millis,
-    /// Resources as last observed.
-    pub resources: Vec<Resource>,
-    /// Outputs that it offers to nodes, in wire encoding.
-    pub outputs: Arc<[u8]>,
-    /// Deadline of the last Ensure or Release. 0 once it was answered.
-    pub deadline: Millis,
-    /// Until when something may still come into existence that was requested with an unknown outcome or only half
-    /// created.
-    pub unsettled: Millis,
-    /// Consecutive failures.
-    pub failures: u32,
-    /// Not called again before this time.
-    pub next: Millis,
-    /// Reason of the current problem, one word. Empty if there is none.
-    pub reason: Sym,
-    /// Explanation of the problem, in the platform's words.
-    pub message: Box<str>,
-    /// The platform's etag when it refused; the call is retried when the etag changes.
-    pub etag: Sym,
-    /// Start of the first read in which a resource was missing. 0 if none is missing.
-    pub doubt: Millis,
-
-    /// Whether this process has ever sent it.
-    pub sent: bool,
-    /// The call in flight, and when the next read may happen.
-    pub call: Call,
-    /// Result of the last call, until it has been processed.
-    pub answer: Option<InfrastructureAnswer>,
-}
-
-impl Infrastructure {
-    /// Whether it is ready as requested and not being released.
-    #[must_use]
-    pub fn is_ready(&self) -> bool {
-        self.phase == ResourcePhase::Ready && !self.releasing
-    }
-
-    /// Its resources for display: `network n1, endpoint e1`.
-    #[must_use]
-    pub fn named(&self) -> String {
-        let names: Vec<String> = self
-            .resources
-            .iter()
-            .map(|resource| format!("{} {}", resource.kind, resource.name))
-            .collect();
-        names.join(", ")
-    }
 }
 
 #[cfg(test)]

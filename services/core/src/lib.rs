@@ -2,14 +2,18 @@
 //!
 //! Pure: no I/O, no clock, no async runtime, no gRPC.
 
+pub mod addon;
 pub mod allow;
 mod back_off;
 pub mod error;
 pub mod infrastructure;
 pub mod name;
 pub mod node;
+pub mod resource;
 pub mod secrecy;
+pub mod sip;
 pub mod spec;
+pub mod ssh;
 pub mod storage;
 mod urgency;
 

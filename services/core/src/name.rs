@@ -63,6 +63,22 @@ pub fn check_name(name: &str) -> Result<(), String> {
     check(name, MAX_NAME, name)
 }
 
+/// Validates the name of an addon: 1 to 63 letters, digits and hyphens.
+///
+/// # Errors
+///
+/// A description of the problem, phrased to follow the field name.
+pub fn check_addon_name(name: &str) -> Result<(), String> {
+    let good = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let edges = !name.starts_with('-') && !name.ends_with('-');
+    if (1..=MAX_NAME).contains(&name.len()) && name.chars().all(good) && edges {
+        return Ok(());
+    }
+    Err(format!(
+        "expected 1 to {MAX_NAME} letters, digits and hyphens, beginning and ending with a letter or digit"
+    ))
+}
+
 /// Validates the name of a secret. The error does not repeat an invalid name: it may be secret content that was put
 /// into the wrong field.
 ///

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 use serde_json::{Map, Value};
 
 use crate::{
+    addon::AddonSpec,
     error::{Error, Violation},
     infrastructure::InfrastructureSpec,
     name::{self, Sym},
@@ -55,12 +56,12 @@ pub struct ClusterSpec {
     pub infrastructure: Vec<InfrastructureSpec>,
     /// Groups, in order.
     pub groups: Vec<GroupSpec>,
+    /// Addons; names are unique.
+    pub addons: Vec<AddonSpec>,
     /// How orphans are handled.
     pub orphans: OrphanPolicy,
     /// How long an orphan must be observed before it is deleted. Default 2 min.
     pub orphan_grace: Option<Duration>,
-    /// Fields that are set but not supported by this version: path, and name of the feature.
-    pub unsupported: Vec<(String, &'static str)>,
 }
 
 /// A group of nodes, with a size, or a group of groups; never both.
@@ -80,8 +81,6 @@ pub struct GroupSpec {
     pub version: Option<String>,
     /// The group's own settings; the rest is inherited.
     pub settings: Settings,
-    /// Fields that are set but not supported by this version: path below the group, and name of the feature.
-    pub unsupported: Vec<(String, &'static str)>,
 }
 
 /// Settings that any group can have and pass on to nested groups.

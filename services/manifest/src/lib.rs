@@ -20,13 +20,13 @@ mod tests;
 mod tree;
 pub mod yaml;
 
-use std::{collections::BTreeSet, io::Read, path::PathBuf, sync::Arc};
+use std::{borrow::Cow, collections::BTreeSet, io::Read, path::PathBuf, sync::Arc};
 
 use drover_core::error::Violation;
 use drover_proto::orchestrator::v1::{ApplySecretRequest, Cluster, Platform, PlatformSpec};
 
 use self::{
-    convert::{Origin, capm},
+    convert::{Origin, capm, sip},
     decode::{Decoder, file},
     diagnostic::Hidden,
     path::join,
@@ -41,7 +41,7 @@ pub use self::{
 pub(crate) const API_VERSION: &str = "drover.dev/v1";
 
 /// A document that is parsed but not yet decoded.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Raw {
     source: Arc<Source>,
     base: PathBuf,
@@ -148,19 +148,31 @@ impl Manifests {
             objects.diagnostics.hide_secrets(&raw.source, &raw.root);
         }
         let mut bundle = capm::Bundle::default();
-        for raw in &self.raw {
+        let mut named = sip::secrets::Named::default();
+        let all: Vec<Cow<'_, Raw>> = self.raw.iter().flat_map(Raw::unfold).collect();
+        for raw in &all {
+            named.add(&raw.root);
             if convert::recognise(&raw.root) == Origin::ClusterApi {
                 bundle.add(&raw.source, &raw.root);
             }
         }
-        for raw in &self.raw {
+        for raw in &all {
             let origin = convert::recognise(&raw.root);
-            // A Kubernetes Secret only has a meaning beside documents that refer to it.
-            let taken = origin == Origin::Kubernetes && !bundle.is_empty();
-            if taken {
-                bundle.add(&raw.source, &raw.root);
-            } else if origin != Origin::ClusterApi {
-                objects.add(raw, origin, names.as_ref());
+            // A Secret of Kubernetes only has a meaning beside documents that refer to it.
+            if origin == Origin::Kubernetes
+                && let Some(used) = named.used(&raw.root)
+            {
+                objects.add_secret(raw, used);
+                continue;
+            }
+            match origin {
+                Origin::ClusterApi => {}
+                Origin::Kubernetes if !bundle.is_empty() => bundle.add(&raw.source, &raw.root),
+                Origin::Kubernetes if named.any() => {
+                    let title = sip::secrets::title(&raw.root);
+                    objects.warnings.push(sip::secrets::left_out(&title));
+                }
+                _ => objects.add(raw, origin, names.as_ref()),
             }
         }
         objects.add_bundle(bundle, names.as_ref());
@@ -179,6 +191,19 @@ pub fn read(stream: impl Read) -> std::io::Result<Vec<u8>> {
 }
 
 impl Raw {
+    /// The document, or what it lists.
+    fn unfold(&self) -> Vec<Cow<'_, Self>> {
+        let items = convert::items(&self.root);
+        if items.is_empty() {
+            return vec![Cow::Borrowed(self)];
+        }
+        let item = |root: &Node| Self {
+            root: root.clone(),
+            ..self.clone()
+        };
+        items.iter().map(|root| Cow::Owned(item(root))).collect()
+    }
+
     fn kind(&self) -> Option<&str> {
         self.root.get("kind").and_then(Node::text)
     }
@@ -237,9 +262,20 @@ impl Objects {
                 self.unresolved.extend(converted.unresolved);
                 return;
             }
+            Origin::Sip => {
+                decoder.kind = None;
+                let (root, warnings) = convert::sip(&mut decoder, &raw.root);
+                self.warnings.extend(warnings);
+                if let Some(root) = root
+                    && let Some(cluster) = document::cluster(&mut decoder, &root)
+                {
+                    self.clusters.push(raw.document(cluster, &root));
+                }
+                return;
+            }
             Origin::Unsupported(what) => {
                 let span = raw.root.get("kind").map_or(raw.root.span, |kind| kind.span);
-                decoder.error(span, "kind", format!("{what} is not supported yet"), "expected Cluster, Platform or Secret of drover.dev/v1, a Kadende configuration, or documents of the metal-stack provider for Cluster API");
+                decoder.error(span, "kind", format!("{what} is not supported yet"), "expected Cluster, Platform or Secret of drover.dev/v1, a Kadende configuration, a SIPCluster, or documents of the metal-stack provider for Cluster API");
                 return;
             }
         }
@@ -263,6 +299,21 @@ impl Objects {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Adds a Secret of Kubernetes that a SIPCluster names.
+    fn add_secret(&mut self, raw: &Raw, used: sip::secrets::Use) {
+        let mut decoder = Decoder {
+            source: &raw.source,
+            files: &[],
+            base: raw.base.clone(),
+            diagnostics: &mut self.diagnostics,
+            kind: None,
+        };
+        let root = sip::secrets::convert(&mut decoder, &raw.root, used);
+        if let Some(secret) = document::secret(&mut decoder, &root) {
+            self.secrets.push(raw.document(secret, &root));
         }
     }
 

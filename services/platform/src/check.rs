@@ -97,7 +97,7 @@ impl Checker {
         }
     }
 
-    fn node_name(&mut self, field: &str, value: &str) {
+    pub(crate) fn node_name(&mut self, field: &str, value: &str) {
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if value.is_empty() {
             self.wrong(field, "is required");

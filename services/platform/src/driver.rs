@@ -14,7 +14,7 @@ use drover_proto::{
 };
 use futures::stream::BoxStream;
 
-use crate::{infrastructure::Infrastructure, inventory::Inventory};
+use crate::{addons::Addons, infrastructure::Infrastructure, inventory::Inventory};
 
 pub use crate::{
     batch::Batch,
@@ -132,6 +132,11 @@ pub trait Driver: Send + Sync + 'static {
 
     /// The inventory, if nodes are hosts that exist before.
     fn inventory(&self) -> Option<&dyn Inventory> {
+        None
+    }
+
+    /// The addons, if the backend can run them.
+    fn addons(&self) -> Option<&dyn Addons> {
         None
     }
 

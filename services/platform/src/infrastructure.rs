@@ -9,16 +9,7 @@ use async_trait::async_trait;
 use drover_core::Result;
 use drover_proto::platform::v1::{InfrastructureSpec, InfrastructureState, Resource, Warning};
 
-pub(crate) use service::Working;
-
-/// Owner of infrastructure.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Owner {
-    /// Cluster id.
-    pub cluster_id: String,
-    /// UUID of the cluster record.
-    pub owner: String,
-}
+pub use crate::owner::Owner;
 
 /// A backend that can create infrastructure. Each resource is a slot (owner, kind, name): created at most once, tagged
 /// with cluster id, owner and sequence from its creation, and found again by those tags only. Calls for one owner are

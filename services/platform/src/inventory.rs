@@ -1,5 +1,6 @@
 //! Hosts that exist before they are nodes, and their `InventoryService`.
 
+pub mod metal3;
 mod service;
 
 use async_trait::async_trait;

@@ -2,6 +2,7 @@
 //! fences, idempotency, paging, watches and templates of `platform.v1`.
 
 mod access;
+pub mod addons;
 pub mod batch;
 mod changelog;
 pub mod check;
@@ -15,6 +16,8 @@ pub mod infrastructure;
 pub mod inventory;
 pub mod limits;
 pub mod observer;
+mod owner;
+mod pages;
 pub mod placement;
 mod platform;
 pub mod policy;

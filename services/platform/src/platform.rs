@@ -20,13 +20,13 @@ use uuid::Uuid;
 
 use crate::{
     clock::Clock,
-    discover::Pages,
     driver::{Description, Driver},
     fences::Fences,
     identity::hex,
-    infrastructure::Working,
     limits,
     observer::Observer,
+    owner::Working,
+    pages::Pages,
     policy::Policy,
     provision::{Memory, Requests},
     templates::Templates,
@@ -188,6 +188,9 @@ impl Platform {
         if self.driver.inventory().is_some() {
             description.capabilities.push(Capability::Inventory);
         }
+        if self.driver.addons().is_some() {
+            description.capabilities.push(Capability::Addons);
+        }
         description.capabilities.sort_unstable();
         description.capabilities.dedup();
         description
@@ -221,7 +224,7 @@ impl Platform {
             properties_schema: free(description.properties_schema),
             properties_example: free(description.properties_example),
             etag: String::new(),
-            addon_kinds: Vec::new(),
+            addon_kinds: self.addon_kinds(),
             warnings,
         };
         handshake.etag = hex(&Sha256::digest(handshake.encode_to_vec())[..16]);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use drover_core::Result;
 use drover_proto::platform::v1::{
+    addon_service_server::AddonServiceServer,
     infrastructure_service_server::InfrastructureServiceServer,
     inventory_service_server::InventoryServiceServer,
     node_access_service_server::NodeAccessServiceServer,
@@ -92,5 +93,6 @@ fn service(name: &'static str, platform: &Arc<Platform>) -> Server {
         .add(NodeAccessServiceServer::new(service.clone()))
         .add(StorageServiceServer::new(service.clone()))
         .add(InfrastructureServiceServer::new(service.clone()))
-        .add(InventoryServiceServer::new(service))
+        .add(InventoryServiceServer::new(service.clone()))
+        .add(AddonServiceServer::new(service))
 }

@@ -34,8 +34,6 @@ pub struct Context {
     pub platform: Map<String, Value>,
     /// Outputs of the cluster's infrastructure, this platform's first.
     pub infrastructure: Vec<InfrastructureContext>,
-    /// The addon that is created. `None` if a node is created.
-    pub addon: Option<Value>,
 }
 
 impl fmt::Debug for Context {
@@ -173,4 +171,17 @@ pub struct NodeScope {
     pub platform: Map<String, Value>,
     /// `storage` in a template, if it differs from that of the context.
     pub storage: Option<StorageContext>,
+}
+
+/// The parts of a context that are specific to an addon.
+#[derive(Clone, Default)]
+pub struct AddonScope {
+    /// `addon` in a template: what is wanted, as documented by each platform.
+    pub addon: Value,
+    /// `targets` in a template: the nodes that it serves.
+    pub targets: Vec<Value>,
+    /// `secrets` in a template: content by name and key, in base64.
+    pub secrets: BTreeMap<String, BTreeMap<String, String>>,
+    /// `platform` in a template.
+    pub platform: Map<String, Value>,
 }

@@ -40,7 +40,7 @@
 //! Templates use [minijinja](https://docs.rs/minijinja) and can read [`Context`] only. An undefined name is an error
 //! (use `{{ options.size | default(1) }}` if it may be absent), there is no automatic escaping (`{{ value | tojson }}`
 //! quotes for YAML and JSON), and time and output are limited. `{{ refuse("why") }}` rejects a request that the
-//! template cannot serve, with this message. Errors contain file, line and column, and never repeat rendered content.
+//! template cannot serve, with this message; `b64encode` and `b64decode` are filters for texts. Errors contain file, line and column, and never repeat rendered content.
 //!
 //! Templates are files installed by an operator. A template written by a caller is a [`Text`], and is rendered by a
 //! [`worker`].
@@ -57,8 +57,8 @@ pub mod worker;
 
 pub use catalogue::{Catalogue, EmbeddedFile, Entry, Query, Reload, Selected};
 pub use context::{
-    ClusterContext, Context, EndpointContext, GroupContext, InfrastructureContext, NodeContext,
-    NodeRole, NodeScope, PeerContext, StorageContext,
+    AddonScope, ClusterContext, Context, EndpointContext, GroupContext, InfrastructureContext,
+    NodeContext, NodeRole, NodeScope, PeerContext, StorageContext,
 };
 pub use index::{Health, Hook, Lifecycle, ManagementPolicy, Matcher, Port, Probe};
 pub use render::{Rendered, Text, render_text};

@@ -2,6 +2,7 @@
 
 use std::{fmt, io};
 
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use drover_core::{Error, Reason, Result};
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior};
 use serde::de::DeserializeOwned;
@@ -137,7 +138,16 @@ pub(crate) fn environment() -> Environment<'static> {
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_fuel(Some(FUEL));
     environment.add_function("refuse", refuse);
+    environment.add_filter("b64encode", |text: String| BASE64.encode(text));
+    environment.add_filter("b64decode", b64decode);
     environment
+}
+
+fn b64decode(text: String) -> std::result::Result<String, minijinja::Error> {
+    let decoded = BASE64.decode(text).ok();
+    decoded
+        .and_then(|bytes| String::from_utf8(bytes).ok())
+        .ok_or_else(|| minijinja::Error::new(ErrorKind::InvalidOperation, "no text in base64"))
 }
 
 /// `refuse("why")` in a template: ends the rendering with this message of the template's author.

@@ -13,7 +13,7 @@ use minijinja::{
 use serde::Serialize;
 use serde_json::Map;
 
-use crate::{Context, NodeScope};
+use crate::{AddonScope, Context, NodeScope};
 
 /// The top-level names of a context.
 const NAMES: &[&str] = &[
@@ -28,8 +28,10 @@ const NAMES: &[&str] = &[
     "options",
     "platform",
     "infrastructure",
-    "addon",
 ];
+
+/// The names that exist for addons besides.
+const ADDON_NAMES: &[&str] = &["addon", "targets"];
 
 /// A [`Context`] that can be rendered any number of times. The parts that the nodes of a request share are converted
 /// lazily, when a template first reads them: most templates do not read peers, of which there may be thousands. Cheap
@@ -62,6 +64,15 @@ impl Scope {
             Some(storage) => scope.with("storage", storage),
             None => scope,
         }
+    }
+
+    /// Adds the parts that are specific to an addon.
+    #[must_use]
+    pub fn of_addon(self, own: &AddonScope) -> Self {
+        self.with("addon", &own.addon)
+            .with("targets", &own.targets)
+            .with("secrets", &own.secrets)
+            .with("platform", &own.platform)
     }
 
     /// Replaces `bootstrap`.
@@ -100,9 +111,6 @@ impl Common {
     fn value(&self, name: &str) -> Option<Value> {
         let at = NAMES.iter().position(|it| *it == name)?;
         let context = &self.context;
-        if name == "addon" && context.addon.is_none() {
-            return None;
-        }
         let make = || match name {
             "cluster" => Value::from(Serde(&context.cluster)),
             "group" => Value::from(Serde(&context.group)),
@@ -114,8 +122,7 @@ impl Common {
             "bootstrap" => Value::from(Serde(&context.bootstrap)),
             "options" => Value::from(Serde(&context.options)),
             "platform" => Value::from(Serde(&context.platform)),
-            "infrastructure" => Value::from(Serde(&context.infrastructure)),
-            _ => Value::from(Serde(&context.addon)),
+            _ => Value::from(Serde(&context.infrastructure)),
         };
         self.values.get(at).map(|it| it.get_or_init(make).clone())
     }
@@ -134,7 +141,11 @@ impl Object for Scope {
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Str(NAMES)
+        let of_addon = ADDON_NAMES
+            .iter()
+            .filter(|name| self.own.contains_key(*name));
+        let names = NAMES.iter().chain(of_addon);
+        Enumerator::Values(names.map(|name| Value::from(*name)).collect())
     }
 }
 

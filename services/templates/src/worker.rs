@@ -120,7 +120,6 @@ struct ContextRef<'a> {
     bootstrap: &'a Option<String>,
     options: &'a Map<String, Value>,
     infrastructure: &'a [InfrastructureContext],
-    addon: &'a Option<Value>,
 }
 
 /// A question about the current session.
@@ -172,7 +171,6 @@ pub fn session(name: &str, source: &str, context: &Context) -> Result<Vec<u8>> {
             } else {
                 &[]
             },
-            addon: &context.addon,
         },
     };
     frame::write(frame::SESSION, &session)

@@ -22,6 +22,7 @@
 )]
 
 mod access;
+mod addons;
 pub mod caller;
 mod discover;
 mod fence;
@@ -80,6 +81,16 @@ pub struct Subject {
     pub restart: Option<Hook<()>>,
     /// Infrastructure that becomes ready within `patience`. `None` (default) to create none.
     pub infrastructure: Option<InfrastructureSpec>,
+    /// Whether valid addons become ready within `patience`. Default true. If not, neither endpoints nor numbers of targets
+    /// are checked.
+    pub addons_become_ready: bool,
+    /// The first of 10 ports on which addons can listen and no other does. Default 30500.
+    pub addon_port: u32,
+    /// Name of an addon in the catalogue. `None` (default) to make no template addons.
+    pub addon_template: Option<String>,
+    /// Creates an addon that belongs to no cluster record, and returns its cluster id and name. `None` (default) if that
+    /// is not possible.
+    pub make_foreign_addon: Option<Hook<(String, String)>>,
     /// Number of random requests. Default 300.
     pub fuzz_rounds: usize,
 }
@@ -110,6 +121,10 @@ impl Subject {
             moves: true,
             restart: None,
             infrastructure: None,
+            addons_become_ready: true,
+            addon_port: 30_500,
+            addon_template: None,
+            make_foreign_addon: None,
             fuzz_rounds: 300,
         }
     }
@@ -185,6 +200,51 @@ checks! {
     inventory::a_host_that_was_taken_over_is_free_when_it_is_released,
     inventory::a_node_stays_on_its_host_when_its_request_is_repeated,
     inventory::wrong_fields_of_a_list_of_hosts_are_named,
+    addons::addons_are_offered_as_kinds_or_not_at_all,
+    addons::an_addon_of_every_kind_is_made_and_removed_whole,
+    addons::an_addon_that_is_asked_for_again_is_the_same,
+    addons::the_same_addon_at_once_is_made_once,
+    addons::a_half_made_addon_is_removed_whole,
+    addons::an_addon_that_is_absent_is_gone,
+    addons::a_removed_addon_can_be_made_again,
+    addons::an_addon_that_is_wanted_while_it_is_removed_is_there_in_the_end,
+    addons::addons_of_one_cluster_stand_side_by_side,
+    addons::addons_whose_names_are_alike_stay_apart,
+    addons::the_same_name_in_two_clusters_is_two_addons,
+    addons::another_kind_under_the_name_is_refused,
+    addons::an_addon_of_another_owner_is_left_alone,
+    addons::a_foreign_addon_is_listed_and_left_alone,
+    addons::an_addon_is_checked_without_making_it,
+    addons::an_addon_is_no_node,
+    addons::a_secret_is_in_no_answer_and_its_change_is_taken,
+    addons::addons_outlive_a_restart,
+    addons::addon_calls_are_fenced,
+    addons::addon_calls_for_another_platform_are_refused,
+    addons::a_balancer_without_targets_stands_ready,
+    addons::a_balancer_serves_no_target_that_is_standby_or_drains,
+    addons::a_jump_host_lists_every_target,
+    addons::a_target_without_an_address_on_the_interface_is_left_out_and_named,
+    addons::a_named_port_is_the_one_of_each_target,
+    addons::two_thousand_targets_are_served_and_no_more_are_taken,
+    addons::a_port_that_is_asked_for_is_where_it_listens,
+    addons::a_port_that_is_not_asked_for_is_chosen_and_kept,
+    addons::a_range_of_ports_is_listened_on_whole,
+    addons::a_port_of_another_addon_is_refused_until_it_is_free,
+    addons::a_changed_spec_is_brought_in,
+    addons::an_addon_that_is_not_done_says_when_to_ask_again,
+    addons::addons_are_listed_in_one_order_whatever_the_page,
+    addons::a_list_of_one_cluster_shows_no_addon_of_another,
+    addons::wrong_pages_of_addons_are_refused,
+    addons::an_addon_is_in_the_list_until_it_is_gone,
+    addons::each_wrong_field_of_an_addon_is_named,
+    addons::each_wrong_port_of_a_balancer_is_named,
+    addons::each_wrong_field_of_a_jump_host_is_named,
+    addons::each_wrong_field_of_an_oidc_provider_is_named,
+    addons::unknown_properties_of_an_addon_are_named,
+    addons::an_unknown_template_of_an_addon_is_not_found,
+    addons::a_kind_of_addon_that_is_not_offered_is_refused,
+    addons::each_wrong_field_of_a_removal_of_an_addon_is_named,
+    addons::random_addons_get_documented_answers,
     fuzz::random_requests_get_documented_answers,
     fuzz::random_bytes_get_an_answer,
     restart::nodes_and_fingerprints_outlive_a_restart,

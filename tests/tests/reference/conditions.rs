@@ -9,8 +9,8 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
     (
         "Ready",
         "cluster, group",
-        "As many available nodes as wanted, no others, the spec of the newest generation, infrastructure ready.",
-        "False: its reason is the first of the conditions below that holds, or ScaleUp, Replace, Infrastructure.",
+        "As many available nodes as wanted, no others, the spec of the newest generation, infrastructure and addons ready.",
+        "False: its reason is the first of the conditions below that holds, or ScaleUp, Replace, Infrastructure, Addons.",
     ),
     (
         "NodesReady",
@@ -45,7 +45,7 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
     (
         "Draining",
         "cluster",
-        "Nodes run their `preStop` hook before they go (PreStop), or it failed and they go all the same (PreStopFailed). The message names them.",
+        "Addons let go of nodes and nodes run their `preStop` hook before they go (PreStop), or it failed and they go all the same (PreStopFailed). The message names them.",
         "PreStop: nothing, it ends with its time. PreStopFailed: correct the hook and apply; nodes that go later run the new one.",
     ),
     (
@@ -59,6 +59,18 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
         "cluster",
         "A platform could not make or release a piece of infrastructure; it is tried again. The message has its words.",
         "Correct what the message says (permission, quota, a value); `drover reconcile NAME --reset-back-off` tries at once.",
+    ),
+    (
+        "AddonsReady",
+        "cluster",
+        "The addons that the spec declares are ready and know the nodes that they serve.",
+        "False: its message names them and says why; `drover describe cluster NAME` shows each. Nodes do not wait for them.",
+    ),
+    (
+        "AddonsFailed",
+        "cluster",
+        "A platform could not make, change or remove an addon; it is tried again. The message has its words.",
+        "Correct what the message says (a port that is taken, an image, a secret); `drover reconcile NAME --reset-back-off` tries at once.",
     ),
     (
         "UpdateBlocked",

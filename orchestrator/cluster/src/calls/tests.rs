@@ -1,7 +1,7 @@
 use drover_core::{
     NodeState,
-    infrastructure::{Infrastructure, ResourcePhase},
     node::Request,
+    resource::{ResourceKey, ResourcePhase, ResourceRecord},
 };
 
 use super::*;
@@ -224,22 +224,22 @@ fn complete_reads_pause_before_they_look_again() {
 #[test]
 fn infrastructure_that_cannot_be_read_stays_as_it_was_read_last() {
     let mut state = state();
-    let backend: BackendKey = ("p".into(), "u".into());
-    let record = Infrastructure {
+    let key = ResourceKey::infrastructure("p", "u");
+    let record = ResourceRecord {
         phase: ResourcePhase::Ready,
-        ..Infrastructure::default()
+        ..ResourceRecord::default()
     };
-    state.state.infrastructure.insert(backend.clone(), record);
+    state.state.resources.insert(key.clone(), record);
     let mut end = |asked| {
-        let end = CallEnd::Infrastructure {
-            backend: backend.clone(),
+        let end = CallEnd::Resource {
+            key: key.clone(),
             sequence: 1,
             asked,
             began: NOW - 10,
             answer: Err(error(Reason::Unavailable)),
         };
         assert!(state.call_ended(end, NOW));
-        state.state.infrastructure.get(&backend).unwrap().clone()
+        state.state.resources.get(&key).unwrap().clone()
     };
     let read = end(Asked::Read);
     assert!(read.answer.is_none());

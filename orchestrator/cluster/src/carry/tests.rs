@@ -67,6 +67,7 @@ fn plan(state: &State) -> drover_planner::Plan {
         calm_since: 0,
         fenced: true,
         adopts: false,
+        finite: false,
     };
     let platforms = [("p".into(), view)].into();
     let input = Input {
@@ -74,6 +75,8 @@ fn plan(state: &State) -> drover_planner::Plan {
         process_start: 1,
         groups: &[],
         infrastructure: &[],
+        addons: &[],
+        addon_secrets: &[],
         health_defaults: &[],
         leaving: &[],
         orphans: drover_core::spec::OrphanPolicy::Delete,

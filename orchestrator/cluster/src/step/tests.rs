@@ -1,5 +1,8 @@
-use drover_core::{NodeState, node::RemovalReason};
-use drover_planner::BackendKey;
+use drover_core::{
+    NodeState,
+    node::RemovalReason,
+    resource::{Asked, ResourceKey, ResourceRecord},
+};
 
 use super::*;
 use crate::{codec::Interner, fixture};
@@ -108,9 +111,9 @@ fn a_request_that_is_sent_again_keeps_its_body() {
 #[test]
 fn calls_are_marked_so_that_no_other_plan_makes_them_too() {
     let mut state = state();
-    let backend: BackendKey = ("p".into(), "u".into());
-    let record = drover_core::infrastructure::Infrastructure::default();
-    state.state.infrastructure.insert(backend.clone(), record);
+    let key = ResourceKey::infrastructure("p", "u");
+    let record = ResourceRecord::default();
+    state.state.resources.insert(key.clone(), record);
     let request = Uuid::from_u128(3);
     state.mark_called(&[
         Call::Provision {
@@ -122,10 +125,9 @@ fn calls_are_marked_so_that_no_other_plan_makes_them_too() {
         Call::Confirm {
             platform: "p".into(),
         },
-        Call::Infrastructure {
-            platform: backend.0.clone(),
-            uid: backend.1.clone(),
-            asked: drover_core::infrastructure::Asked::Ensure,
+        Call::Resource {
+            key: key.clone(),
+            asked: Asked::Ensure,
         },
         // The record was removed meanwhile.
         Call::Adopt { slot: 99 },
@@ -136,7 +138,7 @@ fn calls_are_marked_so_that_no_other_plan_makes_them_too() {
     let change = known.node(2).unwrap().role_change.as_ref().unwrap();
     assert!(change.call.in_flight && !known.node(2).unwrap().call.in_flight);
     assert!(!known.node(3).unwrap().call.in_flight);
-    assert!(known.infrastructure.get(&backend).unwrap().call.in_flight);
+    assert!(known.resources.get(&key).unwrap().call.in_flight);
     let platform = "p".into();
     assert!(state.state.confirms.or_default(platform).in_flight);
 }

@@ -32,6 +32,7 @@ fn state() -> ClusterState {
         version: empty.version.clone(),
         attributes: empty.attributes.clone(),
         infrastructure: Vec::new(),
+        addons: Vec::new(),
         orphans: empty.orphans,
         orphan_grace: empty.orphan_grace,
         secrets: empty.secrets.clone(),

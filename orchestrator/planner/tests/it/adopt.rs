@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use drover_core::{
     Phase,
+    node::Role,
     spec::{Group, Health, OrphanPolicy, Probe},
     storage::{Policy, Retention},
 };
@@ -132,6 +133,56 @@ fn a_node_keeps_the_ordinal_that_it_says_and_strangers_fill_what_lacks() {
         };
         assert_eq!((&*node.group, node.ordinal), expected);
     }
+}
+
+#[test]
+fn of_nodes_without_an_owner_the_first_are_active_and_the_others_stand_by() {
+    for (found, wanted, standby, active) in [(3, 2, 1, 2), (3, 1, 2, 1), (3, 3, 0, 3), (2, 2, 2, 2)]
+    {
+        let mut world = World::new(1, &["a"]);
+        settle_others(&mut world, "data", found);
+        for thing in world.platforms.get_mut("a").unwrap().things.values_mut() {
+            thing.owner = Uuid::nil();
+        }
+        let before = ids(&world);
+        let mut wants = group("data", wanted, &["a"]);
+        wants.standby = standby;
+        world.want(vec![wants]);
+        world.order_adoption();
+        world.settle();
+        world.assert_converged();
+        assert!(before.is_subset(&ids(&world)), "{found} {wanted} {standby}");
+        let acting: Vec<&str> = (world.state.nodes.iter())
+            .filter(|node| node.role == Role::Active)
+            .filter_map(|node| node.node_id.as_deref())
+            .collect();
+        let first = (0..active).map(|at| format!("other-data-{at}"));
+        assert_eq!(
+            acting,
+            first.collect::<Vec<_>>(),
+            "{found} {wanted} {standby}"
+        );
+    }
+}
+
+#[test]
+fn of_nodes_without_an_owner_those_go_that_are_more_than_wanted() {
+    let mut world = World::new(1, &["a"]);
+    settle_others(&mut world, "data", 4);
+    for thing in world.platforms.get_mut("a").unwrap().things.values_mut() {
+        thing.owner = Uuid::nil();
+    }
+    let before = ids(&world);
+    let mut wants = group("data", 1, &["a"]);
+    wants.standby = 1;
+    world.want(vec![wants]);
+    world.order_adoption();
+    world.settle();
+    world.assert_converged();
+    let left = ids(&world);
+    assert!(left.is_subset(&before), "none was made: {left:?}");
+    assert_eq!(left.len(), 2, "{left:?}");
+    assert!(left.contains("other-data-0"), "{left:?}");
 }
 
 #[test]

@@ -17,10 +17,10 @@ use std::time::Duration;
 use drover_core::{
     Error, Millis,
     error::Reason,
-    infrastructure::{Asked, InfrastructureAnswer, Observed, Resource, ResourcePhase, Wanted},
+    resource::{Asked, Observed, Resource, ResourceAnswer, ResourcePhase, Wanted},
 };
 use drover_planner::{
-    Call, ConditionKey, ConditionKind, DRIFT_INTERVAL, Foreign, InfrastructureChange, Op, Plan,
+    Call, ConditionKey, ConditionKind, DRIFT_INTERVAL, Foreign, Op, Plan, ResourceChange,
 };
 use world::{
     Crash, World,
@@ -63,15 +63,8 @@ fn failed(world: &World) -> Option<String> {
 fn step(world: &mut World) -> Plan {
     let planned = world.step();
     for call in &planned.calls {
-        if let Call::Infrastructure { platform, uid, .. } = call {
-            let key = (platform.clone(), uid.clone());
-            world
-                .state
-                .infrastructure
-                .get_mut(&key)
-                .unwrap()
-                .call
-                .in_flight = true;
+        if let Call::Resource { key, .. } = call {
+            world.state.resources.get_mut(key).unwrap().call.in_flight = true;
         }
     }
     planned
@@ -80,7 +73,7 @@ fn step(world: &mut World) -> Plan {
 /// The infrastructure call of a plan.
 fn asked(planned: &Plan) -> Option<Asked> {
     let mut asked = planned.calls.iter().filter_map(|call| match call {
-        Call::Infrastructure { asked, .. } => Some(*asked),
+        Call::Resource { asked, .. } => Some(*asked),
         _ => None,
     });
     let first = asked.next();
@@ -88,10 +81,10 @@ fn asked(planned: &Plan) -> Option<Asked> {
     first
 }
 
-fn changes(planned: &Plan) -> Vec<InfrastructureChange> {
+fn changes(planned: &Plan) -> Vec<ResourceChange> {
     let ops = planned.ops.iter();
     ops.filter_map(|op| match op {
-        Op::Infrastructure { change, .. } => Some(*change),
+        Op::Resource { change, .. } => Some(*change),
         _ => None,
     })
     .collect()
@@ -100,15 +93,10 @@ fn changes(planned: &Plan) -> Vec<InfrastructureChange> {
 /// Answers the call of a step, which began when the step was made.
 fn answer(world: &mut World, asked: Asked, outcome: Result<Observed, Error>) {
     let at = world.now;
-    let record = world
-        .state
-        .infrastructure
-        .values_mut()
-        .next()
-        .expect("a record");
+    let record = world.state.resources.values_mut().next().expect("a record");
     assert!(record.call.in_flight);
     record.call.in_flight = false;
-    record.answer = Some(InfrastructureAnswer {
+    record.answer = Some(ResourceAnswer {
         asked,
         began: at,
         at,
@@ -132,6 +120,7 @@ fn seen(phase: ResourcePhase) -> Observed {
     };
     Observed {
         phase,
+        message: "".into(),
         resources,
         outputs: (*b"out").into(),
         poll_after: None,
@@ -147,7 +136,7 @@ fn asking() -> World {
     let mut world = fresh(1, vec![wanted("a", "network")], 1);
     let planned = step(&mut world);
     assert_eq!(asked(&planned), Some(Asked::Ensure));
-    assert_eq!(changes(&planned), [InfrastructureChange::Ask]);
+    assert_eq!(changes(&planned), [ResourceChange::Ask]);
     world
 }
 
@@ -219,13 +208,13 @@ fn other_clusters_and_groups_know_nothing_of_it() {
     let mut world = fresh(1, Vec::new(), 2);
     world.run_for(Duration::from_secs(120));
     assert_eq!(world.state.nodes.len(), 2);
-    assert!(world.state.infrastructure.is_empty() && world.sites.is_empty());
+    assert!(world.state.resources.is_empty() && world.sites.is_empty());
 }
 
 #[test]
 fn a_converged_cluster_writes_nothing_and_looks_every_ten_minutes() {
     let mut world = settled(vec![wanted("a", ALL)]);
-    let before = world.state.infrastructure.clone();
+    let before = world.state.resources.clone();
     let ensures = world.site("a").ensures;
     world.run_for(Duration::from_secs(3_600));
     assert!(world.pass().ops.is_empty());
@@ -266,7 +255,7 @@ fn one_look_that_lacks_something_changes_nothing() {
     assert!(waited >= DRIFT_INTERVAL * 9 / 10 - 1_000, "{waited}");
     answer(&mut world, Asked::Read, Ok(seen(ResourcePhase::Gone)));
     let planned = step(&mut world);
-    assert_eq!(changes(&planned), [InfrastructureChange::Learn]);
+    assert_eq!(changes(&planned), [ResourceChange::Learn]);
     assert!(world.record("a").unwrap().is_ready());
     assert!(wait_for(&mut world, Asked::Read) >= HIDDEN - 1);
     answer(&mut world, Asked::Read, Ok(seen(ResourcePhase::Ready)));
@@ -319,7 +308,7 @@ fn a_refusal_ends_when_the_platform_offers_something_else_or_the_spec_does() {
     world.want_below(vec![wanted("a", "endpoint")]);
     let planned = step(&mut world);
     assert_eq!(asked(&planned), Some(Asked::Ensure));
-    assert_eq!(changes(&planned), [InfrastructureChange::Ask]);
+    assert_eq!(changes(&planned), [ResourceChange::Ask]);
     assert!(failed(&world).is_none());
     assert_eq!(&*world.record("a").unwrap().body, b"endpoint");
     assert_eq!(world.record("a").unwrap().sequence, 2);

@@ -6,6 +6,7 @@
     reason = "a test that cannot go on fails"
 )]
 
+mod addons;
 mod adopt;
 mod chaos;
 mod explore;

@@ -46,7 +46,7 @@ fn step(world: &mut World) -> Plan {
             | Call::Drain { .. }
             | Call::Adopt { .. }
             | Call::Confirm { .. }
-            | Call::Infrastructure { .. } => {}
+            | Call::Resource { .. } => {}
         }
     }
     world.show_all();

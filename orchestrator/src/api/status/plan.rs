@@ -158,8 +158,8 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
             storage: to_retention(node.fate_of_storage()).into(),
             ..pb::Action::default()
         }),
-        Op::Infrastructure { key, to, change } => {
-            crate::infrastructure::show::action(key, to.as_deref(), *change)
+        Op::Resource { key, to, change } => {
+            crate::resources::show::action(key, to.as_deref(), *change)
         }
         Op::StateChanged { .. }
         | Op::NodeIdAssigned { .. }

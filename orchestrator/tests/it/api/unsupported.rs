@@ -61,7 +61,9 @@ const CASES: &[Case] = &[
         group(s).depends_on = vec!["app".into()];
         s.groups.push(other);
     }),
-    ("spec.addons", |s| s.addons = vec![pb::Addon::default()]),
+    ("spec.addons[0].type", |s| {
+        s.addons = vec![pb::Addon::default()];
+    }),
     ("spec.lifecycle.pre_stop.exec", |s| {
         s.lifecycle = Some(platform::Lifecycle {
             pre_stop: Some(platform::LifecycleHook::default()),

@@ -20,6 +20,7 @@ use super::{
     placement,
     world::{World, number},
 };
+use drover_platform::addons::Addons;
 use drover_platform::driver::{
     Batch, Change, Changes, Deleted, Deletion, Description, Driver, ExecInput, ExecOutput, Found,
     Listing, Live, LogStream, Outcome, Place, Target, index,
@@ -452,6 +453,10 @@ impl Driver for Simulated {
 
     fn inventory(&self) -> Option<&dyn Inventory> {
         self.settings.inventory.then_some(self as &dyn Inventory)
+    }
+
+    fn addons(&self) -> Option<&dyn Addons> {
+        (!self.settings.addons.kinds.is_empty()).then_some(self as &dyn Addons)
     }
 
     fn live(&self) -> Option<&dyn Live> {

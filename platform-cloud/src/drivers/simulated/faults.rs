@@ -22,6 +22,12 @@ pub enum Operation {
     Ensure,
     /// Releases infrastructure.
     Release,
+    /// Makes or changes an addon.
+    EnsureAddon,
+    /// Removes an addon.
+    RemoveAddon,
+    /// Lists addons.
+    ListAddons,
 }
 
 /// The fault of one call.
@@ -76,12 +82,10 @@ impl Faults {
             return self.next.remove(at).map(|(_, fault)| fault);
         }
         let ErrorRate { before, after } = match operation {
-            Operation::List => self.rates.list,
-            Operation::Create => self.rates.create,
-            Operation::Delete => self.rates.delete,
+            Operation::List | Operation::ListAddons => self.rates.list,
+            Operation::Create | Operation::Ensure | Operation::EnsureAddon => self.rates.create,
+            Operation::Delete | Operation::Release | Operation::RemoveAddon => self.rates.delete,
             Operation::Update => self.rates.update,
-            Operation::Ensure => self.rates.create,
-            Operation::Release => self.rates.delete,
         };
         if before == 0.0 && after == 0.0 {
             return None;

@@ -3,14 +3,14 @@
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use drover_core::{Error, Result};
-use drover_proto::platform::v1::{KeptStorage, Node, Resource};
+use drover_proto::platform::v1::{AddonKind, AddonState, KeptStorage, Node, Resource};
 
 use super::{
-    Simulated,
+    AddonLedger, Simulated,
     faults::{Death, Fault, Operation},
     world::number,
 };
-use drover_platform::identity::Identity;
+use drover_platform::{addons::AddonWanted, identity::Identity};
 
 /// How often nodes were created for a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,6 +166,40 @@ impl SimulatedHandle {
     /// Removes an infrastructure resource (network, endpoint, firewall) out of band. Returns whether it existed.
     pub fn remove_infrastructure(&self, cluster_id: &str, kind: &str) -> bool {
         self.0.estate.lock().vanish(cluster_id, kind)
+    }
+
+    /// All existing addons.
+    #[must_use]
+    pub fn addons(&self) -> Vec<AddonState> {
+        self.0.addons.lock().all()
+    }
+
+    /// How often each addon was created and changed, by cluster id and name.
+    #[must_use]
+    pub fn addon_ledger(&self) -> BTreeMap<(String, String), AddonLedger> {
+        self.0.addons.lock().ledger()
+    }
+
+    /// What was last wanted of an addon, with the content of its secrets. `None` if it does not exist, or since a
+    /// restart.
+    #[must_use]
+    pub fn addon_wanted(&self, cluster_id: &str, name: &str) -> Option<AddonWanted> {
+        self.0.addons.lock().wanted(cluster_id, name)
+    }
+
+    /// Lets an addon fail with this message, or work again. Returns whether it exists.
+    pub fn fail_addon(&self, cluster_id: &str, name: &str, why: Option<&str>) -> bool {
+        self.0.addons.lock().fail(cluster_id, name, why)
+    }
+
+    /// Removes an object of an addon out of band. Returns whether it existed.
+    pub fn remove_addon_object(&self, cluster_id: &str, name: &str, kind: &str) -> bool {
+        self.0.addons.lock().vanish(cluster_id, name, kind)
+    }
+
+    /// Creates an addon that belongs to no cluster record, as another tool would.
+    pub fn create_foreign_addon(&self, cluster_id: &str, kind: AddonKind, name: &str) {
+        self.0.addons.lock().foreign(cluster_id, kind, name);
     }
 
     /// All storage without visibility delays, each with the id of the node that has it, if any.

@@ -1,6 +1,6 @@
 //! Simulated networks, endpoints and firewalls: created one after the other, each ready after the boot delay.
 
-use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use async_trait::async_trait;
 use drover_core::{Error, Reason, Result};
@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use super::{
     Simulated,
     faults::{Operation, lost},
+    state_file,
 };
 use drover_platform::infrastructure::{Infrastructure, Owner, Progress};
 
@@ -47,7 +48,7 @@ struct Made {
     gone_at: Option<Instant>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 struct Stored {
     last: u32,
     made: Vec<(Key, Made)>,
@@ -63,37 +64,22 @@ impl Estate {
         let Some(file) = &estate.file else {
             return Ok(estate);
         };
-        match fs::read(file) {
-            Ok(bytes) => {
-                let stored: Stored =
-                    serde_json::from_slice(&bytes).map_err(std::io::Error::other)?;
-                estate.last = stored.last;
-                estate.made = stored.made.into_iter().collect();
-                Ok(estate)
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(estate),
-            Err(error) => Err(error),
-        }
+        let stored: Stored = state_file::load(file)?;
+        estate.last = stored.last;
+        estate.made = stored.made.into_iter().collect();
+        Ok(estate)
     }
 
     fn save(&self) {
         let Some(file) = &self.file else { return };
+        let made = self.made.iter();
         let stored = Stored {
             last: self.last,
-            made: self
-                .made
-                .iter()
+            made: made
                 .map(|(key, made)| (key.clone(), made.clone()))
                 .collect(),
         };
-        let new = file.with_extension("infrastructure-new");
-        let written = serde_json::to_vec(&stored)
-            .map_err(std::io::Error::other)
-            .and_then(|bytes| fs::write(&new, bytes))
-            .and_then(|()| fs::rename(&new, file));
-        if let Err(error) = written {
-            tracing::error!(%error, "the state file cannot be written; simulated infrastructure will be forgotten");
-        }
+        state_file::save(file, &stored);
     }
 
     /// Drops resources that are gone by now.

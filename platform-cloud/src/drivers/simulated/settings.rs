@@ -59,6 +59,8 @@ pub struct SimulatedSettings {
     pub hosts: Vec<HostSettings>,
     /// Whether every node is one of the hosts, of which a request gets all that it needs or none. Default false.
     pub inventory: bool,
+    /// Addons.
+    pub addons: AddonSettings,
     /// Node classes. If empty, every name is accepted.
     pub node_classes: Vec<ClassSettings>,
     /// Fraction of failing calls, by operation. Default: none.
@@ -78,6 +80,62 @@ pub struct SimulatedSettings {
     pub push: bool,
     /// Whether to record how often nodes were created for each slot, about 40 B per slot. Default true.
     pub ledger: bool,
+}
+
+/// Settings of addons.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AddonSettings {
+    /// Kinds that can be made. Default: all. Empty: the platform has no addons.
+    pub kinds: Vec<AddonWord>,
+    /// Time from made or changed to ready. Default 25 ms.
+    #[serde(with = "duration")]
+    pub ready_delay: Duration,
+    /// Time until a change of targets or secrets is in use. Default 0.
+    #[serde(with = "duration")]
+    pub apply_delay: Duration,
+    /// Time from removed to gone. Default 20 ms.
+    #[serde(with = "duration")]
+    pub remove_delay: Duration,
+    /// First port on which addons can listen. Default 30000.
+    pub first_port: u16,
+    /// Last port on which addons can listen. Default 32767. All addons share these ports.
+    pub last_port: u16,
+    /// Whether each call makes or removes only one object. Default false.
+    pub steps: bool,
+}
+
+/// Kinds of addons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AddonWord {
+    /// Load balancer.
+    LoadBalancer,
+    /// Jump host.
+    JumpHost,
+    /// OIDC provider.
+    OidcProvider,
+    /// Anything in the template catalogue.
+    Template,
+}
+
+impl Default for AddonSettings {
+    fn default() -> Self {
+        Self {
+            kinds: vec![
+                AddonWord::LoadBalancer,
+                AddonWord::JumpHost,
+                AddonWord::OidcProvider,
+                AddonWord::Template,
+            ],
+            ready_delay: Duration::from_millis(25),
+            apply_delay: Duration::ZERO,
+            remove_delay: Duration::from_millis(20),
+            first_port: 30_000,
+            last_port: 32_767,
+            steps: false,
+        }
+    }
 }
 
 /// A failure domain.
@@ -170,6 +228,7 @@ impl Default for SimulatedSettings {
             calls_per_second: None,
             hosts: Vec::new(),
             inventory: false,
+            addons: AddonSettings::default(),
             node_classes: Vec::new(),
             errors: ErrorRates::default(),
             boot_failure: 0.0,
@@ -202,6 +261,12 @@ impl SimulatedSettings {
             if domain.name.is_empty() {
                 return Err(Error::invalid("failure_domains", "each needs a name"));
             }
+        }
+        if self.addons.first_port == 0 || self.addons.last_port < self.addons.first_port {
+            return Err(Error::invalid(
+                "addons.first_port",
+                "expected 1 to 65535, not after last_port",
+            ));
         }
         if self.hosts.len() >= usize::from(u16::MAX) {
             return Err(Error::invalid("hosts", "are too many"));

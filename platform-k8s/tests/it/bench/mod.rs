@@ -12,7 +12,7 @@ use std::{
 };
 
 use drover_core::{Error, Result};
-use drover_platform_k8s::{PlatformServer, Settings};
+use drover_platform_k8s::{PlatformServer, Settings, addons::AddonsSettings};
 use drover_proto::platform::v1::{
     DeprovisionResponse, DeprovisionState, Fence, GetPlatformRequest, Node, NodePhase, Platform,
     ProvisionRequest, ProvisionResponse, UpdateNodeRequest, Warning, WatchNodesRequest,
@@ -38,7 +38,7 @@ pub(crate) fn rig() -> &'static Rig {
     Rig::shared(Options::kwok(3))
 }
 
-fn catalogue() -> PathBuf {
+pub(crate) fn catalogue() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/bench/catalogue")
 }
 
@@ -61,7 +61,16 @@ pub(crate) fn settings(namespace: &str) -> Settings {
         namespaces: vec![namespace.to_owned()],
         templates: Some(catalogue()),
         call_timeout_seconds: 5.0,
+        addons: without_addons(),
         ..Settings::default()
+    }
+}
+
+/// Tests of nodes have nothing to do with addons.
+pub(crate) fn without_addons() -> AddonsSettings {
+    AddonsSettings {
+        kinds: Vec::new(),
+        ..AddonsSettings::default()
     }
 }
 

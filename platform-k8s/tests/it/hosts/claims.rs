@@ -4,7 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use drover_core::Reason;
-use drover_proto::platform::v1::{HostState, ProvisionRequest};
+use drover_proto::platform::v1::{
+    HostState, NodeAdoption, ProvisionRequest, Slot, SlotKey, update_node_request::Update,
+};
+use drover_testing::kubernetes::{Options, Rig};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -12,6 +15,7 @@ use super::{
     Place, host,
     place::{add, names, refused},
 };
+use crate::process::Server;
 
 fn labels(object: &Value) -> BTreeMap<String, String> {
     serde_json::from_value(object["metadata"]["labels"].clone()).unwrap_or_default()
@@ -148,12 +152,23 @@ async fn racks_of_nodes_that_are_placed_count_when_more_are_asked_for() {
     );
 }
 
+/// Rounds of a race. `HOSTS_ROUNDS` makes them more.
+fn rounds() -> u32 {
+    let more = std::env::var("HOSTS_ROUNDS").ok();
+    more.and_then(|text| text.parse().ok()).unwrap_or(20)
+}
+
 /// Bug G: two clusters gathered the same host.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_clusters_never_get_one_host_and_the_last_one_is_never_lost() {
-    let one = Place::with(&[host("last", &[])]).await;
-    let other = one.another().await;
-    for _ in 0..50 {
+    let direct = Place::with(&[host("last", &[])]).await;
+    let kubeconfig = Rig::shared(Options::default()).kubeconfig();
+    let namespace = &direct.namespace.name;
+    let processes = [0, 1].map(|_| Server::start(kubeconfig, namespace, &["--driver", "hosts"]));
+    let processes = futures::future::join_all(processes).await;
+    let [one, other] = [0, 1].map(|at| direct.by_way_of(processes[at].channel.clone()));
+    for round in 0..rounds() {
+        println!("round {round}");
         let blue = one.request(("blue", Uuid::new_v4()), 0..1, &[]);
         let red = other.request(("red", Uuid::new_v4()), 0..1, &[]);
         let (blue, red) = tokio::join!(one.provision(&blue), other.provision(&red));
@@ -311,6 +326,41 @@ async fn a_host_that_changes_between_choice_and_write_is_chosen_again() {
         () = claiming => {}
         () = &mut changing => panic!("the changes ended before the claims"),
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_whose_host_belongs_to_another_owner_now_is_refused_and_claims_no_other() {
+    let place = Place::with(&racks(1)).await;
+    let request = place.request(("blue", Uuid::new_v4()), 0..1, &[]);
+    let node = place.provision(&request).await.unwrap().remove(0);
+    let heir = Uuid::new_v4();
+    let adoption = NodeAdoption {
+        cluster_id: "blue".to_owned(),
+        key: Some(SlotKey {
+            owner: heir.to_string(),
+            request_id: Uuid::new_v4().to_string(),
+            index: Some(0),
+        }),
+        slot: Some(Slot {
+            host_id: None,
+            ..request.slots[0].clone()
+        }),
+        sequence: 9,
+        group: "control-plane".to_owned(),
+        spec_hash: "h1-x".to_owned(),
+    };
+    place
+        .update(&node, Update::Adoption(adoption))
+        .await
+        .unwrap();
+    let error = refused(place.provision(&request).await);
+    assert!(
+        error.message().contains("belongs to another owner now"),
+        "{error}"
+    );
+    let nodes = place.nodes().await;
+    assert_eq!(nodes.len(), 1, "{nodes:?}");
+    assert_eq!(nodes[0].slot.clone().unwrap().owner, heir.to_string());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,13 +1,14 @@
 use std::{collections::BTreeMap, sync::Arc};
 
-use drover_client::PlatformClient;
+use drover_client::{Channel, PlatformClient};
 use drover_convert::error::from_rpc_status;
 use drover_core::{Error, Result};
 use drover_platform_k8s::{PlatformServer, Settings, settings::DriverKind};
 use drover_proto::platform::v1::{
     DeprovisionRequest, DiscoverRequest, Fence, GetPlatformRequest, Host, ListHostsRequest, Node,
     Placement, ProvisionRequest, ProvisionResponse, RemovalEvidence, Spread, WatchNodesRequest,
-    platform_service_client::PlatformServiceClient, watch_nodes_response::Event,
+    platform_service_client::PlatformServiceClient, update_node_request::Update,
+    watch_nodes_response::Event,
 };
 use drover_testing::{
     kubernetes::{Namespace, Options, Rig, definitions, until},
@@ -16,6 +17,8 @@ use drover_testing::{
 };
 use serde_json::{Value, json};
 use uuid::Uuid;
+
+use crate::bench::without_addons;
 
 /// Path of the hosts of a namespace.
 fn hosts_of(namespace: &str) -> String {
@@ -42,6 +45,7 @@ pub(super) struct Place {
     pub(super) namespace: Arc<Namespace>,
     pub(super) server: Arc<PlatformServer>,
     pub(super) uid: String,
+    channel: Channel,
     store: Uuid,
 }
 
@@ -59,13 +63,26 @@ impl Place {
     }
 
     async fn over(namespace: Arc<Namespace>, server: Arc<PlatformServer>) -> Self {
-        let mut client = PlatformServiceClient::new(drover_client::in_process(server.routes()));
+        let channel = drover_client::in_process(server.routes());
+        let mut client = PlatformServiceClient::new(channel.clone());
         let platform = client.get_platform(GetPlatformRequest {}).await.unwrap();
         Self {
             uid: platform.into_inner().platform.unwrap().uid,
             namespace,
             server,
+            channel,
             store: Uuid::new_v4(),
+        }
+    }
+
+    /// The same caller, by another way to the platform.
+    pub(super) fn by_way_of(&self, channel: Channel) -> Self {
+        Self {
+            namespace: Arc::clone(&self.namespace),
+            server: Arc::clone(&self.server),
+            uid: self.uid.clone(),
+            channel,
+            store: self.store,
         }
     }
 
@@ -144,13 +161,12 @@ impl Place {
     }
 
     pub(super) async fn answer(&self, request: &ProvisionRequest) -> Result<ProvisionResponse> {
-        let client = PlatformClient::new(drover_client::in_process(self.server.routes()));
+        let client = PlatformClient::new(self.channel.clone());
         client.provision(request.clone(), PATIENCE).await
     }
 
     pub(super) async fn remove(&self, node: &Node) -> Result<()> {
-        let mut client =
-            PlatformServiceClient::new(drover_client::in_process(self.server.routes()));
+        let mut client = PlatformServiceClient::new(self.channel.clone());
         let removal: DeprovisionRequest = requests::removal(&self.uid, self.fence(), node);
         let removed = client.deprovision(removal).await;
         removed
@@ -158,13 +174,18 @@ impl Place {
             .map_err(|status| drover_convert::error::from_status(&status))
     }
 
+    pub(super) async fn update(&self, node: &Node, update: Update) -> Result<()> {
+        let client = PlatformClient::new(self.channel.clone());
+        let request = requests::update(&self.uid, self.fence(), node, update);
+        client.update_node(request, PATIENCE).await.map(drop)
+    }
+
     /// Watches nodes; the answer ends with how the platform knows that this one is gone.
     pub(super) async fn removal_of(
         &self,
         node: &Node,
     ) -> std::pin::Pin<Box<dyn Future<Output = RemovalEvidence> + Send>> {
-        let mut client =
-            PlatformServiceClient::new(drover_client::in_process(self.server.routes()));
+        let mut client = PlatformServiceClient::new(self.channel.clone());
         let request = WatchNodesRequest {
             expected_platform_uid: self.uid.clone(),
             ..WatchNodesRequest::default()
@@ -194,15 +215,14 @@ impl Place {
     }
 
     pub(super) async fn try_nodes(&self) -> Result<Vec<Node>> {
-        let mut client =
-            PlatformServiceClient::new(drover_client::in_process(self.server.routes()));
+        let mut client = PlatformServiceClient::new(self.channel.clone());
         let listed = client.discover(DiscoverRequest::default()).await;
         let listed = listed.map_err(|status| drover_convert::error::from_status(&status))?;
         Ok(listed.into_inner().nodes)
     }
 
     pub(super) async fn hosts(&self) -> Vec<Host> {
-        let client = PlatformClient::new(drover_client::in_process(self.server.routes()));
+        let client = PlatformClient::new(self.channel.clone());
         let listed = client.list_hosts(ListHostsRequest::default(), PATIENCE);
         listed.await.unwrap().hosts
     }
@@ -245,6 +265,7 @@ pub(super) fn settings(rig: &Rig, namespace: &str) -> Settings {
         driver: DriverKind::Hosts,
         kubeconfig: Some(rig.kubeconfig().to_path_buf()),
         namespaces: vec![namespace.to_owned()],
+        addons: without_addons(),
         ..Settings::default()
     }
 }

@@ -75,9 +75,13 @@ async fn cluster(client: &Client, name: &str, all: bool) -> Outcome<()> {
     let now = SystemTime::now();
     let text = tree(&cluster, &nodes, all, now).render(true, output::colours());
     output::print_painted(&text)?;
-    let below = super::infrastructure::table(&cluster);
-    if !below.rows.is_empty() {
-        output::print_painted(&format!("\n{}", below.render(true, output::colours())))?;
+    for table in [
+        super::infrastructure::table(&cluster),
+        super::addons::table(&cluster),
+    ] {
+        if !table.rows.is_empty() {
+            output::print_painted(&format!("\n{}", table.render(true, output::colours())))?;
+        }
     }
     let kept = storage::of_cluster(client, name).await;
     if !kept.is_empty() {

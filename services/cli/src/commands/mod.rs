@@ -1,6 +1,7 @@
 //! The subcommands, and their dispatch.
 
 mod access;
+mod addons;
 pub(crate) mod apply;
 mod audit;
 mod backend;

@@ -1,6 +1,9 @@
 //! Converts placement: from users, and to platforms.
 
-use drover_core::spec::{Operator, Placement, Requirement, Selector, Spread};
+use drover_core::{
+    error::Violation,
+    spec::{Operator, Placement, Requirement, Selector, Spread},
+};
 use drover_proto::{
     common::v1::{LabelOperator, LabelRequirement, LabelSelector},
     orchestrator::v1 as pb,
@@ -24,41 +27,9 @@ impl Reader {
             selector: from
                 .selector
                 .as_ref()
-                .map(|selector| self.selector(&format!("{at}.placement.selector"), selector))
+                .map(|it| selector(&format!("{at}.placement.selector"), it, &mut self.wrong))
                 .filter(|selector| !selector.is_empty()),
             hosts: from.hosts.iter().map(|host| host.as_str().into()).collect(),
-        }
-    }
-
-    fn selector(&mut self, at: &str, from: &LabelSelector) -> Selector {
-        let requirements = from.match_expressions.iter().enumerate();
-        let requirements = requirements.map(|(index, requirement)| {
-            let operator = match LabelOperator::try_from(requirement.operator) {
-                Ok(LabelOperator::In) => Operator::In,
-                Ok(LabelOperator::NotIn) => Operator::NotIn,
-                Ok(LabelOperator::Exists) => Operator::Exists,
-                Ok(LabelOperator::NotExists) => Operator::NotExists,
-                Ok(LabelOperator::Unspecified) | Err(_) => {
-                    self.refuse(
-                        format!("{at}.match_expressions[{index}].operator"),
-                        "expected IN, NOT_IN, EXISTS or NOT_EXISTS",
-                    );
-                    Operator::Exists
-                }
-            };
-            Requirement {
-                key: requirement.key.clone(),
-                operator,
-                values: requirement.values.clone(),
-            }
-        });
-        Selector {
-            requirements: requirements.collect(),
-            labels: from
-                .match_labels
-                .iter()
-                .map(|(key, value)| (key.clone(), value.clone()))
-                .collect(),
         }
     }
 
@@ -90,6 +61,39 @@ impl Reader {
             max_per_domain: from.max_per_domain,
             over_cluster,
         }
+    }
+}
+
+/// Reads a label selector; unreadable fields are added to `wrong`.
+pub(crate) fn selector(at: &str, from: &LabelSelector, wrong: &mut Vec<Violation>) -> Selector {
+    let requirements = from.match_expressions.iter().enumerate();
+    let requirements = requirements.map(|(index, requirement)| {
+        let operator = match LabelOperator::try_from(requirement.operator) {
+            Ok(LabelOperator::In) => Operator::In,
+            Ok(LabelOperator::NotIn) => Operator::NotIn,
+            Ok(LabelOperator::Exists) => Operator::Exists,
+            Ok(LabelOperator::NotExists) => Operator::NotExists,
+            Ok(LabelOperator::Unspecified) | Err(_) => {
+                wrong.push(Violation {
+                    field: format!("{at}.match_expressions[{index}].operator"),
+                    description: "expected IN, NOT_IN, EXISTS or NOT_EXISTS".to_owned(),
+                });
+                Operator::Exists
+            }
+        };
+        Requirement {
+            key: requirement.key.clone(),
+            operator,
+            values: requirement.values.clone(),
+        }
+    });
+    Selector {
+        requirements: requirements.collect(),
+        labels: from
+            .match_labels
+            .iter()
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect(),
     }
 }
 
@@ -126,7 +130,8 @@ pub fn to_placement(from: &Placement) -> Option<platform::Placement> {
     })
 }
 
-fn to_selector(from: &Selector) -> LabelSelector {
+/// Converts a selector to the form that is sent to platforms.
+pub(crate) fn to_selector(from: &Selector) -> LabelSelector {
     let requirement = |one: &Requirement| {
         let operator = match one.operator {
             Operator::In => LabelOperator::In,

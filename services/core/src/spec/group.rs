@@ -125,6 +125,13 @@ impl Group {
     /// How many of its nodes may be replaced concurrently.
     #[must_use]
     pub fn budget(&self) -> Budget {
+        self.budget_in(false)
+    }
+
+    /// How many of its nodes may be replaced concurrently. In a finite pool, which may be full, a node goes before its
+    /// replacement comes, unless the spec says otherwise.
+    #[must_use]
+    pub fn budget_in(&self, finite_pool: bool) -> Budget {
         let size = self.size.unwrap_or(1);
         let update = match self.update.strategy {
             UpdateStrategy::Rolling => self.update,
@@ -138,8 +145,12 @@ impl Group {
                 unavailable: unavailable.down(size),
             };
         }
-        let surge = update.max_surge.unwrap_or(Amount::Count(1));
-        let unavailable = update.max_unavailable.unwrap_or(Amount::Count(0));
+        let kept = update
+            .max_unavailable
+            .is_some_and(|most| most.down(size) == 0);
+        let (surge, unavailable) = if finite_pool && !kept { (0, 1) } else { (1, 0) };
+        let surge = update.max_surge.unwrap_or(Amount::Count(surge));
+        let unavailable = update.max_unavailable.unwrap_or(Amount::Count(unavailable));
         Budget {
             surge: surge.up(self.total()),
             unavailable: unavailable.down(size),

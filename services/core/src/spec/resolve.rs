@@ -43,7 +43,6 @@ pub(super) fn resolve(cluster: &ClusterSpec) -> Result<Vec<Group>, Error> {
         seen: 0,
         nodes: 0,
     };
-    walk.unsupported("spec", &cluster.unsupported);
     if cluster.software.is_empty() && !cluster.version.is_empty() {
         walk.refuse(
             "spec.store.version",
@@ -71,6 +70,9 @@ pub(super) fn resolve(cluster: &ClusterSpec) -> Result<Vec<Group>, Error> {
             walk.refuse(field, why);
         },
     );
+    crate::addon::check(&cluster.addons, &cluster.groups, &mut |field, why| {
+        walk.refuse(field, why);
+    });
     if walk.nodes > u64::from(MAX_NODES) {
         let description = format!(
             "ask for {} nodes in all; at most {MAX_NODES} are allowed",
@@ -93,15 +95,6 @@ impl Walk<'_> {
             field: field.into(),
             description: description.into(),
         });
-    }
-
-    fn unsupported(&mut self, at: &str, fields: &[(String, &'static str)]) {
-        for (field, feature) in fields {
-            self.refuse(
-                format!("{at}.{field}"),
-                format!("{feature} is not available in this version; leave the field out"),
-            );
-        }
     }
 
     fn siblings(&mut self, field: &str, groups: &[GroupSpec], outer: &Outer<'_>, depth: usize) {
@@ -132,7 +125,6 @@ impl Walk<'_> {
     }
 
     fn group(&mut self, at: &str, group: &GroupSpec, outer: &Outer<'_>, depth: usize) {
-        self.unsupported(at, &group.unsupported);
         self.check_settings(at, &group.settings);
         let path = if outer.path.is_empty() {
             group.name.clone()

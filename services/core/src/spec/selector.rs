@@ -45,7 +45,7 @@ impl Selector {
     }
 
     /// Reports validation errors. `field` is its path in the spec.
-    pub(super) fn check(&self, field: &str, wrong: &mut Vec<Violation>) {
+    pub(crate) fn check(&self, field: &str, wrong: &mut Vec<Violation>) {
         let mut refuse = |field: String, description: String| {
             wrong.push(Violation { field, description });
         };

@@ -4,24 +4,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::build::{entry, list, map, renamed, text};
+use super::{
+    Converted,
+    build::{entry, list, map, renamed, text},
+    fields::is_label_value,
+};
 use crate::{
     decode::Decoder,
     path::join,
     tree::{Entry, Node, Span, Value},
 };
-
-/// Result of a conversion.
-pub(crate) struct Converted {
-    /// The cluster as a Drover manifest.
-    pub(crate) cluster: Node,
-    /// Platforms in the addresses of plugins: endpoints by name.
-    pub(crate) platforms: BTreeMap<String, String>,
-    /// Plugins that are not a registered platform, each already reported.
-    pub(crate) unresolved: BTreeSet<String>,
-    /// Warnings, each a sentence.
-    pub(crate) warnings: Vec<String>,
-}
 
 const CLUSTER_FIELDS: [(&str, &str); 4] = [
     ("id", "a text"),
@@ -425,14 +417,4 @@ fn endpoint(url: &str) -> Option<String> {
     let plain = !host.is_empty() && !authority.contains(['/', '?', '#', '@']);
     (plain && port.parse::<u16>().is_ok_and(|port| port > 0))
         .then(|| format!("{scheme}://{authority}"))
-}
-
-fn is_label_value(text: &str) -> bool {
-    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-    text.len() <= 63
-        && edge(text.chars().next())
-        && edge(text.chars().last())
-        && text
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
 }

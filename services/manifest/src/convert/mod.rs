@@ -2,13 +2,13 @@
 
 mod build;
 pub(crate) mod capm;
+mod fields;
 mod kadende;
+pub(crate) mod sip;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
-
-pub(crate) use kadende::Converted;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{decode::Decoder, tree::Node};
 
@@ -18,6 +18,8 @@ pub(crate) enum Origin {
     /// A Drover manifest, or an unknown document.
     Drover,
     Kadende,
+    /// A SIPCluster of Airship.
+    Sip,
     /// A document of the Cluster API or of its metal-stack provider: several together describe a cluster.
     ClusterApi,
     /// An object of Kubernetes itself, which only has a meaning beside those.
@@ -26,12 +28,24 @@ pub(crate) enum Origin {
     Unsupported(String),
 }
 
+/// Result of a conversion.
+pub(crate) struct Converted {
+    /// The cluster as a Drover manifest.
+    pub(crate) cluster: Node,
+    /// Platforms in the addresses of plugins: endpoints by name.
+    pub(crate) platforms: BTreeMap<String, String>,
+    /// Plugins that are not a registered platform, each already reported.
+    pub(crate) unresolved: BTreeSet<String>,
+    /// Warnings, each a sentence.
+    pub(crate) warnings: Vec<String>,
+}
+
 /// Determines the origin of a document.
 pub(crate) fn recognise(root: &Node) -> Origin {
     let word = |key: &str| root.get(key).and_then(Node::text).unwrap_or_default();
     let (api, kind) = (word("apiVersion"), word("kind"));
-    if kind == "SIPCluster" {
-        return Origin::Unsupported("SIPCluster (Airship)".into());
+    if kind == sip::KIND {
+        return Origin::Sip;
     }
     if capm::is_one(api, kind) {
         return Origin::ClusterApi;
@@ -78,4 +92,19 @@ pub(crate) fn kadende(
     registered: Option<&BTreeSet<String>>,
 ) -> Converted {
     kadende::convert(decoder, root, registered)
+}
+
+/// Converts a SIPCluster to a manifest, with warnings. `None` if it is invalid, which is reported.
+pub(crate) fn sip(decoder: &mut Decoder<'_>, root: &Node) -> (Option<Node>, Vec<String>) {
+    sip::convert(decoder, root)
+}
+
+/// The items of a list of SIPClusters. Empty for any other document.
+pub(crate) fn items(root: &Node) -> &[Node] {
+    if recognise(root) != Origin::Kubernetes {
+        return &[];
+    }
+    let items = capm::items(root);
+    let any = items.iter().any(|item| recognise(item) == Origin::Sip);
+    if any { items } else { &[] }
 }

@@ -235,20 +235,9 @@ fn what_cannot_be_carried_over_is_an_error_that_names_the_field() {
 
 #[test]
 fn other_tools_are_recognised_and_refused_by_name() {
-    for (text, name) in [
-        (
-            "apiVersion: airship.airshipit.org/v1\nkind: SIPCluster\nmetadata: {name: x}\n",
-            "SIPCluster",
-        ),
-        (
-            "apiVersion: replicante.io/v0\nkind: ClusterSpec\n",
-            "ClusterSpec (Replicante)",
-        ),
-    ] {
-        let text = errors(text, None);
-        assert!(
-            text.contains(name) && text.contains("is not supported yet"),
-            "{text}"
-        );
-    }
+    let text = errors("apiVersion: replicante.io/v0\nkind: ClusterSpec\n", None);
+    assert!(
+        text.contains("ClusterSpec (Replicante) is not supported yet"),
+        "{text}"
+    );
 }

@@ -1,13 +1,9 @@
 //! `InfrastructureService` over a [`Platform`].
 
-use std::{
-    collections::HashMap,
-    net::IpAddr,
-    sync::{Arc, Weak},
-};
+use std::{net::IpAddr, sync::Arc};
 
 use drover_convert::value::to_duration;
-use drover_core::{Error, Result};
+use drover_core::Result;
 use drover_proto::platform::v1::{
     Capability, EnsureInfrastructureRequest, EnsureInfrastructureResponse, FirewallDirection,
     FirewallRule, GetInfrastructureRequest, GetInfrastructureResponse, InfrastructureSpec,
@@ -15,34 +11,18 @@ use drover_proto::platform::v1::{
     ReleaseInfrastructureRequest, ReleaseInfrastructureResponse, Resource, ResourcePhase,
     infrastructure_service_server::InfrastructureService,
 };
-use parking_lot::Mutex;
 use tonic::{Request, Response, Status};
 
-use super::{Infrastructure, Owner, Progress};
+use super::{Infrastructure, Progress};
 use crate::{
     check::{self, Checker},
     clock::timestamp,
     driver::lacks,
+    owner::owner,
+    pages::Read,
     platform::Platform,
     service::{Service, answer},
 };
-
-/// Serializes changes to the infrastructure of each owner.
-#[derive(Default)]
-pub(crate) struct Working(Mutex<HashMap<Owner, Weak<tokio::sync::Mutex<()>>>>);
-
-impl Working {
-    fn lock(&self, owner: &Owner) -> Arc<tokio::sync::Mutex<()>> {
-        let mut working = self.0.lock();
-        working.retain(|_, lock| lock.strong_count() > 0);
-        if let Some(lock) = working.get(owner).and_then(Weak::upgrade) {
-            return lock;
-        }
-        let lock = Arc::new(tokio::sync::Mutex::new(()));
-        working.insert(owner.clone(), Arc::downgrade(&lock));
-        lock
-    }
-}
 
 #[tonic::async_trait]
 impl InfrastructureService for Service {
@@ -156,8 +136,6 @@ impl Platform {
         })
     }
 
-    /// Every page is a new read that starts after the last resource of the previous page: resources are few, and leaks
-    /// that appear in the meantime are included.
     async fn list_infrastructure(
         &self,
         request: ListInfrastructureRequest,
@@ -167,60 +145,46 @@ impl Platform {
             false,
             &request.expected_instance_id,
         )?;
+        let infrastructure = self.infrastructure()?;
         let mut check = Checker::default();
         let size = check::page(&mut check, request.page_size, &request.cluster_id);
         check.finish()?;
-        let observe_time = self.observer.now();
-        let (mut resources, warnings) = self.infrastructure()?.list().await?;
-        resources.retain(|resource| {
-            request.cluster_id.is_empty() || resource.cluster_id == request.cluster_id
-        });
-        resources.sort_by_key(key);
-        let after: Option<[String; 5]> = match request.page_token.as_str() {
-            "" => None,
-            token => Some(
-                serde_json::from_str(token)
-                    .map_err(|_| Error::invalid("page_token", "was not made by this platform"))?,
-            ),
-        };
-        let start = after.map_or(0, |after| {
-            resources.partition_point(|resource| key(resource) <= after)
-        });
-        let rest = resources.split_off(start);
-        let more = rest.len() > size;
-        let page: Vec<Resource> = rest.into_iter().take(size).collect();
-        let next_page_token = match page.last() {
-            Some(last) if more => serde_json::to_string(&key(last)).unwrap_or_default(),
-            _ => String::new(),
+        let query = vec!["ListInfrastructure".to_owned(), request.cluster_id.clone()];
+        let page = if request.page_token.is_empty() {
+            let observe_time = self.observer.now();
+            let (resources, warnings) = infrastructure.list().await?;
+            let mut resources: Vec<&Resource> = resources
+                .iter()
+                .filter(|it| request.cluster_id.is_empty() || it.cluster_id == request.cluster_id)
+                .collect();
+            resources.sort_by(|a, b| key(a).cmp(&key(b)));
+            let read = Read {
+                query,
+                warnings,
+                observe_time,
+                etag: String::new(),
+            };
+            self.pages.first(read, &resources, size)
+        } else {
+            self.pages.next(&request.page_token, &query, size)?
         };
         Ok(ListInfrastructureResponse {
-            resources: page,
-            warnings,
-            next_page_token,
-            observe_time: Some(timestamp(observe_time)),
+            resources: page.items,
+            warnings: page.read.warnings,
+            next_page_token: page.next_page_token,
+            observe_time: Some(timestamp(page.read.observe_time)),
         })
     }
 }
 
-fn key(resource: &Resource) -> [String; 5] {
+fn key(resource: &Resource) -> [&str; 5] {
     [
-        resource.cluster_id.clone(),
-        resource.owner.clone(),
-        resource.kind.clone(),
-        resource.name.clone(),
-        resource.id.clone(),
+        &resource.cluster_id,
+        &resource.owner,
+        &resource.kind,
+        &resource.name,
+        &resource.id,
     ]
-}
-
-fn owner(cluster_id: &str, owner: &str) -> Result<Owner> {
-    let mut check = Checker::default();
-    check.cluster("cluster_id", cluster_id);
-    check.uuid("owner", owner);
-    check.finish()?;
-    Ok(Owner {
-        cluster_id: cluster_id.to_owned(),
-        owner: owner.to_owned(),
-    })
 }
 
 fn told(progress: Progress) -> (InfrastructureState, Option<prost_types::Duration>) {

@@ -1,7 +1,7 @@
 //! `InventoryService` over a [`Platform`].
 
 use drover_convert::selector::selects;
-use drover_core::{Error, Result};
+use drover_core::Result;
 use drover_proto::platform::v1::{
     Capability, Host, ListHostsRequest, ListHostsResponse,
     inventory_service_server::InventoryService,
@@ -12,8 +12,8 @@ use tonic::{Request, Response, Status};
 use crate::{
     check::{self, Checker},
     clock::timestamp,
-    discover::page_end,
     driver::lacks,
+    pages::{not_ours, page_end},
     platform::Platform,
     service::{Service, answer},
 };
@@ -48,12 +48,7 @@ impl Platform {
         let after = match request.page_token.strip_prefix(TOKEN) {
             Some(id) => Some(id),
             None if request.page_token.is_empty() => None,
-            None => {
-                return Err(Error::invalid(
-                    "page_token",
-                    "was not made by this platform",
-                ));
-            }
+            None => return Err(not_ours()),
         };
         check.finish()?;
         let inventory = self.driver.inventory();

@@ -6,6 +6,7 @@
     reason = "a test that cannot go on fails"
 )]
 
+mod addons;
 mod catalogue;
 mod digest;
 mod worker;

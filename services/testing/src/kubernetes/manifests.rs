@@ -24,7 +24,7 @@ pub fn documents(file: &str) -> Vec<Value> {
 pub struct Places<'a> {
     /// In place of `drover-system`.
     pub system: &'a str,
-    /// In place of `drover-nodes`.
+    /// In place of `drover-nodes` and `drover-addons`.
     pub nodes: &'a str,
 }
 
@@ -32,7 +32,7 @@ impl Places<'_> {
     fn of(&self, name: &str) -> String {
         match name {
             "drover-system" => self.system.to_owned(),
-            "drover-nodes" => self.nodes.to_owned(),
+            "drover-nodes" | "drover-addons" => self.nodes.to_owned(),
             other => other.to_owned(),
         }
     }

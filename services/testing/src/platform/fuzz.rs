@@ -22,11 +22,11 @@ use super::{
 };
 
 /// Prints its seed, so that `DROVER_SEED` can reproduce a failure.
-fn random() -> fastrand::Rng {
+pub(super) fn random() -> fastrand::Rng {
     fastrand::Rng::with_seed(crate::seed::seed())
 }
 
-fn text(random: &mut fastrand::Rng) -> String {
+pub(super) fn text(random: &mut fastrand::Rng) -> String {
     match random.u8(0..8) {
         0 => String::new(),
         1 => Uuid::from_u128(random.u128(..)).to_string(),
@@ -55,7 +55,7 @@ fn value(random: &mut fastrand::Rng, depth: u8) -> Value {
     Value { kind: Some(kind) }
 }
 
-fn object(random: &mut fastrand::Rng, depth: u8) -> Struct {
+pub(super) fn object(random: &mut fastrand::Rng, depth: u8) -> Struct {
     Struct {
         fields: (0..random.u8(0..4))
             .map(|_| (text(random), value(random, depth)))
@@ -145,7 +145,7 @@ fn fence(random: &mut fastrand::Rng) -> Fence {
 }
 
 /// Asserts that an error is allowed for an invalid request, which a bug on the server's side is not.
-fn documented(error: &Error, what: &str) {
+pub(super) fn documented(error: &Error, what: &str) {
     let allowed = matches!(
         error.reason(),
         Reason::Invalid
@@ -166,6 +166,8 @@ fn documented(error: &Error, what: &str) {
             | Reason::CapabilityMissing
             | Reason::Unimplemented
             | Reason::PageTokenExpired
+            | Reason::Immutable
+            | Reason::NotOwned
     );
     assert!(allowed, "{what} is answered with {error:?}");
 }

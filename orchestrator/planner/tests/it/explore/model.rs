@@ -190,6 +190,8 @@ impl Model {
                 process_start: self.process_start,
                 groups,
                 infrastructure: &[],
+                addons: &[],
+                addon_secrets: &[],
                 health_defaults: &[],
                 leaving: &[],
                 orphans: OrphanPolicy::Delete,
@@ -285,7 +287,7 @@ impl Model {
                 );
                 role_change.call.in_flight = true;
             }
-            Call::Infrastructure { .. } => unreachable!("there is none"),
+            Call::Resource { .. } => unreachable!("there is none"),
         }
     }
 

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use drover_core::{
     error::Reason,
-    infrastructure::{Asked, ResourcePhase},
+    resource::{Asked, ResourcePhase},
 };
-use drover_planner::{ConditionKind, InfrastructureChange};
+use drover_planner::{ConditionKind, ResourceChange};
 
 use crate::infrastructure::{
     ALL, answer, asked, asking, changes, condition, ready, refusal, seen, settled, step, wait_for,
@@ -27,7 +27,7 @@ fn a_removed_entry_is_released_when_no_node_is_left_on_its_platform() {
     assert_eq!(world.site("a").releases, 0);
     world.want(vec![group("data", 0, &["a"])]);
     world.run_for(Duration::from_secs(600));
-    assert!(world.state.infrastructure.is_empty() && world.state.nodes.is_empty());
+    assert!(world.state.resources.is_empty() && world.state.nodes.is_empty());
     let now = world.now;
     assert_eq!(world.site("a").present(now), [""; 0]);
     // Wanted again, it is created again.
@@ -62,7 +62,7 @@ fn gone_is_believed_only_when_nothing_can_come_into_being_any_more() {
     assert!(world.now < deadline, "asked at once");
     answer(&mut world, Asked::Release, Ok(seen(ResourcePhase::Gone)));
     let planned = step(&mut world);
-    assert_eq!(changes(&planned), [InfrastructureChange::Learn]);
+    assert_eq!(changes(&planned), [ResourceChange::Learn]);
     assert!(!world.plan().finished);
     wait_for(&mut world, Asked::Release);
     assert!(
@@ -70,7 +70,7 @@ fn gone_is_believed_only_when_nothing_can_come_into_being_any_more() {
         "asked again when it proves something"
     );
     answer(&mut world, Asked::Release, Ok(seen(ResourcePhase::Gone)));
-    assert_eq!(changes(&step(&mut world)), [InfrastructureChange::Gone]);
+    assert_eq!(changes(&step(&mut world)), [ResourceChange::Gone]);
     assert!(step(&mut world).finished);
 }
 

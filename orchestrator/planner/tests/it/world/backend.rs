@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use drover_core::{
     Error, Millis, Phase, Sym,
     error::Reason,
-    node::{Outcome, Role},
+    node::{Former, Outcome, Role},
 };
 use uuid::Uuid;
 
@@ -37,6 +37,18 @@ pub struct Thing {
 }
 
 impl Thing {
+    /// Whose it is, as its platform shows it. Empty if no owner is recorded.
+    pub fn former(&self) -> Former {
+        if self.owner.is_nil() {
+            return Former::default();
+        }
+        Former {
+            owner: self.owner.to_string().into(),
+            request: self.request.to_string().into(),
+            index: Some(self.index),
+        }
+    }
+
     pub fn is_dead(&self) -> bool {
         matches!(self.phase, Phase::Failed | Phase::Terminated)
     }
@@ -357,8 +369,8 @@ impl World {
         let backend = self.platforms.get_mut(&node.platform).unwrap();
         let mut gone = None;
         if does && let Some(thing) = backend.things.get_mut(&id) {
-            let is = (thing.owner.to_string(), thing.request.to_string());
-            if is == (former.owner.to_string(), former.request.to_string()) {
+            if thing.former() == *former {
+                thing.acts = node.role.may_act();
                 (thing.owner, thing.request, thing.index) = (uid, node.request, node.index);
                 (thing.ordinal, thing.sequence) = (node.ordinal, node.sequence);
                 thing.group = node.group.clone();

@@ -129,6 +129,11 @@ impl World {
         }
     }
 
+    fn budget(&self, group: &drover_core::spec::Group) -> drover_core::spec::Budget {
+        let mut choices = group.choices.iter();
+        group.budget_in(choices.all(|choice| self.views[&choice.platform].finite))
+    }
+
     /// Invariants of every plan.
     pub(super) fn check(&self, planned: &Plan) {
         self.check_order(planned);
@@ -202,10 +207,10 @@ impl World {
                     RemovalReason::Surplus
                         if group.hands_on_storage() && Some(node.ordinal) >= group.size =>
                     {
-                        group.budget().unavailable as usize
+                        self.budget(group).unavailable as usize
                     }
                     RemovalReason::Surplus => 0,
-                    _ => group.budget().unavailable as usize,
+                    _ => self.budget(group).unavailable as usize,
                 };
                 assert!(
                     left + fewer >= least,

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use drover_core::{
     Millis, Phase, Sym,
     error::Reason,
-    node::{Answer, Former, Role, Seen},
+    node::{Answer, Role, Seen},
 };
 use drover_planner::{Foreign, Orphan};
 use uuid::Uuid;
 
-use super::{Event, World, backend::Thing, build};
+use super::{Event, World, addons, backend::Thing, build};
 
 impl World {
     pub(super) fn happen(&mut self, event: Event) {
@@ -205,13 +205,9 @@ impl World {
         }
         if thing.owner != self.state.uid {
             let foreign = Foreign {
-                former: Former {
-                    owner: thing.owner.to_string().into(),
-                    request: thing.request.to_string().into(),
-                    index: Some(thing.index),
-                },
+                former: thing.former(),
                 group: thing.group.clone(),
-                ordinal: Some(thing.ordinal),
+                ordinal: (!thing.owner.is_nil()).then_some(thing.ordinal),
                 role: if thing.acts {
                     Role::Active
                 } else {
@@ -239,6 +235,9 @@ impl World {
             node.seen.phase = thing.phase;
             node.seen.ready = Some(thing.ready);
             node.seen.last = at;
+            if thing.phase == Phase::Running {
+                node.seen.addresses = [addons::address(thing)].into();
+            }
             node.seen.missing_from = 0;
             node.seen.unlisted = false;
         } else {

@@ -1,15 +1,17 @@
-//! The infrastructure of the simulated platforms.
+//! The infrastructure and the addons of the simulated platforms.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use drover_core::{
-    Error, Millis, Sym,
+    Error, Millis,
+    addon::AddonTarget,
     error::Reason,
-    infrastructure::{
-        Asked, Infrastructure, InfrastructureAnswer, Observed, Resource, ResourcePhase, Wanted,
+    resource::{
+        Asked, Observed, Resource, ResourceAnswer, ResourceKey, ResourcePhase, ResourceRecord,
+        Wanted,
     },
 };
-use drover_planner::{BackendKey, Plan};
+use drover_planner::Plan;
 
 use super::{Event, World, backend::Thing, build::CREATION};
 
@@ -45,6 +47,17 @@ pub struct Site {
     pub ensures: usize,
     pub reads: usize,
     pub releases: usize,
+    /// The targets that it serves now.
+    pub targets: Arc<[AddonTarget]>,
+    /// Longest time from now that an addon takes to serve other targets.
+    pub reload: Millis,
+    /// When it serves the targets that it was last given.
+    pub(super) serves_at: Millis,
+}
+
+/// The infrastructure of the cluster at one platform.
+pub fn below(platform: &str) -> ResourceKey {
+    ResourceKey::infrastructure(platform, format!("uid-of-{platform}"))
 }
 
 /// Desired infrastructure with these parts, by name.
@@ -58,6 +71,11 @@ impl Site {
         self.things
             .retain(|_, real| real.gone_at.is_none_or(|at| now < at));
         self.things.keys().cloned().collect()
+    }
+
+    pub(super) fn is_there(&self, now: Millis) -> bool {
+        let mut things = self.things.values();
+        things.any(|real| real.gone_at.is_none_or(|at| now < at))
     }
 
     /// Removes a resource without our knowledge.
@@ -122,9 +140,14 @@ impl Site {
         } else {
             ResourcePhase::Ready
         };
+        let phase = match phase {
+            ResourcePhase::Ready if now < self.serves_at => ResourcePhase::Pending,
+            phase => phase,
+        };
         let done = matches!(phase, ResourcePhase::Ready | ResourcePhase::Gone);
         Observed {
             phase,
+            message: "".into(),
             outputs: if resources.is_empty() {
                 Arc::default()
             } else {
@@ -140,10 +163,11 @@ impl Site {
 #[derive(Clone, Debug)]
 pub struct Ask {
     pub epoch: u64,
-    pub key: BackendKey,
+    pub key: ResourceKey,
     pub asked: Asked,
     pub began: Millis,
     body: Arc<[u8]>,
+    targets: Arc<[AddonTarget]>,
     sequence: u64,
     half: bool,
     /// When it is answered. `None` if the response is lost.
@@ -159,20 +183,20 @@ impl World {
     }
 
     pub fn site(&mut self, platform: &str) -> &mut Site {
-        self.sites.entry(platform.into()).or_default()
+        self.sites.entry(below(platform)).or_default()
     }
 
-    pub fn record(&self, platform: &str) -> Option<&Infrastructure> {
-        let key = (
-            Sym::from(platform),
-            Sym::from(format!("uid-of-{platform}").as_str()),
-        );
-        self.state.infrastructure.get(&key)
+    pub fn record(&self, platform: &str) -> Option<&ResourceRecord> {
+        self.state.resources.get(&below(platform))
     }
 
     pub(super) fn forget_calls(&mut self) {
-        for record in self.state.infrastructure.values_mut() {
+        for record in self.state.resources.values_mut() {
             record.sent = false;
+            record.ensured = 0;
+            record.targets = Arc::default();
+            record.served = None;
+            record.follows = false;
             record.call = drover_core::node::Call::default();
             record.answer = None;
         }
@@ -192,17 +216,17 @@ impl World {
             }
         }
         for call in &planned.calls {
-            if let Call::Infrastructure {
-                platform,
-                uid,
+            if let Call::Resource {
+                key,
                 asked: Asked::Release,
             } = call
             {
-                let record = self
-                    .state
-                    .infrastructure
-                    .get(&(platform.clone(), uid.clone()));
+                let record = self.state.resources.get(key);
                 assert!(record.is_some(), "released without a record");
+                if key.is_addon() {
+                    continue;
+                }
+                let platform = &key.platform;
                 let all = self.state.deleting;
                 for (name, backend) in &self.platforms {
                     assert!(
@@ -214,9 +238,10 @@ impl World {
         }
     }
 
-    pub(super) fn ask(&mut self, key: &BackendKey, asked: Asked) {
-        let record = self.state.infrastructure.get_mut(key).unwrap();
+    pub(super) fn ask(&mut self, key: &ResourceKey, asked: Asked) {
+        let record = self.state.resources.get_mut(key).unwrap();
         record.call.in_flight = true;
+        let targets = Arc::clone(&record.targets);
         let (deadline, body, sequence) = match asked {
             Asked::Read => (self.now + 30_000, Arc::default(), 0),
             Asked::Ensure | Asked::Release => {
@@ -224,7 +249,7 @@ impl World {
             }
         };
         let took = self.rng.u64(1..2_000);
-        let site = self.sites.entry(key.0.clone()).or_default();
+        let site = self.sites.entry(key.clone()).or_default();
         match asked {
             Asked::Ensure => site.ensures += 1,
             Asked::Read => site.reads += 1,
@@ -238,12 +263,13 @@ impl World {
             asked,
             began: self.now,
             body,
+            targets,
             sequence,
             half: one_in(&mut self.rng, faults.half),
             answer: Some(took),
         };
         let refused = site.refuses.clone().filter(|_| asked == Asked::Ensure);
-        let gone = !self.platforms[&key.0].reachable;
+        let gone = !self.platforms[&key.platform].reachable;
         if gone || one_in(&mut self.rng, faults.failed) || refused.is_some() {
             let error = refused.unwrap_or_else(|| Error::new(Reason::Unavailable, "not now"));
             self.at(took, Event::Told(ask, Err(error)));
@@ -268,7 +294,10 @@ impl World {
 
     pub(super) fn effect(&mut self, ask: Ask) {
         let now = self.now;
-        let site = self.sites.get_mut(&ask.key.0).unwrap();
+        let site = self.sites.get_mut(&ask.key).unwrap();
+        if ask.asked == Asked::Ensure {
+            site.serve(&ask.targets, now);
+        }
         let seen = match ask.asked {
             Asked::Ensure => site.ensure(&ask.body, ask.sequence, now, ask.half),
             Asked::Release => site.release(now),
@@ -284,7 +313,7 @@ impl World {
         if ask.epoch != self.epoch {
             return;
         }
-        let Some(record) = self.state.infrastructure.get_mut(&ask.key) else {
+        let Some(record) = self.state.resources.get_mut(&ask.key) else {
             return;
         };
         record.call.in_flight = false;
@@ -293,7 +322,7 @@ impl World {
             return;
         }
         record.call = drover_core::node::Call::default();
-        record.answer = Some(InfrastructureAnswer {
+        record.answer = Some(ResourceAnswer {
             asked: ask.asked,
             began: ask.began,
             at: now,

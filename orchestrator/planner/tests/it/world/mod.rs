@@ -13,6 +13,7 @@ mod roles;
 pub mod steps;
 mod storage;
 
+pub mod addons;
 mod events;
 
 use std::{
@@ -23,8 +24,9 @@ use std::{
 use backend::{Backend, Faults, Thing};
 use drover_core::{
     Error, Millis, Phase, Sym,
-    infrastructure::{Observed, Wanted},
+    addon::WantedAddon,
     node::{Call as Attempt, Outcome, ProbeResult, RemovalReason, Role, Seen},
+    resource::{Observed, ResourceKey, Wanted},
     spec::{Group, OrphanPolicy, UpdateStrategy},
 };
 use drover_planner::{Call, Input, Leaving, Op, Plan, PlatformView, State, apply, plan};
@@ -66,9 +68,9 @@ pub enum Event {
     RoleChange(u64, Role),
     /// A call for a role change ends: with success, a refusal, or an unknown outcome.
     Turned(u64, u64, Role, Result<(), bool>),
-    /// An infrastructure call takes effect.
+    /// A call about infrastructure or an addon takes effect.
     Effect(infrastructure::Ask),
-    /// An infrastructure call ends.
+    /// A call about infrastructure or an addon ends.
     Told(infrastructure::Ask, Result<Observed, Error>),
     /// An adoption call ends. `Some(true)` if the node is another owner's.
     Adopted(u64, u64, Option<bool>),
@@ -102,12 +104,15 @@ pub struct World {
     pub rng: fastrand::Rng,
     pub groups: Vec<Group>,
     pub infrastructure: Vec<Wanted>,
+    pub addons: Vec<WantedAddon>,
+    /// Versions of the secrets of the addons.
+    pub addon_secrets: Vec<Sym>,
     /// Groups that are no longer wanted.
     pub leaving: Vec<Leaving>,
     /// Slots in which a hook ran to its end.
     pub drained: Vec<u64>,
-    /// The infrastructure that really exists, by platform.
-    pub sites: BTreeMap<Sym, infrastructure::Site>,
+    /// The infrastructure and the addons that really exist.
+    pub sites: BTreeMap<ResourceKey, infrastructure::Site>,
     pub state: State,
     /// The state in the store, which survives crashes.
     pub durable: State,
@@ -152,6 +157,8 @@ impl World {
             rng: fastrand::Rng::with_seed(seed),
             groups: Vec::new(),
             infrastructure: Vec::new(),
+            addons: Vec::new(),
+            addon_secrets: Vec::new(),
             leaving: Vec::new(),
             drained: Vec::new(),
             sites: BTreeMap::new(),
@@ -340,6 +347,8 @@ impl World {
             process_start: self.process_start,
             groups: &self.groups,
             infrastructure: &self.infrastructure,
+            addons: &self.addons,
+            addon_secrets: &self.addon_secrets,
             health_defaults: &[],
             leaving: &self.leaving,
             orphans: self.orphans,
@@ -436,6 +445,7 @@ impl World {
         self.trace(&planned);
         self.check(&planned);
         self.check_below(&planned);
+        self.check_addons(&planned);
         self.counter += planned.ops.len() as u64;
         let crash = self.crash.take();
         if crash == Some(Crash::BeforeCommit) {
@@ -505,11 +515,7 @@ impl World {
                 confirm.in_flight = true;
                 self.begin_read(platform);
             }
-            Call::Infrastructure {
-                platform,
-                uid,
-                asked,
-            } => self.ask(&(platform.clone(), uid.clone()), *asked),
+            Call::Resource { key, asked } => self.ask(key, *asked),
         }
     }
 

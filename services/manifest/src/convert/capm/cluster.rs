@@ -3,13 +3,16 @@
 use drover_core::name;
 
 use super::{
-    document::{Doc, Kind, PLATFORM},
+    document::{Doc, Kind},
     group::Group,
     machine::Site,
     reader::{Reader, Word, given},
 };
 use crate::{
-    convert::build::{entry, field, list, map, renamed, text},
+    convert::{
+        build::{entry, field, list, map, renamed, text},
+        fields::PLATFORM,
+    },
     path::{self, join},
     tree::{Entry, Node},
 };

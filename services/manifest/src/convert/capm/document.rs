@@ -5,9 +5,9 @@ use std::{cell::Cell, collections::BTreeMap};
 use super::machine;
 
 use crate::{
+    convert::fields::lost,
     decode::Decoder,
-    path::{self, join},
-    schema,
+    path, schema,
     tree::{Entry, Node, Span},
 };
 
@@ -90,38 +90,6 @@ const FOREIGN: [(&str, &str); 4] = [
     ),
 ];
 
-/// Fields of `metadata` that the server of the Cluster API sets; they mean nothing elsewhere.
-const METADATA: [&str; 16] = [
-    "name",
-    "namespace",
-    "labels",
-    "annotations",
-    "ownerReferences",
-    "generateName",
-    "uid",
-    "resourceVersion",
-    "generation",
-    "creationTimestamp",
-    "finalizers",
-    "managedFields",
-    "selfLink",
-    "deletionGracePeriodSeconds",
-    "deletionTimestamp",
-    "clusterName",
-];
-
-/// Annotations that controllers and tools set for themselves.
-const OWN_ANNOTATIONS: [&str; 6] = [
-    "kubectl.kubernetes.io/",
-    "cluster.x-k8s.io/",
-    "machinedeployment.clusters.x-k8s.io/",
-    "controlplane.cluster.x-k8s.io/",
-    "deployment.kubernetes.io/",
-    PLATFORM_PREFIX,
-];
-const PLATFORM_PREFIX: &str = "drover.dev/platform";
-/// Annotation that names the platform of a cluster.
-pub(super) const PLATFORM: &str = PLATFORM_PREFIX;
 /// Label that names the cluster of an object.
 pub(super) const CLUSTER_NAME: &str = "cluster.x-k8s.io/cluster-name";
 /// Label of control plane machines, with any value.
@@ -286,7 +254,7 @@ fn document(decoder: &mut Decoder<'_>, root: Node, warnings: &mut Vec<String>) -
             }
         }
     }
-    let (name, namespace) = names(decoder, &root, metadata)?;
+    let (name, namespace) = decoder.names(&root, metadata)?;
     let doc = Doc {
         kind,
         namespace,
@@ -298,38 +266,6 @@ fn document(decoder: &mut Decoder<'_>, root: Node, warnings: &mut Vec<String>) -
         annotations(decoder, &doc, warnings);
     }
     Some(doc)
-}
-
-/// Reads name and namespace. `None`, with a diagnostic, if they are invalid.
-fn names(decoder: &mut Decoder<'_>, root: &Node, metadata: &Node) -> Option<(String, String)> {
-    let mut name = String::new();
-    let mut namespace = "default".to_owned();
-    for entry in decoder.map(metadata, "metadata", "a map with a name") {
-        let at = join("metadata", &entry.key);
-        match entry.key.as_str() {
-            "name" => name = decoder.text(&entry.value, &at, "a name")?,
-            "namespace" if !entry.value.is_null() => {
-                namespace = decoder.text(&entry.value, &at, "a name")?;
-            }
-            "labels" | "annotations" if !entry.value.is_null() => {
-                for pair in decoder.map(&entry.value, &at, "a map of texts") {
-                    decoder.text(&pair.value, &join(&at, &pair.key), "a text");
-                }
-            }
-            key if METADATA.contains(&key) => {}
-            _ => {
-                let known = METADATA.map(|key| (key, "what the Cluster API writes".to_owned()));
-                decoder.unknown(entry, "metadata", &known);
-            }
-        }
-    }
-    if name.is_empty() {
-        let (span, _) = path::locate(root, "metadata");
-        let message = "`metadata.name` is missing";
-        decoder.error(span, "metadata.name", message, "expected a name");
-        return None;
-    }
-    Some((name, namespace))
 }
 
 /// Annotations have no effect, but their author should know that they are dropped.
@@ -344,7 +280,7 @@ fn annotations(decoder: &mut Decoder<'_>, doc: &Doc, warnings: &mut Vec<String>)
         .and_then(|metadata| metadata.get("annotations"))
         .and_then(Node::map)
         .unwrap_or_default();
-    lost(warnings, doc, "annotations", annotations);
+    lost(warnings, &doc.title(), "annotations", annotations);
     // Labels of clusters and machines are kept, as are those of sets if their machines have them too.
     if !matches!(doc.kind, Kind::Cluster | Kind::Machine) {
         let template = doc.root.get("spec").and_then(|spec| spec.get("template"));
@@ -355,20 +291,7 @@ fn annotations(decoder: &mut Decoder<'_>, doc: &Doc, warnings: &mut Vec<String>)
             .into_iter()
             .filter(|label| !kept.iter().any(|kept| kept.key == label.key))
             .collect();
-        lost(warnings, doc, "labels", &labels);
-    }
-}
-
-/// Warns about labels or annotations that are dropped.
-pub(super) fn lost(warnings: &mut Vec<String>, doc: &Doc, what: &str, entries: &[Entry]) {
-    let keys: Vec<&str> = entries
-        .iter()
-        .map(|entry| entry.key.as_str())
-        .filter(|key| !OWN_ANNOTATIONS.iter().any(|own| key.starts_with(own)))
-        .collect();
-    if !keys.is_empty() {
-        let keys = keys.join(", ");
-        warnings.push(format!("{what} of {} are left out: {keys}", doc.title()));
+        lost(warnings, &doc.title(), "labels", &labels);
     }
 }
 

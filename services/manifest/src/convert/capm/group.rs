@@ -3,12 +3,15 @@
 use drover_core::name;
 
 use super::{
-    document::{CLUSTER_NAME, CONTROL_PLANE, Doc, Kind, lost},
+    document::{CLUSTER_NAME, CONTROL_PLANE, Doc, Kind},
     machine::{self, Recipe, Site},
     reader::{Reader, Word, given},
 };
 use crate::{
-    convert::build::{entry, field, map, number, renamed, text},
+    convert::{
+        build::{entry, field, map, number, renamed, text},
+        fields::lost,
+    },
     path::join,
     tree::{Entry, Node, Scalar, Span},
 };
@@ -298,7 +301,7 @@ impl<'r> Reader<'_, 'r> {
             let annotations = annotations.value.map().unwrap_or_default();
             lost(
                 &mut self.warnings,
-                doc,
+                &doc.title(),
                 "annotations of machines",
                 annotations,
             );

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::document::{Doc, Documents, Kind};
+pub(super) use crate::convert::fields::{Word, given, is_empty};
 use crate::{
     decode::Decoder,
     path::{self, join},
-    tree::{Entry, Node, Scalar, Span, Value},
+    tree::{Entry, Node, Span, Value},
 };
 
 /// Scheme of the ids of metal-stack machines in the Cluster API.
@@ -39,33 +40,6 @@ pub(super) struct Reader<'d, 'r> {
     pub(super) missed: BTreeSet<Kind>,
 }
 
-/// A text and its position.
-#[derive(Clone, Debug)]
-pub(super) struct Word {
-    pub(super) text: String,
-    pub(super) span: Span,
-}
-
-/// Whether a field is empty, like the zero values that Go writes for unset fields.
-pub(super) fn is_empty(node: &Node) -> bool {
-    match &node.value {
-        Value::Map(entries) => entries.is_empty(),
-        Value::List(items) => items.is_empty(),
-        Value::Scalar { text, .. } => {
-            text.is_empty()
-                || matches!(
-                    node.scalar(),
-                    Some(Scalar::Null | Scalar::Bool(false) | Scalar::Integer(0))
-                )
-        }
-    }
-}
-
-/// A field that is not empty.
-pub(super) fn given<'n>(node: &'n Node, key: &str) -> Option<&'n Entry> {
-    node.entry(key).filter(|entry| !is_empty(&entry.value))
-}
-
 impl<'r> Reader<'_, 'r> {
     /// Checks that a map only has known fields. `refused` are fields that are not supported.
     pub(super) fn fields(
@@ -75,34 +49,12 @@ impl<'r> Reader<'_, 'r> {
         known: &[(&'static str, &'static str)],
         refused: &[(&'static str, &'static str)],
     ) {
-        for entry in self.decoder.map(node, path, "a map") {
-            if known.iter().any(|(key, _)| *key == entry.key) {
-                continue;
-            }
-            let Some((_, advice)) = refused.iter().find(|(key, _)| *key == entry.key) else {
-                let known: Vec<(&str, String)> = known
-                    .iter()
-                    .map(|(key, expected)| (*key, (*expected).to_owned()))
-                    .collect();
-                self.decoder.unknown(entry, path, &known);
-                continue;
-            };
-            if !is_empty(&entry.value) {
-                let message = format!("`{}` cannot be carried over", entry.key);
-                let path = join(path, &entry.key);
-                self.decoder.error(entry.span, &path, message, advice);
-            }
-        }
+        self.decoder.fields(node, path, known, refused);
     }
 
     /// A text, if the field exists and is not empty.
     pub(super) fn text(&mut self, node: &Node, path: &str, key: &str) -> Option<Word> {
-        let entry = given(node, key)?;
-        let text = self
-            .decoder
-            .text(&entry.value, &join(path, key), "a text")?;
-        let span = entry.value.span;
-        Some(Word { text, span })
+        self.decoder.word(node, path, key)
     }
 
     /// A required text.
@@ -113,18 +65,11 @@ impl<'r> Reader<'_, 'r> {
         key: &str,
         expected: &str,
     ) -> Option<Word> {
-        if given(node, key).is_none() {
-            self.missing(node, path, key, expected);
-        }
-        self.text(node, path, key)
+        self.decoder.required(node, path, key, expected)
     }
 
     pub(super) fn missing(&mut self, node: &Node, path: &str, key: &str, expected: &str) {
-        let at = join(path, key);
-        let span = path::first_line(node);
-        let message = format!("`{at}` is missing");
-        self.decoder
-            .error(span, &at, message, &format!("expected {expected}"));
+        self.decoder.missing(node, path, key, expected);
     }
 
     /// An unchanged list of texts.

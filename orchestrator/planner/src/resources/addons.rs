@@ -1,0 +1,204 @@
+//! Addons: begun when their first target is known, told of every change of their targets, removed before nodes and
+//! infrastructure. They never block nodes, except that a node waits for a while until they have let go of it.
+
+use std::sync::Arc;
+
+use drover_core::{
+    Millis, Phase, Sym,
+    addon::{AddonTarget, WantedAddon, targets_hash},
+    node::Role,
+    resource::{ResourceKey, ResourceKind, ResourceRecord},
+};
+
+use super::{Told, Want};
+use crate::{ConditionKey, ConditionKind, NO_GROUP, Planner, State, observe::millis};
+
+impl<'a> Planner<'a> {
+    fn wanted_addons(&self) -> &'a [WantedAddon] {
+        if self.state.deleting {
+            &[]
+        } else {
+            self.input.addons
+        }
+    }
+
+    /// The key of a desired addon on the present backend of its platform. `None` if that is not known.
+    fn key_of(&self, addon: &WantedAddon) -> Option<ResourceKey> {
+        let platform = &addon.wanted.platform;
+        let uid = &self.input.platforms.get(platform)?.uid;
+        (!uid.is_empty())
+            .then(|| ResourceKey::addon(addon.name.clone(), platform.clone(), uid.clone()))
+    }
+
+    /// Determines what addons are to be told.
+    pub(crate) fn note_told(&mut self) {
+        let wanted = self.wanted_addons().iter().enumerate();
+        self.told = wanted.map(|(at, addon)| self.told_of(at, addon)).collect();
+    }
+
+    /// Releases addons before nodes go, and tells those that remain of what this plan has decided about nodes.
+    pub(crate) fn plan_addons(&mut self) {
+        let state = self.state;
+        let wanted = self.wanted_addons();
+        self.note_told();
+        for (key, record) in state.resources.iter() {
+            let Some(name) = key.addon_name() else {
+                continue;
+            };
+            if self.full() {
+                return;
+            }
+            let at = wanted.iter().position(|addon| {
+                addon.name == *name && addon.wanted.platform == key.platform && self.is_current(key)
+            });
+            let want = at.map(|at| Want {
+                wanted: &wanted[at].wanted,
+                told: self.told[at].clone(),
+            });
+            self.keep(key, record, want.as_ref());
+        }
+        for (at, addon) in wanted.iter().enumerate() {
+            let Some(told) = self.told[at].clone() else {
+                continue;
+            };
+            if !addon.targets.is_empty() && told.targets.is_empty() {
+                self.note("", None, false, "Addon", || {
+                    format!("{}: begins when its first target is known", addon.name)
+                });
+                continue;
+            }
+            let want = Want {
+                wanted: &addon.wanted,
+                told: Some(told),
+            };
+            self.begin(ResourceKind::Addon(addon.name.clone()), &want);
+        }
+    }
+
+    /// What an addon is to be told. `None` as long as a node that may be a target has not been seen by this process:
+    /// only platforms know the addresses, and a list without it would cut it off.
+    fn told_of(&self, at: usize, addon: &WantedAddon) -> Option<Told> {
+        let mut targets = Vec::new();
+        for (mark, node) in self.marks.iter().zip(&self.state.nodes) {
+            let ours = !mark.forgotten && !node.is_adopting() && addon.serves(&node.group);
+            let Some(node_id) = node.node_id.as_ref().filter(|_| ours) else {
+                continue;
+            };
+            let seen = &node.seen;
+            let over = matches!(seen.phase, Phase::Terminated | Phase::Failed);
+            if mark.dead || seen.gone || over {
+                continue;
+            }
+            if seen.phase == Phase::Unseen && seen.addresses.is_empty() {
+                // What this process has asked for was in no list yet.
+                if mark.leaving || node.create_time >= self.input.process_start {
+                    continue;
+                }
+                return None;
+            }
+            if seen.addresses.is_empty() && seen.endpoints.is_empty() {
+                continue;
+            }
+            targets.push(AddonTarget {
+                slot: node.slot,
+                node_id: node_id.clone(),
+                name: node.name().into(),
+                group: node.group.clone(),
+                addresses: seen.addresses.clone(),
+                endpoints: seen.endpoints.clone(),
+                draining: mark.leaving || seen.phase == Phase::Deprovisioning,
+                standby: mark.role != Role::Active,
+            });
+        }
+        let secrets = self.input.addon_secrets.get(at);
+        Some(Told {
+            targets_hash: targets_hash(&targets),
+            targets: targets.into(),
+            secrets_hash: secrets.cloned().unwrap_or_default(),
+        })
+    }
+
+    /// Whether an addon may still send new connections to a node, as far as this plan knows.
+    pub(crate) fn is_served(&self, at: usize) -> bool {
+        let slot = self.state.nodes[at].slot;
+        let records = self.state.resources.iter();
+        let mut addons = records.filter(|(key, _)| key.is_addon() && !self.gone.contains(*key));
+        addons.any(|(key, before)| {
+            let record = self.record_of(key)[1].unwrap_or(before);
+            if record.served.is_some() {
+                return serves(record, slot);
+            }
+            // An earlier process has sent the last list; if it was confirmed and is still the current one, it is known.
+            let current = self.wanted_addons().iter().zip(&self.told);
+            let current = current
+                .filter(|(addon, _)| self.key_of(addon).as_ref() == Some(key))
+                .find_map(|(_, told)| told.as_ref());
+            match current {
+                Some(told) if record.is_ready() && told.is_in(record) => lists(&told.targets, slot),
+                _ => true,
+            }
+        })
+    }
+
+    /// How long the removal of a node waits until its addons have let go of it. 0 if it has none.
+    pub(crate) fn release_span(&self, at: usize) -> Millis {
+        if !self.is_served(at) {
+            return 0;
+        }
+        let mark = &self.marks[at];
+        let grace = if mark.group == NO_GROUP {
+            let leaving = self.leaving(&self.state.nodes[at].group);
+            leaving.map(|one| one.grace)
+        } else {
+            Some(self.input.groups[usize::from(mark.group)].grace)
+        };
+        grace.map_or(0, millis)
+    }
+
+    /// Whether all addons are as desired and know their targets, as of this plan.
+    pub(crate) fn state_addons(&mut self) -> bool {
+        let wanted = self.wanted_addons();
+        if wanted.is_empty() {
+            return true;
+        }
+        let condition = ConditionKey {
+            group: Sym::default(),
+            kind: ConditionKind::AddonsReady,
+        };
+        // As long as their targets are unknown, nothing is known to have changed.
+        let before = self.state.conditions.contains_key(&condition);
+        let mut all = self.told.len() == wanted.len();
+        for (addon, told) in wanted.iter().zip(&self.told) {
+            let key = self.key_of(addon);
+            let record = key.and_then(|key| self.record_of(&key)[1]);
+            all &= record.is_some_and(|record| {
+                record.is_ready()
+                    && record.spec_hash == addon.wanted.spec_hash
+                    && told.as_ref().map_or(before, |told| told.is_in(record))
+            });
+        }
+        if all {
+            self.hold(condition, "AsWanted", "");
+        }
+        all
+    }
+}
+
+impl State {
+    /// Whether an addon has last confirmed that it serves a node.
+    #[must_use]
+    pub fn is_served(&self, slot: u64) -> bool {
+        let mut addons = self.resources.iter().filter(|(key, _)| key.is_addon());
+        addons.any(|(_, record)| serves(record, slot))
+    }
+}
+
+fn serves(record: &ResourceRecord, slot: u64) -> bool {
+    let served: Option<&Arc<[AddonTarget]>> = record.served.as_ref();
+    served.is_some_and(|targets| lists(targets, slot))
+}
+
+fn lists(targets: &[AddonTarget], slot: u64) -> bool {
+    let mut own = targets.iter().filter(|target| target.slot == slot);
+    own.any(|target| !target.draining)
+}

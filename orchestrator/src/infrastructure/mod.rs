@@ -1,7 +1,0 @@
-//! Infrastructure: validated on apply, shown, and swept where clusters no longer exist.
-
-pub(crate) mod check;
-pub(crate) mod show;
-pub(crate) mod sweep;
-
-pub(crate) use sweep::Leaks;

@@ -1,0 +1,7 @@
+//! Infrastructure and addons: validated on apply, shown, and swept where clusters no longer exist.
+
+pub(crate) mod check;
+pub(crate) mod show;
+pub(crate) mod sweep;
+
+pub(crate) use sweep::Leaks;

@@ -1,0 +1,324 @@
+//! Sweeps leaked infrastructure and addons: remnants of deleted clusters are released; foreign ones are only counted, never
+//! touched.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use drover_client::PlatformClient;
+use drover_core::{Millis, Reason, Result, Sym, Urgency};
+use drover_executor::{Envelope, Kind};
+use drover_platforms::Registered;
+use drover_proto::platform::v1 as wire;
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+use crate::shared::Shared;
+
+/// Interval between complete reads of the platforms' resources.
+const INTERVAL: Duration = Duration::from_secs(60);
+/// Time for which remnants of a deleted cluster must be visible before they are released.
+const GRACE: Millis = 120_000;
+/// Deadline of a complete read.
+const LIST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Deadline of a release.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Interval for platforms on which nothing was requested since this process started.
+const IDLE_INTERVAL: Millis = 3_600_000;
+
+/// What is left of a deleted cluster: the owner, and the name of the addon. `None` for its infrastructure.
+type Left = (Uuid, Option<String>);
+
+/// Remnants of deleted clusters, by platform, and since when this process has seen them.
+#[derive(Debug, Default)]
+pub(crate) struct Leaks {
+    left: Mutex<BTreeMap<(Sym, Left), Millis>>,
+    /// Platforms on which infrastructure or addons were requested since this process started.
+    used: Mutex<BTreeSet<Sym>>,
+}
+
+impl Leaks {
+    /// Deleted clusters with remnants.
+    pub(crate) fn owners(&self) -> Vec<Uuid> {
+        let leaks = self.left.lock();
+        leaks.keys().map(|(_, (owner, _))| *owner).collect()
+    }
+
+    /// A deleted cluster with remnants on a platform.
+    pub(crate) fn user(&self, platform: &str) -> Option<Uuid> {
+        let leaks = self.left.lock();
+        leaks
+            .keys()
+            .find(|(name, _)| **name == *platform)
+            .map(|(_, (owner, _))| *owner)
+    }
+
+    /// Called when a platform is unregistered.
+    pub(crate) fn forget(&self, platform: &str) {
+        self.left.lock().retain(|(name, _), _| **name != *platform);
+    }
+
+    /// Marks that infrastructure or an addon is requested on a platform, so that remnants may exist there one day.
+    pub(crate) fn used(&self, platform: &Sym) {
+        self.used.lock().insert(platform.clone());
+    }
+
+    /// Whether a platform last read at `last` is due for another read.
+    fn is_worth(&self, platform: &Sym, last: Millis, now: Millis) -> bool {
+        last + IDLE_INTERVAL <= now
+            || self.used.lock().contains(platform)
+            || self.user(platform).is_some()
+    }
+
+    /// Takes in what is left on a platform now. Returns what has been visible for long enough.
+    fn seen(&self, platform: &Sym, left: &BTreeSet<Left>, now: Millis) -> Vec<Left> {
+        let mut leaks = self.left.lock();
+        leaks.retain(|(name, one), _| name != platform || left.contains(one));
+        let mut due = Vec::new();
+        for one in left {
+            let since = *leaks.entry((platform.clone(), one.clone())).or_insert(now);
+            if since + GRACE <= now {
+                due.push(one.clone());
+            }
+        }
+        due
+    }
+}
+
+/// Reads all platforms periodically, until the orchestrator stops.
+pub(crate) async fn run(shared: Arc<Shared>) {
+    let mut turn = tokio::time::interval(INTERVAL);
+    turn.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut looked: BTreeMap<Sym, Millis> = BTreeMap::new();
+    loop {
+        tokio::select! {
+            () = shared.stop.cancelled() => return,
+            _ = turn.tick() => {}
+        }
+        let platforms: Vec<Arc<Registered>> = shared.platforms.read().values().cloned().collect();
+        for registered in platforms {
+            let name = &registered.platform.name;
+            let now = shared.now();
+            if let Some(last) = looked.get(name)
+                && !shared.leaks.is_worth(name, *last, now)
+            {
+                continue;
+            }
+            let look = look(&shared, &registered);
+            tokio::select! {
+                () = shared.stop.cancelled() => return,
+                outcome = look => match outcome {
+                    Ok(true) => {
+                        looked.insert(name.clone(), now);
+                    }
+                    Ok(false) => {}
+                    Err(error) => {
+                        tracing::debug!(platform = %name, %error, "infrastructure could not be looked at");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Returns whether the platform was read.
+async fn look(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<bool> {
+    let platform = &registered.platform;
+    let now = shared.now();
+    let makes = [wire::Capability::Infrastructure, wire::Capability::Addons];
+    let [infrastructure, addons] = makes.map(|capability| platform.has(capability));
+    if !(infrastructure || addons) || !platform.is_visible(now) || !platform.view(now).callable {
+        return Ok(false);
+    }
+    let mut sorted = Sorted::default();
+    if infrastructure {
+        let owned = list_infrastructure(shared, registered).await?;
+        sorted.take(shared, &platform.name, owned);
+    }
+    if addons {
+        let owned = list_addons(shared, registered).await?;
+        sorted.take(shared, &platform.name, owned);
+    }
+    if platform.set_foreign_resources(sorted.foreign) && sorted.foreign > 0 {
+        tracing::warn!(platform = %platform.name, resources = sorted.foreign, "infrastructure or addons of others are there; left alone");
+    }
+    let due = (shared.leaks).seen(&platform.name, &sorted.left, shared.now());
+    if shared.store.restored_hold() {
+        return Ok(true);
+    }
+    for left in due {
+        release(shared, registered, left).await?;
+    }
+    Ok(true)
+}
+
+/// Something that a platform shows, and to whom it belongs.
+struct Owned {
+    owner: Option<Uuid>,
+    addon: Option<String>,
+    /// Highest sequence of a request that made a part of it. `None` if none is recorded.
+    sequence: Option<u64>,
+}
+
+fn envelope<'a>(
+    shared: &'a Shared,
+    kind: Kind,
+    registered: &'a Registered,
+    uid: &'a str,
+    owner: Uuid,
+) -> Envelope<'a> {
+    Envelope {
+        executor: &shared.executor,
+        kind,
+        platform: &registered.platform.name,
+        uid,
+        owner,
+        urgency: Urgency::Bulk,
+    }
+}
+
+async fn list_infrastructure(shared: &Shared, registered: &Registered) -> Result<Vec<Owned>> {
+    let uid = registered.platform.identity().0;
+    // A list covers all owners and carries no fence.
+    let envelope = envelope(shared, Kind::Read, registered, &uid, Uuid::nil());
+    let listed = envelope.send(async |open| {
+        let message = wire::ListInfrastructureRequest {
+            expected_platform_uid: uid.clone(),
+            expected_instance_id: open.instance.clone(),
+            ..wire::ListInfrastructureRequest::default()
+        };
+        open.call(async |client| client.list_infrastructure(message, LIST_TIMEOUT).await)
+            .await
+    });
+    let listed = listed.await?;
+    let there = listed
+        .iter()
+        .filter(|one| one.phase() != wire::ResourcePhase::Gone);
+    let owned = there.map(|one| Owned {
+        owner: Uuid::parse_str(&one.owner).ok(),
+        addon: None,
+        sequence: Some(one.sequence),
+    });
+    Ok(owned.collect())
+}
+
+async fn list_addons(shared: &Shared, registered: &Registered) -> Result<Vec<Owned>> {
+    let uid = registered.platform.identity().0;
+    let envelope = envelope(shared, Kind::ReadAddons, registered, &uid, Uuid::nil());
+    let listed = envelope.send(async |open| {
+        let message = wire::ListAddonsRequest {
+            expected_platform_uid: uid.clone(),
+            expected_instance_id: open.instance.clone(),
+            ..wire::ListAddonsRequest::default()
+        };
+        open.call(async |client| client.list_addons(message, LIST_TIMEOUT).await)
+            .await
+    });
+    let listed = listed.await?.addons;
+    let there = listed
+        .iter()
+        .filter(|one| one.phase() != wire::ResourcePhase::Gone);
+    let owned = there.map(|one| Owned {
+        owner: Uuid::parse_str(&one.owner).ok(),
+        addon: Some(one.name.clone()),
+        sequence: one.resources.iter().map(|part| part.sequence).max(),
+    });
+    Ok(owned.collect())
+}
+
+/// What a platform shows, by ownership.
+#[derive(Default)]
+struct Sorted {
+    /// Remnants of deleted clusters.
+    left: BTreeSet<Left>,
+    /// Number of resources and addons of unknown owners.
+    foreign: u32,
+}
+
+impl Sorted {
+    fn take(&mut self, shared: &Shared, platform: &Sym, all: Vec<Owned>) {
+        let mut newer = BTreeSet::new();
+        for one in all {
+            let owner = one.owner;
+            if owner.is_some_and(|owner| shared.clusters.get(owner).is_some()) {
+                continue;
+            }
+            let known = owner.and_then(|owner| Some((owner, shared.tombstones.name(owner)?)));
+            let Some((owner, name)) = known else {
+                self.foreign = self.foreign.saturating_add(1);
+                continue;
+            };
+            let left = (owner, one.addon);
+            let gave_out = |sequence| shared.tombstones.gave_out(owner, sequence);
+            if one.sequence.is_none_or(gave_out) {
+                self.left.insert(left);
+            } else {
+                tracing::error!(
+                    %platform, cluster = %name, sequence = one.sequence, addon = left.1,
+                    "a deleted cluster has infrastructure or an addon of a request that this store never gave out; left alone"
+                );
+                self.foreign = self.foreign.saturating_add(1);
+                newer.insert(left);
+            }
+        }
+        // A release would free everything of the owner, or of the addon.
+        self.left.retain(|left| !newer.contains(left));
+    }
+}
+
+/// Releases a remnant of a deleted cluster. The tombstone is the durable intent; the owner identifies what is freed.
+async fn release(shared: &Arc<Shared>, registered: &Arc<Registered>, left: Left) -> Result<()> {
+    let (owner, addon) = left;
+    let Some(name) = shared.tombstones.name(owner) else {
+        return Ok(());
+    };
+    let platform = &registered.platform.name;
+    let uid = registered.platform.identity().0;
+    let kind = match addon {
+        None => Kind::Release,
+        Some(_) => Kind::RemoveAddon,
+    };
+    let envelope = envelope(shared, kind, registered, &uid, owner);
+    tracing::info!(%platform, cluster = %name, %owner, addon, "releasing what is left of a deleted cluster");
+    let answer = envelope.send(async |open| match addon {
+        None => {
+            let message = wire::ReleaseInfrastructureRequest {
+                expected_platform_uid: uid.clone(),
+                expected_instance_id: open.instance.clone(),
+                fence: Some(open.fence.clone()),
+                cluster_id: name.clone(),
+                owner: owner.to_string(),
+            };
+            let call = async |client: PlatformClient| {
+                client
+                    .release_infrastructure(message, RELEASE_TIMEOUT)
+                    .await
+            };
+            open.call(call).await.map(drop)
+        }
+        Some(addon) => {
+            let message = wire::RemoveAddonRequest {
+                expected_platform_uid: uid.clone(),
+                expected_instance_id: open.instance.clone(),
+                fence: Some(open.fence.clone()),
+                cluster_id: name.clone(),
+                owner: owner.to_string(),
+                name: addon,
+            };
+            let call =
+                async |client: PlatformClient| client.remove_addon(message, RELEASE_TIMEOUT).await;
+            open.call(call).await.map(drop)
+        }
+    });
+    if let Err(error) = answer.await {
+        // A platform that is busy for one owner is busy for all of them, and other platforms wait.
+        if error.reason() == Reason::NotSent {
+            return Err(error);
+        }
+        tracing::debug!(%platform, cluster = %name, %error, "it could not be released");
+    }
+    Ok(())
+}

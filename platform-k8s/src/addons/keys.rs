@@ -1,0 +1,108 @@
+//! Keys and certificates that are made here.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use drover_core::{Error, Result};
+use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+/// How long a certificate is valid, and when it is replaced.
+const VALID: Duration = Duration::from_secs(90 * 24 * 3600);
+const RENEWED: Duration = Duration::from_secs(60 * 24 * 3600);
+/// Clocks may differ.
+const BEFORE: Duration = Duration::from_secs(3600);
+
+/// A new private key of ECDSA P-256, PEM of PKCS #8, in base64.
+///
+/// # Errors
+/// `Internal` if there is no randomness.
+pub(super) fn private_key() -> Result<String> {
+    let key = KeyPair::generate().map_err(|_| Error::internal("no key could be made"))?;
+    Ok(BASE64.encode(key.serialize_pem()))
+}
+
+/// Names and addresses under which an OIDC provider is reached.
+pub(super) fn names(issuer: &str, service: &str, address: &str) -> Vec<String> {
+    let authority = issuer.split_once("://").map_or(issuer, |(_, rest)| rest);
+    let authority = authority.split('/').next().unwrap_or_default();
+    let host = match authority.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => authority.split(':').next().unwrap_or_default(),
+    };
+    let mut names = vec![host.to_owned()];
+    names.extend([service.to_owned(), format!("{service}.svc")]);
+    if !address.is_empty() {
+        names.push(address.to_owned());
+    }
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// The certificate of a secret, or one that its authority issues for these names: `crt` and `key` in base64, `once` (the
+/// digest of what it was made from) and, if it was issued, `renew_after`.
+///
+/// # Errors
+/// `Invalid` if the authority cannot be read.
+pub(super) fn certificate(secret: &BTreeMap<String, Vec<u8>>, names: &[String]) -> Result<Value> {
+    let pem = |key: &str| {
+        let content = secret.get(key).map(Vec::as_slice).unwrap_or_default();
+        String::from_utf8_lossy(content).into_owned()
+    };
+    let mut hash = Sha256::new();
+    for text in secret
+        .values()
+        .map(Vec::as_slice)
+        .chain(names.iter().map(String::as_bytes))
+    {
+        hash.update((text.len() as u64).to_be_bytes());
+        hash.update(text);
+    }
+    let once = drover_platform::identity::hex(&hash.finalize()[..16]);
+    if secret.contains_key("tls.crt") {
+        return Ok(json!({
+            "crt": BASE64.encode(pem("tls.crt")), "key": BASE64.encode(pem("tls.key")), "once": once,
+        }));
+    }
+    let refused = |what: &str| {
+        Error::invalid(
+            "spec.oidc_provider.tls_secret",
+            format!("its {what} cannot be used"),
+        )
+    };
+    let authority = KeyPair::from_pem(&pem("ca.key")).map_err(|_| refused("ca.key"))?;
+    let issuer =
+        Issuer::from_ca_cert_pem(&pem("ca.crt"), authority).map_err(|_| refused("ca.crt"))?;
+    let key = KeyPair::generate().map_err(|_| Error::internal("no key could be made"))?;
+    let mut params = CertificateParams::new(names.to_vec()).map_err(|_| {
+        Error::invalid(
+            "spec.oidc_provider.issuer",
+            "has a host for which no certificate can be issued",
+        )
+    })?;
+    let now = SystemTime::now();
+    (params.not_before, params.not_after) = ((now - BEFORE).into(), (now + VALID).into());
+    params.distinguished_name.push(
+        DnType::CommonName,
+        names.first().cloned().unwrap_or_default(),
+    );
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let signed = params
+        .signed_by(&key, &issuer)
+        .map_err(|_| refused("ca.key"))?;
+    let renew = now + RENEWED;
+    let renew = renew
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs();
+    let chain = format!("{}{}", signed.pem(), pem("ca.crt"));
+    Ok(json!({
+        "crt": BASE64.encode(chain), "key": BASE64.encode(key.serialize_pem()), "once": once,
+        "renew_after": renew.to_string(),
+    }))
+}

@@ -1,0 +1,271 @@
+//! What there is of addons.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use drover_core::Result;
+use drover_platform::addons::Owner;
+use futures::future::try_join_all;
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Pod, Service},
+};
+use kube::{
+    api::{DeleteParams, Preconditions, PropagationPolicy},
+    core::ObjectMeta,
+};
+use serde::de::DeserializeOwned;
+
+use super::{
+    Backend,
+    apply::is_due,
+    context::Address,
+    mark::{self, Mark},
+};
+use crate::{
+    client::{Deletion, Kind, ListQuery, Meta as _, Object, Shape},
+    delete::Item,
+    labels,
+};
+
+/// Which addon: its owner is empty if it is foreign.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Slot {
+    pub(super) cluster_id: String,
+    pub(super) owner: String,
+    pub(super) name: String,
+}
+
+impl Slot {
+    pub(super) fn of(owner: &Owner, name: &str) -> Self {
+        Self {
+            cluster_id: owner.cluster_id.clone(),
+            owner: owner.owner.clone(),
+            name: name.to_owned(),
+        }
+    }
+
+    pub(super) fn selector(&self) -> String {
+        mark::selector(&self.cluster_id, &self.name)
+    }
+
+    /// The addon of an object. Labels that contradict its identity make it foreign.
+    fn of_meta(meta: &ObjectMeta) -> Self {
+        let label = |key: &str| meta.labels().get(key).cloned().unwrap_or_default();
+        let (cluster, name) = (label(labels::ADDON_CLUSTER), label(labels::ADDON));
+        match Mark::of(meta) {
+            Some(mark)
+                if labels::value(&mark.cluster_id) == cluster
+                    && labels::value(&mark.name) == name =>
+            {
+                Self {
+                    cluster_id: mark.cluster_id,
+                    owner: mark.owner,
+                    name: mark.name,
+                }
+            }
+            _ => Self {
+                cluster_id: cluster,
+                owner: String::new(),
+                name,
+            },
+        }
+    }
+
+    /// Whether a pod, which has no identity, has the labels of this addon.
+    fn has(&self, pod: &Pod) -> bool {
+        let label = |key: &str| pod.metadata.labels().get(key).map_or("", String::as_str);
+        label(labels::ADDON) == labels::value(&self.name)
+            && label(labels::ADDON_CLUSTER) == labels::value(&self.cluster_id)
+            && label(labels::OWNER) == labels::value(&self.owner)
+    }
+}
+
+/// Objects of addons.
+#[derive(Clone, Default)]
+pub(super) struct Things {
+    /// All but pods, and but those that a controller keeps.
+    pub(super) items: Vec<Item>,
+    pub(super) deployments: Vec<Deployment>,
+    pub(super) services: Vec<Service>,
+    pub(super) pods: Vec<Pod>,
+}
+
+impl Things {
+    pub(super) fn is_empty(&self) -> bool {
+        self.items.is_empty() && self.pods.is_empty()
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &Item> {
+        self.items.iter()
+    }
+
+    /// Whether an object that was listed, or read by its name, is of this addon.
+    pub(super) fn is_of(&self, item: &Item, owner: &Owner, name: &str) -> bool {
+        Mark::of(&item.meta).is_some_and(|mark| mark.is_of(owner, name))
+    }
+
+    pub(super) fn find(&self, kind: &Kind, name: &str) -> Option<&Item> {
+        let mut items = self.items.iter();
+        items.find(|item| {
+            item.kind.resource.group == kind.resource.group
+                && item.kind.resource.kind == kind.resource.kind
+                && item.meta.name() == name
+        })
+    }
+
+    /// How an address is given to the service that is there.
+    pub(super) fn address(&self, address: &str) -> Address {
+        let external = self
+            .services
+            .iter()
+            .filter_map(|service| service.spec.as_ref());
+        let mut external = external
+            .filter_map(|spec| spec.external_ips.as_ref())
+            .flatten();
+        if !address.is_empty() && external.any(|it| it == address) {
+            Address::External
+        } else {
+            Address::Cluster
+        }
+    }
+
+    /// The certificate that was issued and is not yet due: what it was made from, and when it is due.
+    pub(super) fn certificate(&self) -> Option<(String, String)> {
+        self.items.iter().find_map(|item| {
+            let annotations = item.meta.annotations();
+            let due = annotations.get(labels::RENEW_AFTER)?;
+            let once = annotations.get(labels::ONCE)?;
+            (!is_due(&item.meta)).then(|| (once.clone(), due.clone()))
+        })
+    }
+
+    /// The addons among these.
+    pub(super) fn slots(&self) -> BTreeSet<Slot> {
+        self.items
+            .iter()
+            .map(|item| Slot::of_meta(&item.meta))
+            .collect()
+    }
+
+    /// Only those of one addon.
+    pub(super) fn of(&self, slot: &Slot) -> Self {
+        let of = |meta: &ObjectMeta| Slot::of_meta(meta) == *slot;
+        let only = |item: &&Item| of(&item.meta);
+        Self {
+            items: self.items.iter().filter(only).cloned().collect(),
+            deployments: kept(&self.deployments, |it| of(&it.metadata)),
+            services: kept(&self.services, |it| of(&it.metadata)),
+            pods: kept(&self.pods, |pod| slot.has(pod)),
+        }
+    }
+}
+
+fn kept<T: Clone>(all: &[T], fits: impl Fn(&T) -> bool) -> Vec<T> {
+    all.iter().filter(|it| fits(it)).cloned().collect()
+}
+
+/// A kind with the part of it that is read whole.
+enum Page {
+    Metadata(Vec<Object>),
+    Deployments(Vec<Deployment>),
+    Services(Vec<Service>),
+}
+
+impl Backend {
+    /// Reads everything with these labels: one list of each kind.
+    pub(super) async fn read(&self, labels: &str) -> Result<Things> {
+        let lists = self.kinds.iter().map(|kind| async move {
+            let resource = &kind.resource;
+            let page = match (resource.group.as_str(), resource.plural.as_str()) {
+                ("apps", "deployments") => Page::Deployments(self.whole(kind, labels).await?),
+                ("", "services") => Page::Services(self.whole(kind, labels).await?),
+                _ => {
+                    let query = self.query(kind, labels, Shape::Metadata);
+                    Page::Metadata(self.api.list_all(&query).await?)
+                }
+            };
+            Ok((kind, page))
+        });
+        // What was made last is read last: pods of a Deployment that was made meanwhile are no leftovers.
+        let lists = try_join_all(lists);
+        let (lists, pods) = futures::try_join!(lists, self.whole(&self.pods, labels))?;
+        let mut things = Things {
+            pods,
+            ..Things::default()
+        };
+        for (kind, page) in lists {
+            let metas: Vec<ObjectMeta> = match page {
+                Page::Metadata(objects) => objects.into_iter().map(|it| it.metadata).collect(),
+                Page::Deployments(all) => {
+                    let metas = all.iter().map(|it| it.metadata.clone()).collect();
+                    things.deployments.extend(all);
+                    metas
+                }
+                Page::Services(all) => {
+                    let metas = all.iter().map(|it| it.metadata.clone()).collect();
+                    things.services.extend(all);
+                    metas
+                }
+            };
+            let own = metas.into_iter().filter(|meta| meta.controller().is_none());
+            things.items.extend(own.map(|meta| Item {
+                kind: Arc::clone(kind),
+                meta,
+            }));
+        }
+        Ok(things)
+    }
+
+    async fn whole<T: DeserializeOwned + Clone>(
+        &self,
+        kind: &Kind,
+        labels: &str,
+    ) -> Result<Vec<T>> {
+        let query = self.query(kind, labels, Shape::Full);
+        self.api.list_json_of(&query).await
+    }
+
+    fn query<'a>(&'a self, kind: &'a Kind, labels: &'a str, shape: Shape) -> ListQuery<'a> {
+        ListQuery {
+            kind,
+            namespace: &self.namespace,
+            labels,
+            fields: "",
+            shape,
+        }
+    }
+
+    /// Deletes objects, each if it is still the one that was read. A workload stays until its pods are gone.
+    pub(super) async fn delete(&self, items: impl Iterator<Item = &Item>) -> Result<()> {
+        let mut deleted = Ok(());
+        for item in items.filter(|item| !item.meta.is_deleting()) {
+            let runs = item.kind.resource.group == "apps";
+            let options = DeleteParams {
+                preconditions: Some(Preconditions {
+                    uid: Some(item.meta.uid().to_owned()),
+                    ..Preconditions::default()
+                }),
+                propagation_policy: Some(if runs {
+                    PropagationPolicy::Foreground
+                } else {
+                    PropagationPolicy::Background
+                }),
+                ..DeleteParams::default()
+            };
+            let name = item.meta.name();
+            let gone = self.api.delete(&item.kind, &self.namespace, name, &options);
+            match gone.await {
+                Ok(Deletion::Accepted | Deletion::Gone) => {}
+                Err(error) => deleted = deleted.and(Err(error)),
+            }
+        }
+        deleted
+    }
+}
+
+impl Item {
+    /// Kind and name in messages (`service/blue-lb-1a2b3c4d`).
+    pub(crate) fn label(&self) -> String {
+        self.kind.object(self.meta.name())
+    }
+}

@@ -1,0 +1,131 @@
+//! The management controllers of hosts, for jump hosts: address and credentials go into a Secret of the addon, and nowhere
+//! else.
+
+use async_trait::async_trait;
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use drover_core::Result;
+use drover_proto::platform::v1::AddonTarget;
+use futures::{StreamExt as _, stream};
+
+use super::{
+    backend::{Backend, READ_TOGETHER},
+    host::{BareMetalHost, Bmc},
+};
+use crate::addons::{ControllerFiles, Controllers};
+
+#[async_trait]
+impl Controllers for Backend {
+    async fn files(&self, targets: &[AddonTarget]) -> Result<ControllerFiles> {
+        let read = |target: AddonTarget| async move {
+            let found = self
+                .cache
+                .found(|node| node.node_id == target.node_id)
+                .pop();
+            let host = match found.and_then(|found| found.node.host_id) {
+                Some(id) => self.get(&id).await?,
+                None => None,
+            };
+            let files = match host {
+                Some(host) => self.controller(&host).await,
+                None => Err("is no host of this platform".to_owned()),
+            };
+            Ok((target.name, files))
+        };
+        let reads = stream::iter(targets.to_vec().into_iter().map(read));
+        let read: Vec<Result<_>> = reads.buffered(READ_TOGETHER).collect().await;
+        let mut all = ControllerFiles::default();
+        for outcome in read {
+            match outcome? {
+                (name, Ok((url, credentials))) => {
+                    all.files.insert(format!("{name}.url"), BASE64.encode(url));
+                    let file = format!("{name}.curl");
+                    all.files.insert(file, BASE64.encode(credentials));
+                }
+                (name, Err(why)) => all
+                    .lacking
+                    .push(format!("{name} has no power control: {why}")),
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl Backend {
+    /// Address of the system at the management controller of a host, and the configuration of curl for it.
+    async fn controller(&self, host: &BareMetalHost) -> Result<(String, String), String> {
+        let bmc = &host.spec.bmc;
+        let url = url(&bmc.address)?;
+        let (user, password) = self.secrets.credentials(host).await?;
+        Ok((url, curl(bmc, &user, &password)))
+    }
+}
+
+/// The configuration of curl, one option a line.
+fn curl(bmc: &Bmc, user: &str, password: &str) -> String {
+    let text = format!("{user}:{password}");
+    let text = text.replace('\\', "\\\\").replace('"', "\\\"");
+    let text = text.replace('\n', "\\n").replace('\r', "\\r");
+    let insecure = if bmc.disable_certificate_verification {
+        "insecure\n"
+    } else {
+        ""
+    };
+    format!("user = \"{text}\"\n{insecure}")
+}
+
+/// The URL of a system from an address as metal3 has it: `redfish+https://HOST/redfish/v1/Systems/1`,
+/// `idrac-virtualmedia://…`.
+fn url(address: &str) -> Result<String, String> {
+    let Some((scheme, rest)) = address.split_once("://") else {
+        return Err("its host has no spec.bmc.address".to_owned());
+    };
+    let (kind, transport) = scheme.split_once('+').unwrap_or((scheme, "https"));
+    let speaks = kind.contains("redfish") || kind.contains("virtualmedia");
+    if !speaks || !matches!(transport, "http" | "https") {
+        return Err(format!(
+            "its management controller speaks {scheme}, and not Redfish"
+        ));
+    }
+    let rest = rest.trim_end_matches('/');
+    let odd = |c: char| c.is_control() || c.is_whitespace();
+    match rest.split_once('/') {
+        Some((host, path)) if !host.is_empty() && !path.is_empty() && !rest.contains(odd) => {
+            Ok(format!("{transport}://{rest}"))
+        }
+        _ => Err("its spec.bmc.address names no system".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_metal3_lead_to_systems() {
+        let system = "10.0.0.1:8000/redfish/v1/Systems/1";
+        for (scheme, transport) in [
+            ("redfish", "https"),
+            ("redfish+http", "http"),
+            ("redfish-virtualmedia+https", "https"),
+            ("idrac-virtualmedia", "https"),
+        ] {
+            let found = url(&format!("{scheme}://{system}")).unwrap();
+            assert_eq!(found, format!("{transport}://{system}"));
+        }
+        for wrong in [
+            "",
+            "ipmi://10.0.0.1",
+            "redfish://10.0.0.1",
+            "redfish+ftp://h/s",
+            "redfish://h/a b",
+        ] {
+            assert!(url(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_password_cannot_become_an_option() {
+        let config = curl(&Bmc::default(), "admin", "a\"b\\c\nurl = x");
+        assert_eq!(config, "user = \"admin:a\\\"b\\\\c\\nurl = x\"\n");
+    }
+}

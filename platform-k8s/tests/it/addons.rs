@@ -1,0 +1,12 @@
+//! Addons at a real API server. Nodes there are kwok's: pods only say that they run, and nothing logs. What runs is in
+//! `kubelet`.
+
+mod balancer;
+mod bench;
+mod faults;
+mod kubelet;
+mod others;
+mod refused;
+mod rights;
+
+use bench::{Bench, mapping, target};
