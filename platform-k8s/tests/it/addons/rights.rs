@@ -126,7 +126,7 @@ async fn live(addons: &KubernetesAddons) -> Result<()> {
 
 /// The rights that an error names, if it is about rights.
 fn lacking(error: &Error) -> &str {
-    assert_eq!(error.reason(), Reason::PermissionDenied, "{error}");
+    assert_eq!(error.reason(), Reason::CredentialsRefused, "{error}");
     error.message()
 }
 
