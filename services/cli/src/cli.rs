@@ -254,6 +254,9 @@ pub(crate) struct DevArgs {
     /// Further simulated platforms, by name
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) simulate: Vec<String>,
+    /// Simulate the BareMetalHosts in a file, as platform metal3; their Secrets are in it, too
+    #[arg(long, value_name = "FILE")]
+    pub(crate) simulate_hosts: Option<PathBuf>,
     /// Clouds to emulate, each a platform: aws, gcp (gcd), digitalocean, metal, or NAME=CLOUD (feature emulate)
     #[arg(long, value_name = "CLOUD", value_delimiter = ',')]
     pub(crate) emulate: Vec<String>,

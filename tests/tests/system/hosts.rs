@@ -201,3 +201,141 @@ async fn a_cluster_claims_hosts_replaces_those_that_are_gone_and_gives_all_of_th
     assert_eq!(claims(&namespace).await, BTreeMap::new());
     world.end().await;
 }
+
+/// A document of SIP for hosts that it has labelled.
+const SIP: &str = "apiVersion: airship.airshipit.org/v1
+kind: SIPCluster
+metadata: {name: blue, namespace: tenants}
+spec:
+  nodes:
+    ControlPlane:
+      labelSelector: {matchLabels: {vino.airshipit.org/flavor: big}}
+      topologyKey: vino.airshipit.org/rack
+      count: {active: 1, standby: 1}
+    Worker:
+      labelSelector: {matchLabels: {vino.airshipit.org/flavor: small}}
+      count: {active: 1, standby: 1}
+";
+
+/// Labels of SIP on each host that has some.
+async fn labelled(namespace: &Namespace) -> BTreeMap<String, BTreeMap<String, String>> {
+    let list = namespace.raw.get(&hosts_of(namespace)).await.unwrap();
+    let own = |host: &Value| {
+        let labels = &host["metadata"]["labels"];
+        let labels: BTreeMap<String, String> = serde_json::from_value(labels.clone()).unwrap();
+        let own = labels
+            .into_iter()
+            .filter(|(key, _)| key.starts_with("sip.airshipit.org/"));
+        let name = host["metadata"]["name"].as_str().unwrap().to_owned();
+        (name, own.collect::<BTreeMap<_, _>>())
+    };
+    let all = list["items"].as_array().unwrap().iter().map(own);
+    all.filter(|(_, labels)| !labels.is_empty()).collect()
+}
+
+/// Two racks with three hosts of a control plane and two of workers that SIP has labelled, in both of its families, and
+/// four more that are free.
+async fn pool_of_sip(namespace: &Namespace) {
+    definitions::define(&namespace.raw, &definitions::metal3()).await;
+    let today = |kind: &str| {
+        json!({
+            "sip.airshipit.org/cluster-namespace": "tenants",
+            "sip.airshipit.org/cluster-name": "blue",
+            "sip.airshipit.org/node-type": kind,
+        })
+    };
+    let former = json!({
+        "sip.airshipit.org/workload-cluster": "tenants_blue",
+        "sip.airshipit.org/scheduled": "true",
+        "sip.airshipit.org/node-type": "worker",
+    });
+    for (name, rack, flavor, labels) in [
+        ("c1", "r1", "big", Some(today("ControlPlane"))),
+        ("c2", "r2", "big", Some(today("ControlPlane"))),
+        ("c3", "r3", "big", Some(today("ControlPlane"))),
+        ("c0-free", "r0", "big", None),
+        ("c4-free", "r4", "big", None),
+        ("w1", "r1", "small", Some(former.clone())),
+        ("w2", "r2", "small", Some(former)),
+        ("w0-free", "r0", "small", None),
+        ("w3-free", "r3", "small", None),
+    ] {
+        add(namespace, name, rack, flavor).await;
+        if let Some(labels) = labels {
+            let path = format!("{}/{name}", hosts_of(namespace));
+            let patch = json!({"metadata": {"labels": labels}});
+            namespace.raw.merge(&path, &patch).await.unwrap();
+        }
+    }
+}
+
+fn count(plan: &pb::Plan, kind: pb::ActionKind) -> u32 {
+    let actions = plan.actions.iter().filter(|action| action.kind() == kind);
+    actions.map(|action| action.count).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_of_sip_is_taken_over_with_the_hosts_that_it_has() {
+    let rig = Rig::shared(Options::default());
+    let namespace = rig.namespace().await;
+    pool_of_sip(&namespace).await;
+    let mut world = World::new().await;
+    let settings = Settings {
+        driver: DriverKind::Hosts,
+        kubeconfig: Some(rig.kubeconfig().to_owned()),
+        namespaces: vec![namespace.name.clone()],
+        ..Settings::default()
+    };
+    world.add("metal3", settings).await;
+    let mut manifests = drover_manifest::Manifests::default();
+    manifests.add_text("sip.yaml", ".".into(), SIP.to_owned());
+    let objects = manifests.decode(Some(&["metal3".to_owned()]));
+    assert!(
+        objects.diagnostics.is_empty(),
+        "{}",
+        objects.diagnostics.render("")
+    );
+    let cluster = objects.clusters[0].object.clone();
+    let (name, spec) = (cluster.name.as_str(), cluster.spec.unwrap());
+
+    let before = labelled(&namespace).await;
+    let planned = world.adopt(name, spec.clone(), true).await.unwrap();
+    let plan = planned.plan.unwrap();
+    let counts = [
+        pb::ActionKind::Adopt,
+        pb::ActionKind::Provision,
+        pb::ActionKind::Deprovision,
+    ]
+    .map(|kind| count(&plan, kind));
+    assert_eq!(counts, [5, 0, 1], "{plan:#?}");
+    let said = planned.warnings.join("; ");
+    assert!(said.contains("1 nodes are then more than wanted"), "{said}");
+    assert_eq!(labelled(&namespace).await, before, "it was only asked");
+
+    world.adopt(name, spec, false).await.unwrap();
+    world.ready(name, 4).await;
+    world
+        .until("what is more than wanted is released", async |_| {
+            claims(&namespace).await.len() == 4
+        })
+        .await;
+    let claims = claims(&namespace).await;
+    let names: Vec<&str> = claims.keys().map(String::as_str).collect();
+    assert!(names.contains(&"c1"), "{names:?}");
+    assert!(names.contains(&"w1") && names.contains(&"w2"), "{names:?}");
+    let role = |name: &str| claims[name]["drover.dev/role"].as_str();
+    assert_eq!(
+        [role("c1"), role("w1"), role("w2")],
+        ["active", "active", "standby"]
+    );
+    let after = labelled(&namespace).await;
+    for name in claims.keys() {
+        assert_eq!(after[name], before[name], "{name} is selected as before");
+    }
+    assert_eq!(after.len(), 4, "the released one is free: {after:?}");
+
+    world.delete(name).await;
+    world.gone(name).await;
+    assert_eq!(labelled(&namespace).await, BTreeMap::new());
+    world.end().await;
+}

@@ -7,6 +7,7 @@
 )]
 
 mod abandoned;
+mod addons;
 mod adoption;
 mod backends;
 mod backup;

@@ -93,7 +93,6 @@ async fn free(place: &Place, count: usize) {
 async fn a_claim_that_dies_anywhere_is_completed_once_by_the_next_platform() {
     let place = place().await;
     let before = written(&place).await;
-    let mut reached = 0;
     for (call, fault) in points("patch", 3) {
         let what = format!("{call:?} {}", fault.name());
         println!("{what}");
@@ -105,7 +104,6 @@ async fn a_claim_that_dies_anywhere_is_completed_once_by_the_next_platform() {
             })
             .await;
         assert!(died, "{what} is reached");
-        reached += 1;
         let nodes = until(&format!("{what}: the same request again"), || async {
             let answer = place.answer(&request).await.ok()?;
             (answer.nodes.len() == 3).then_some(answer.nodes)
@@ -120,7 +118,6 @@ async fn a_claim_that_dies_anywhere_is_completed_once_by_the_next_platform() {
         }
         assert_eq!(written(&place).await, before, "{what}");
     }
-    println!("{reached} points");
 }
 
 #[tokio::test(flavor = "multi_thread")]

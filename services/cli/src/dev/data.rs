@@ -83,6 +83,11 @@ impl DataDir {
         self.root.join(format!("{SIMULATED}{name}.json"))
     }
 
+    /// The file with the simulated hosts.
+    pub(super) fn hosts(&self) -> PathBuf {
+        self.root.join("hosts.json")
+    }
+
     /// Credentials file for an emulated cloud.
     #[cfg(feature = "emulate")]
     pub(super) fn emulated(&self, name: &str) -> PathBuf {

@@ -19,6 +19,7 @@ use drover_server::{Listener, Place, Running, ServerSettings, Shutdown, StartErr
 use super::{
     data::DataDir,
     emulate::{Emulated, Emulators},
+    hosts,
 };
 
 pub(super) struct Servers {
@@ -86,10 +87,10 @@ fn ephemeral() -> ServerSettings {
 }
 
 impl Servers {
-    /// Starts the local platform, the simulated and emulated ones, and the orchestrator.
+    /// Starts the local platform, the simulated ones and that of `hosts`, the emulated ones, and the orchestrator.
     pub(super) async fn start(
         data: &DataDir,
-        simulated: &[String],
+        (simulated, hosts): (&[String], Option<SimulatedSettings>),
         emulated: &[Emulated],
         listener: Listener,
         platform_tls: PlatformTlsSettings,
@@ -100,13 +101,13 @@ impl Servers {
         let local = local::Settings::new(data.local())?;
         let mut kinds: Vec<(String, PlatformSettings)> = vec![("local".into(), local.into())];
         for name in simulated {
-            let state_file = Some(data.simulated(name));
+            let settings = hosts.clone().filter(|_| name == hosts::PLATFORM);
             kinds.push((
                 name.clone(),
                 SimulatedSettings {
                     name: name.clone(),
-                    state_file,
-                    ..Default::default()
+                    state_file: Some(data.simulated(name)),
+                    ..settings.unwrap_or_default()
                 }
                 .into(),
             ));

@@ -3,6 +3,7 @@
 mod data;
 mod embed;
 mod emulate;
+mod hosts;
 mod stream;
 
 use std::{collections::BTreeSet, ops::ControlFlow, path::Path, sync::Arc};
@@ -44,13 +45,27 @@ pub(crate) async fn run(global: &Global, args: DevArgs) -> Outcome {
         std::fs::metadata(file)
             .map_err(|error| Failure::failed(format!("cannot read {file}: {error}")))?;
     }
-    let asked = simulated(args.simulate.iter().cloned());
+    let hosts = hosts::read(args.simulate_hosts.as_deref(), &args.simulate)?;
+    let of_hosts = |there: bool| there.then(|| hosts::PLATFORM.to_owned());
+    let asked = simulated(
+        args.simulate
+            .iter()
+            .cloned()
+            .chain(of_hosts(hosts.is_some())),
+    );
     emulate::parse(&args.emulate, &taken(&asked, &elsewhere))?;
     let listener = embed::listen(args.listen, args.socket.as_deref())
         .await
         .map_err(|error| Failure::failed(error.to_string()))?;
     let data = DataDir::open(&args.data_dir)?;
-    let simulated = simulated(args.simulate.iter().cloned().chain(data.known_simulated()));
+    let hosts = hosts::keep(&data, hosts)?;
+    let simulated = simulated(
+        args.simulate
+            .iter()
+            .cloned()
+            .chain(of_hosts(hosts.is_some()))
+            .chain(data.known_simulated()),
+    );
     let emulated = emulate::parse(&args.emulate, &taken(&simulated, &elsewhere))?;
     let servers = {
         // For platforms that run elsewhere.
@@ -62,7 +77,7 @@ pub(crate) async fn run(global: &Global, args: DevArgs) -> Outcome {
             crl: secure.crl.clone(),
             require_role: secure.require_role,
         };
-        Servers::start(&data, &simulated, &emulated, listener, tls).await?
+        Servers::start(&data, (&simulated, hosts), &emulated, listener, tls).await?
     };
     // Whatever fails from here on, the servers are shut down in order.
     let result = serve(&args, &servers, &data, elsewhere).await;

@@ -10,125 +10,25 @@
 
 use std::{
     collections::BTreeMap,
-    io::{BufRead, BufReader, Read, Write},
-    net::{TcpListener, TcpStream},
-    path::Path,
-    process::{Child, Stdio},
-    sync::{Arc, Mutex},
-    thread::{self, JoinHandle},
+    io::{Read, Write},
+    net::TcpStream,
+    thread,
     time::Duration,
 };
 
-use drover_testing::processes::program;
 use serde_json::Value;
 use tokio::time::Instant;
 
-/// Timeout for anything, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+use crate::dev::{Dev, PATIENCE};
 
-struct Dev {
-    child: Child,
-    server: String,
-    said: Arc<Mutex<Vec<String>>>,
-    readers: Vec<JoinHandle<()>>,
-    _data: tempfile::TempDir,
-}
-
-impl Dev {
-    fn start(arguments: &[&str]) -> Self {
-        let data = tempfile::tempdir().unwrap();
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let listen = free.local_addr().unwrap().to_string();
-        drop(free);
-        let mut child = program(env!("CARGO_BIN_EXE_drover"))
-            .arg("dev")
-            .args(["--listen", &listen])
-            .arg("--data-dir")
-            .arg(data.path().join("data"))
-            .args(arguments)
-            .current_dir(root())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let said = Arc::new(Mutex::new(Vec::new()));
-        let readers = vec![
-            read(child.stdout.take().unwrap(), said.clone()),
-            read(child.stderr.take().unwrap(), said.clone()),
-        ];
-        Self {
-            child,
-            server: format!("http://{listen}"),
-            said,
-            readers,
-            _data: data,
-        }
-    }
-
-    /// Waits for a line with all of these words, and returns it.
-    fn line(&mut self, words: &[&str]) -> String {
-        let began = Instant::now();
-        loop {
-            let has_all = |line: &&String| words.iter().all(|word| line.contains(word));
-            let found = self.said.lock().unwrap().iter().find(has_all).cloned();
-            if let Some(line) = found {
-                return line;
-            }
-            let ended = self.child.try_wait().unwrap();
-            assert!(
-                ended.is_none() && began.elapsed() < PATIENCE,
-                "no line with {words:?} ({ended:?})"
-            );
-            thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    /// Addresses of the emulators by platform.
-    fn emulators(&mut self) -> BTreeMap<String, String> {
-        let line = self.line(&["  emulators "]);
-        let (_, list) = line.split_once("emulators ").unwrap();
-        list.split(", ")
-            .map(|one| one.split_once(" http://").unwrap())
-            .map(|(name, address)| (name.to_owned(), address.to_owned()))
-            .collect()
-    }
-
-    fn succeeds(&self, arguments: &[&str]) {
-        let output = program(env!("CARGO_BIN_EXE_drover"))
-            .args(arguments)
-            .args(["--server", &self.server])
-            .current_dir(root())
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "drover {arguments:?}: {output:?}");
-    }
-}
-
-impl Drop for Dev {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        for reader in self.readers.drain(..) {
-            let _ = reader.join();
-        }
-        if thread::panicking() {
-            eprintln!("{}", self.said.lock().unwrap().join("\n"));
-        }
-    }
-}
-
-fn read(from: impl Read + Send + 'static, said: Arc<Mutex<Vec<String>>>) -> JoinHandle<()> {
-    thread::spawn(move || {
-        for line in BufReader::new(from).lines().map_while(Result::ok) {
-            said.lock().unwrap().push(line);
-        }
-    })
-}
-
-fn root() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+/// Addresses of the emulators by platform.
+fn emulators(dev: &mut Dev) -> BTreeMap<String, String> {
+    let line = dev.line(&["  emulators "]);
+    let (_, list) = line.split_once("emulators ").unwrap();
+    list.split(", ")
+        .map(|one| one.split_once(" http://").unwrap())
+        .map(|(name, address)| (name.to_owned(), address.to_owned()))
+        .collect()
 }
 
 /// Objects that were created at an emulator and still exist.
@@ -176,7 +76,7 @@ fn a_kadende_document_runs_on_three_clouds() {
         "-f",
         "deploy/examples/kadende-basic_cluster.yml",
     ]);
-    let emulators = dev.emulators();
+    let emulators = emulators(&mut dev);
     dev.line(&["basic_cluster", "Ready", "9 of 9"]);
     for (name, kind, expected) in [
         ("aws", "instance", 2),
@@ -200,7 +100,7 @@ fn documents_of_the_cluster_api_run_on_metal_and_leave_nothing_behind() {
         "-f",
         "deploy/examples/capm-metal-stack.yaml",
     ]);
-    let metal = dev.emulators()["metal"].clone();
+    let metal = emulators(&mut dev)["metal"].clone();
     dev.line(&["lab", "Ready", "3 of 3"]);
     let left = left(&metal);
     let kinds = kinds(&left);

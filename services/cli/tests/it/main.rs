@@ -7,9 +7,11 @@
 )]
 
 mod audit;
+mod dev;
 mod emulate;
 mod first_use;
 mod home;
+mod hosts;
 mod secure;
 mod socket;
 

@@ -238,6 +238,27 @@ impl World {
         self.client().apply_cluster(request, CALL).await.unwrap();
     }
 
+    /// Applies a cluster that takes over what platforms show of it. Asked only, it says what would be done.
+    pub async fn adopt(
+        &self,
+        name: &str,
+        spec: pb::ClusterSpec,
+        asked_only: bool,
+    ) -> Result<pb::ApplyClusterResponse> {
+        let cluster = pb::Cluster {
+            name: name.to_owned(),
+            spec: Some(spec),
+            ..Default::default()
+        };
+        let request = pb::ApplyClusterRequest {
+            cluster: Some(cluster),
+            adopt: true,
+            validate_only: asked_only,
+            ..Default::default()
+        };
+        self.client().apply_cluster(request, CALL).await
+    }
+
     pub async fn scale(&self, name: &str, group: &str, size: u32) {
         let request = pb::ScaleGroupRequest {
             cluster: name.to_owned(),
