@@ -132,7 +132,23 @@ fn next(
         bodies.push((*id, body));
     }
     requests.truncate(bodies.len());
-    let last = slots.len() + requests.len() == all;
+    let nodes_are_last = slots.len() + requests.len() == all;
+    let mut rows = slots.len() + requests.len();
+    let mut moved = Vec::new();
+    for key in resources.iter().filter(|_| nodes_are_last) {
+        // A row is put and another one deleted.
+        rows += 2;
+        bytes += state.resources[*key].body.len();
+        if rows > MAX_ROWS || bytes >= MAX_BYTES {
+            break;
+        }
+        moved.push(*key);
+    }
+    // One that is larger than all is moved alone.
+    if moved.is_empty() && nodes_are_last && slots.is_empty() && requests.is_empty() {
+        moved.extend(resources.first());
+    }
+    let last = nodes_are_last && moved.len() == resources.len();
     let mut ops = vec![Op::Rebind {
         platform: name.clone(),
         from: old.clone(),
@@ -141,7 +157,7 @@ fn next(
         requests,
         last,
     }];
-    for key in resources.into_iter().filter(|_| last) {
+    for key in moved {
         let change = ResourceChange::Learn;
         // Calls in progress are under the old uid, under which nobody will look for their results: they are repeated.
         let mut record = state.resources[key].clone();

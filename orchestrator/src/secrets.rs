@@ -18,7 +18,7 @@ pub(crate) fn users(shared: &Shared, name: &str, key: Option<&str>) -> Vec<Strin
     let mut users = Vec::new();
     for cluster in shared.clusters.by_name() {
         let inner = cluster.lock();
-        let mut named = inner.spec().secrets.iter();
+        let mut named = inner.spec().named_secrets();
         if !inner.state().deleting && named.any(|(of, _)| is_of(of, name, key)) {
             users.push(format!("cluster/{}", cluster.name()));
         }
@@ -51,9 +51,10 @@ pub(crate) fn all_users(shared: &Shared) -> BTreeMap<String, Vec<String>> {
     };
     for cluster in shared.clusters.by_name() {
         let inner = cluster.lock();
-        if !inner.state().deleting && !inner.spec().secrets.is_empty() {
-            let named = inner.spec().secrets.iter().map(|(of, _)| of.name.as_str());
-            add(named.collect(), &format!("cluster/{}", cluster.name()));
+        let named = inner.spec().named_secrets();
+        let named: BTreeSet<&str> = named.map(|(of, _)| of.name.as_str()).collect();
+        if !inner.state().deleting && !named.is_empty() {
+            add(named, &format!("cluster/{}", cluster.name()));
         }
     }
     for (platform, registered) in &*shared.platforms.read() {

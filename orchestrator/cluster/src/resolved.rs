@@ -36,8 +36,10 @@ pub struct Resolved {
     pub orphans: OrphanPolicy,
     /// How long they are visible before that.
     pub orphan_grace: Millis,
-    /// All secrets that the spec refers to, and their purposes, whether a group uses them or not.
+    /// All secrets that templates and probes of the spec refer to, and their purposes, whether a group uses them or not.
     pub secrets: BTreeSet<(SecretRef, pb::SecretPurpose)>,
+    /// Those that addons refer to. Who may use one there may not therefore use it in a node.
+    pub addon_secrets: BTreeSet<(SecretRef, pb::SecretPurpose)>,
 }
 
 /// Replaces inline user data by the digests that it is known by outside of the store.
@@ -80,13 +82,16 @@ fn secrets(spec: &ClusterSpec) -> BTreeSet<(SecretRef, pb::SecretPurpose)> {
         add(&group.settings);
         open.extend(&group.groups);
     }
-    let named = spec.addons.iter().flat_map(AddonSpec::secrets);
-    found.extend(
-        named
-            .flat_map(|secret| references(&secret))
-            .map(|of| (of, Workload)),
-    );
     found
+}
+
+/// The secrets that addons refer to.
+fn addon_secrets(spec: &ClusterSpec) -> BTreeSet<(SecretRef, pb::SecretPurpose)> {
+    let named = spec.addons.iter().flat_map(AddonSpec::secrets);
+    let references = named.flat_map(|secret| references(&secret));
+    references
+        .map(|of| (of, pb::SecretPurpose::Workload))
+        .collect()
 }
 
 /// The keys of a secret that an addon depends on. Without a key, the secret as a whole.
@@ -127,7 +132,13 @@ impl Resolved {
             orphans: spec.orphans,
             orphan_grace: spec.orphan_grace.map_or(ORPHAN_GRACE, drover_core::millis),
             secrets: secrets(spec),
+            addon_secrets: addon_secrets(spec),
         })
+    }
+
+    /// All secrets that anything in the spec refers to, and their purposes.
+    pub fn named_secrets(&self) -> impl Iterator<Item = &(SecretRef, pb::SecretPurpose)> {
+        self.secrets.iter().chain(&self.addon_secrets)
     }
 
     /// Interns the names that many clusters share.

@@ -6,7 +6,7 @@ use drover_client::PlatformClient;
 use drover_cluster::{CallEnd, Cluster, resources};
 use drover_convert::addon;
 use drover_core::{
-    Reason, Result, Urgency,
+    Error, Reason, Result, Urgency,
     addon::AddonTarget,
     resource::{Asked, Observed, ResourceKey, ResourceKind},
     secrecy::Hidden,
@@ -75,7 +75,7 @@ async fn send(
 ) -> Result<Observed> {
     let platform = &ask.key.platform;
     // Read first, so that no place among the calls is held meanwhile.
-    let secrets = secrets(executor, ask).await?;
+    let (secrets, unread) = secrets(executor, ask).await?;
     let hidden = drover_secrets::of_addon(&secrets);
     let sent_by = tokio::time::Instant::now() + ask.left;
     let envelope = Envelope {
@@ -106,30 +106,57 @@ async fn send(
         }
     });
     // Platforms may repeat what they were sent.
-    sent.await.map_err(|error| hidden.error(error))
+    match sent.await {
+        Ok(observed) if unread => Ok(without_texts(observed)),
+        Err(error) if unread => Err(Error::new(error.reason(), UNSAID)),
+        answer => answer.map_err(|error| hidden.error(error)),
+    }
 }
 
-/// The secrets that an addon is given, or in other calls those of them that exist.
-async fn secrets(executor: &Executor, ask: &Ask) -> Result<BTreeMap<String, wire::AddonSecret>> {
-    if !ask.key.is_addon() {
-        return Ok(BTreeMap::new());
+/// In place of the platform's words, if what they must not repeat is not known.
+const UNSAID: &str =
+    "what the platform says is left out, since a secret of the addon cannot be read";
+
+fn without_texts(mut observed: Observed) -> Observed {
+    let leave_out = |text: &mut Box<str>| {
+        if !text.is_empty() {
+            *text = UNSAID.into();
+        }
+    };
+    leave_out(&mut observed.message);
+    for resource in &mut observed.resources {
+        leave_out(&mut resource.message);
     }
-    let names = addon::secret_names(&addon::decode(&ask.body)?);
+    observed
+}
+
+/// The secrets that an addon is given, and whether one that it may have been given cannot be read. Only who makes an addon
+/// needs them: it must be possible to remove one whose secrets are lost.
+async fn secrets(
+    executor: &Executor,
+    ask: &Ask,
+) -> Result<(BTreeMap<String, wire::AddonSecret>, bool)> {
     let mut all = BTreeMap::new();
-    for name in names {
+    if !ask.key.is_addon() {
+        return Ok((all, false));
+    }
+    let makes = ask.asked == Asked::Ensure;
+    let spec = match addon::decode(&ask.body) {
+        Err(error) if makes => return Err(error),
+        Err(_) => return Ok((all, true)),
+        Ok(spec) => spec,
+    };
+    let mut unread = false;
+    for name in addon::secret_names(&spec) {
         match executor.vault.addon_secret(&name).await {
             Ok(secret) => {
                 all.insert(name, secret);
             }
-            Err(error)
-                if ask.asked == Asked::Ensure || error.reason() != Reason::SecretNotFound =>
-            {
-                return Err(error);
-            }
-            Err(_) => {}
+            Err(error) if makes => return Err(error),
+            Err(error) => unread |= error.reason() != Reason::SecretNotFound,
         }
     }
-    Ok(all)
+    Ok((all, unread))
 }
 
 fn hide(state: &mut wire::AddonState, hidden: &Hidden) {

@@ -164,7 +164,7 @@ impl Vault {
         let (others, deleting) = {
             let inner = cluster.lock();
             let running = inner.state().deleting && !inner.state().nodes.is_empty();
-            let mut named = inner.spec().secrets.iter();
+            let mut named = inner.spec().named_secrets();
             let is_named = named.any(|(of, _)| is(of));
             (inner.others(|_| true), running && is_named)
         };

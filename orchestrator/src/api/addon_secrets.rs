@@ -40,10 +40,12 @@ impl Api {
         for (index, addon) in checked.resolved.addons.iter().enumerate() {
             for secret in &addon.secrets {
                 let field = format!("spec.addons[{index}].{}", secret.field);
+                // Elsewhere the same secret would be shown to others, or more of it: keys of a jump host are files there.
                 let there = before.as_ref().is_some_and(|before| {
-                    let addons = before.addons.iter();
-                    let mut named = addons.flat_map(|addon| &addon.secrets);
-                    named.any(|one| one.name == secret.name)
+                    let mut same = before.addons.iter().filter(|one| {
+                        one.name == addon.name && one.wanted.platform == addon.wanted.platform
+                    });
+                    same.any(|one| one.secrets.contains(secret))
                 });
                 let description = self.refuse_secret(secret, &field, there, changes)?;
                 if let Some(description) = description {

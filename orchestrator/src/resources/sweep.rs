@@ -134,25 +134,29 @@ async fn look(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<bool
         return Ok(false);
     }
     let mut sorted = Sorted::default();
+    let mut unread = None;
+    let mut take = |listed: Result<Vec<Owned>>| match listed {
+        Ok(owned) => sorted.take(shared, &platform.name, owned),
+        // What is left of the other kind is released all the same.
+        Err(error) => unread = Some(error),
+    };
     if infrastructure {
-        let owned = list_infrastructure(shared, registered).await?;
-        sorted.take(shared, &platform.name, owned);
+        take(list_infrastructure(shared, registered).await);
     }
     if addons {
-        let owned = list_addons(shared, registered).await?;
-        sorted.take(shared, &platform.name, owned);
+        take(list_addons(shared, registered).await);
     }
-    if platform.set_foreign_resources(sorted.foreign) && sorted.foreign > 0 {
+    if unread.is_none() && platform.set_foreign_resources(sorted.foreign) && sorted.foreign > 0 {
         tracing::warn!(platform = %platform.name, resources = sorted.foreign, "infrastructure or addons of others are there; left alone");
     }
     let due = (shared.leaks).seen(&platform.name, &sorted.left, shared.now());
     if shared.store.restored_hold() {
-        return Ok(true);
+        return unread.map_or(Ok(true), Err);
     }
     for left in due {
         release(shared, registered, left).await?;
     }
-    Ok(true)
+    unread.map_or(Ok(true), Err)
 }
 
 /// Something that a platform shows, and to whom it belongs.

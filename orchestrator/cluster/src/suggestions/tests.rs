@@ -36,6 +36,7 @@ fn state() -> ClusterState {
         orphans: empty.orphans,
         orphan_grace: empty.orphan_grace,
         secrets: empty.secrets.clone(),
+        addon_secrets: empty.addon_secrets.clone(),
     });
     let node = fixture::node(SLOT, NodeState::Ready);
     state.state.nodes.push(node);

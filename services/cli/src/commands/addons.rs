@@ -84,7 +84,14 @@ mod tests {
         };
         let rows = table(&cluster).rows;
         let expected = [
-            ["front", "load balancer", "Ready", "3", "10.0.0.9:443, [fd00::9]:443", ""],
+            [
+                "front",
+                "load balancer",
+                "Ready",
+                "3",
+                "10.0.0.9:443, [fd00::9]:443",
+                "",
+            ],
             ["jump", "jump host", "Failed", "0", "", "no such image"],
         ];
         assert_eq!(rows, expected);

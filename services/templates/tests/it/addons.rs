@@ -18,7 +18,8 @@ fn rendered(text: &str) -> String {
 
 #[test]
 fn a_template_of_an_addon_reads_the_addon_its_targets_and_its_secrets() {
-    let text = "{{ addon.name }} {{ targets | map(attribute='name') | join(',') }} {{ secrets.keys.key }}";
+    let text =
+        "{{ addon.name }} {{ targets | map(attribute='name') | join(',') }} {{ secrets.keys.key }}";
     assert_eq!(rendered(text), "api w-0,w-1 aHVudGVyMg==");
     assert_eq!(rendered("{{ secrets.keys.key | b64decode }}"), "hunter2");
     assert_eq!(rendered("{{ 'hunter2' | b64encode }}"), "aHVudGVyMg==");
@@ -31,7 +32,11 @@ fn a_template_of_a_node_has_no_addon_and_no_targets() {
         let error = render_text("test", &text, &Context::default().into()).unwrap_err();
         assert!(error.message().contains("undefined"), "{error}");
     }
-    let bad = render_text("test", "{{ 'hunter2!' | b64decode }}", &Context::default().into());
+    let bad = render_text(
+        "test",
+        "{{ 'hunter2!' | b64decode }}",
+        &Context::default().into(),
+    );
     let error = bad.unwrap_err();
     assert!(!error.message().contains("hunter2"), "{error}");
 }
