@@ -166,6 +166,8 @@ impl KubernetesAddons {
             .map_err(|_| Error::internal("the rendering of the template has failed"))??;
         let mut objects = objects::documents(&rendered, &self.backend.namespace)?;
         objects::sort(&mut objects);
+        // A dry run does not see that a cluster IP is taken: then nothing else is there yet.
+        objects.sort_by_key(|object| object.kind != "Service");
         for object in &mut objects {
             if object.namespace != self.backend.namespace {
                 return Err(object.wrong("addons have no objects in other namespaces"));

@@ -123,6 +123,17 @@ async fn addons_ready(world: &mut World) -> (bool, String) {
     })
 }
 
+/// Waits until this number of nodes is ready.
+async fn nodes_ready(world: &mut World, count: usize) {
+    world
+        .until("the nodes are ready", async |world| {
+            let records = world.records("one").await;
+            let ready = |it: &&pb::Node| it.state() == pb::NodeState::Ready;
+            records.iter().filter(ready).count() == count
+        })
+        .await;
+}
+
 async fn reasons(world: &mut World) -> Vec<String> {
     let request = pb::ListEventsRequest {
         cluster: "one".to_owned(),
@@ -204,15 +215,7 @@ fn an_addon_that_cannot_be_made_holds_no_node_up_and_is_named() {
                 .fail_next(Operation::EnsureAddon, refusal);
         }
         apply(&mut world, vec![balancer(30_001)], 2).await.unwrap();
-        world
-            .until("the nodes are ready", async |world| {
-                let records = world.records("one").await;
-                let ready = records
-                    .iter()
-                    .filter(|it| it.state() == pb::NodeState::Ready);
-                ready.count() == 2
-            })
-            .await;
+        nodes_ready(&mut world, 2).await;
         assert_eq!(there(&world, "lb"), None);
         let (ready, why) = addons_ready(&mut world).await;
         assert!(!ready && why.contains("lb"), "{why}");
@@ -231,15 +234,7 @@ fn a_balancer_learns_at_once_of_nodes_that_come() {
         apply(&mut world, vec![balancer(30_001)], 2).await.unwrap();
         world.converge().await;
         world.scale("one", "web", 5).await;
-        world
-            .until("all nodes are ready", async |world| {
-                let records = world.records("one").await;
-                let ready = records
-                    .iter()
-                    .filter(|it| it.state() == pb::NodeState::Ready);
-                ready.count() == 5
-            })
-            .await;
+        nodes_ready(&mut world, 5).await;
         world.pass(Duration::from_secs(1)).await;
         assert_eq!(served(&world), 5, "within a second");
     });
@@ -309,6 +304,8 @@ fn a_standby_that_is_promoted_is_served_and_a_lost_node_is_not() {
                 served(world) == 2 && there(world, "jump").is_some_and(|it| it.target_count == 3)
             })
             .await;
+        // Only a standby that is ready is promoted.
+        nodes_ready(&mut world, 3).await;
         let standby = |world: &World| {
             let targets = targets(world, "lb").into_iter();
             targets

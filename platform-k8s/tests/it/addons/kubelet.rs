@@ -1,5 +1,5 @@
 //! What really runs, on a real kubelet with kube-proxy. `DROVER_ADDON_CHANGES` says how often targets change under load
-//! (20).
+//! (10).
 
 use std::{
     net::SocketAddr,
@@ -12,9 +12,14 @@ use std::{
 
 use drover_platform::addons::AddonWanted;
 use drover_proto::platform::v1::{
-    AddonTarget, JumpHost, PortMapping, PortRef, ResourcePhase, addon_spec::Kind, port_ref::Port,
+    AddonTarget, JumpHost, OidcClient, OidcConnector, OidcProvider, PortMapping, PortRef,
+    ResourcePhase, addon_spec::Kind, port_ref::Port,
 };
-use drover_testing::kubernetes::{Options, Rig, until, without_kubelet};
+use drover_testing::kubernetes::{
+    Options, Rig,
+    manifests::{apply, documents},
+    until, without_kubelet,
+};
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -24,7 +29,7 @@ use tokio::{
 use super::{
     Bench,
     bench::{balancer, properties},
-    others::{addon, secret},
+    others::{addon, authority, secret},
     target,
 };
 
@@ -170,6 +175,8 @@ async fn connections_reach_the_targets_by_the_node_port_and_those_to_a_draining_
         "the last good one serves"
     );
     bench.until_phase(&wanted, ResourcePhase::Ready).await;
+    // Its pods would wait for it.
+    drop(held);
     bench.remove("api").await;
     bench.namespace.until_empty("the load balancer").await;
 }
@@ -209,7 +216,7 @@ async fn targets_change_under_load_without_a_connection_that_fails() {
         }
     });
     let changes = std::env::var("DROVER_ADDON_CHANGES").ok();
-    let changes = changes.map_or(20, |count| count.parse().unwrap());
+    let changes = changes.map_or(10, |count| count.parse().unwrap());
     let mut took = Vec::new();
     for change in 0..changes {
         wanted.targets[0].draining = change % 2 == 0;
@@ -281,14 +288,11 @@ async fn a_login_through_the_jump_host_finds_its_targets_and_the_cluster() {
     wanted
         .secrets
         .insert("node-keys".to_owned(), secret(&[("id_ed25519", &private)]));
-    let token = bench.namespace.raw.create(
-        &format!("{}/default/token", bench.namespace.path("serviceaccounts")),
-        &json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}),
-    );
-    let token = token.await.unwrap()["status"]["token"]
-        .as_str()
-        .unwrap()
-        .to_owned();
+    let path = format!("{}/default/token", bench.namespace.path("serviceaccounts"));
+    let request =
+        json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
+    let token = bench.namespace.raw.create(&path, &request).await.unwrap();
+    let token = token["status"]["token"].as_str().unwrap().to_owned();
     let service = bench
         .namespace
         .raw
@@ -355,7 +359,7 @@ async fn a_login_through_the_jump_host_finds_its_targets_and_the_cluster() {
     .await;
     let name = pods[0]["metadata"]["name"].as_str().unwrap();
     assert!(said.contains(name), "{said}");
-    let (well, said) = login(&key, "kubectl auth whoami -o name || kubectl auth whoami").await;
+    let (well, said) = login(&key, "kubectl auth whoami").await;
     assert!(well && said.contains("serviceaccount"), "{said}");
 
     let other = folder.path().join("other");
@@ -368,4 +372,105 @@ async fn a_login_through_the_jump_host_finds_its_targets_and_the_cluster() {
     assert!(!well && said.contains("Permission denied"), "{said}");
     bench.remove("one").await;
     bench.namespace.until_empty("the jump host").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_of_dex_are_signed_with_keys_that_outlive_its_pods() {
+    let Some((bench, node)) = bench("dex").await else {
+        return;
+    };
+    apply(&bench.namespace.raw, documents("addons/dex.yaml")).await;
+    let port = 30_557;
+    let issuer = format!("https://{node}:{port}");
+    let user = json!({"username": "me", "password": "hunter2"});
+    let provider = OidcProvider {
+        issuer: issuer.clone(),
+        port: Some(port),
+        clients: vec![OidcClient {
+            id: "cli".to_owned(),
+            redirect_uris: vec!["http://127.0.0.1:8000/callback".to_owned()],
+            secret: "client".to_owned(),
+        }],
+        connectors: vec![OidcConnector {
+            r#type: "mockPassword".to_owned(),
+            id: "mock".to_owned(),
+            config: Some(drover_convert::value::to_struct(user.as_object().unwrap())),
+            secret: String::new(),
+        }],
+        tls_secret: "tls".to_owned(),
+    };
+    let mut wanted = addon(Kind::OidcProvider(provider), Vec::new());
+    wanted.spec.image = "dex:test".to_owned();
+    let (certificate, key) = authority();
+    let pair = [("ca.crt", &*certificate), ("ca.key", &*key)];
+    wanted.secrets.insert("tls".to_owned(), secret(&pair));
+    let client = secret(&[("secret", "hunter3")]);
+    wanted.secrets.insert("client".to_owned(), client);
+    bench.until_phase(&wanted, ResourcePhase::Ready).await;
+
+    let folder = tempfile::tempdir().unwrap();
+    let trusted = folder.path().join("ca.crt");
+    std::fs::write(&trusted, &certificate).unwrap();
+    let curl = |arguments: &[&str]| {
+        let mut curl = std::process::Command::new("curl");
+        curl.args(["-sS", "--max-time", "20", "--cacert"])
+            .arg(&trusted);
+        let output = curl.args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{arguments:?}: {said}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let begin = format!(
+        "{issuer}/auth?client_id=cli&redirect_uri=http%3A%2F%2F127.0.0.1%3A8000%2Fcallback&response_type=code&scope=openid"
+    );
+    let page = folder.path().join("page");
+    let page = page.to_str().unwrap();
+    let login = curl(&["-L", "-o", page, "-w", "%{url_effective}", &begin]);
+    let form = [
+        "-o",
+        page,
+        "-w",
+        "%{redirect_url}",
+        "-d",
+        "login=me&password=hunter2",
+    ];
+    let mut back = curl(&[&form[..], &[&*login]].concat());
+    if back.starts_with(&issuer) {
+        back = curl(&["-o", page, "-w", "%{redirect_url}", &back]);
+    }
+    let code = back
+        .split("code=")
+        .nth(1)
+        .unwrap()
+        .split('&')
+        .next()
+        .unwrap();
+    let grant = format!(
+        "grant_type=authorization_code&code={code}&redirect_uri=http://127.0.0.1:8000/callback"
+    );
+    let token_url = format!("{issuer}/token");
+    let token = curl(&["-u", "cli:hunter3", "-d", &grant, &token_url]);
+    let token: serde_json::Value = serde_json::from_str(&token).unwrap();
+    assert!(token["id_token"].is_string(), "{token}");
+
+    let keys_url = format!("{issuer}/keys");
+    let before = curl(&[&*keys_url]);
+    let pods = bench.namespace.list("pods").await;
+    for pod in &pods {
+        let name = pod["metadata"]["name"].as_str().unwrap();
+        bench.namespace.delete("pods", name).await;
+    }
+    until("other pods serve", || async {
+        let now = bench.namespace.list("pods").await;
+        let new = now.iter().all(|pod| {
+            pods.iter()
+                .all(|old| old["metadata"]["uid"] != pod["metadata"]["uid"])
+        });
+        new.then_some(())
+    })
+    .await;
+    bench.until_phase(&wanted, ResourcePhase::Ready).await;
+    assert_eq!(curl(&[&*keys_url]), before);
+    bench.remove("one").await;
+    bench.namespace.remove().await;
 }

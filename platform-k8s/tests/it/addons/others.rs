@@ -128,6 +128,15 @@ async fn pods_have_no_management_controllers() {
     assert!(bench.objects().await.is_empty());
 }
 
+/// Certificate and key of an authority.
+pub(super) fn authority() -> (String, String) {
+    let key = KeyPair::generate().unwrap();
+    let mut authority = CertificateParams::new(Vec::<String>::new()).unwrap();
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let certificate = authority.self_signed(&key).unwrap();
+    (certificate.pem(), key.serialize_pem())
+}
+
 fn provider() -> OidcProvider {
     let config = json!({"host": "ldap.example:636"});
     OidcProvider {
@@ -159,15 +168,9 @@ fn provider() -> OidcProvider {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_oidc_provider_has_its_configuration_and_a_certificate_that_is_renewed_when_due() {
     let bench = Bench::start().await;
-    let key = KeyPair::generate().unwrap();
-    let mut authority = CertificateParams::new(Vec::<String>::new()).unwrap();
-    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let certificate = authority.self_signed(&key).unwrap();
     let mut wanted = addon(Kind::OidcProvider(provider()), Vec::new());
-    let pair = [
-        ("ca.crt", &*certificate.pem()),
-        ("ca.key", &*key.serialize_pem()),
-    ];
+    let (certificate, key) = authority();
+    let pair = [("ca.crt", &*certificate), ("ca.key", &*key)];
     wanted.secrets.insert("tls".to_owned(), secret(&pair));
     wanted
         .secrets

@@ -152,8 +152,11 @@ async fn an_address_is_a_cluster_ip_and_outside_of_their_range_an_external_one()
     assert_eq!(service["spec"]["clusterIP"], given);
     let mut second = wanted.clone();
     second.spec.name = "second".to_owned();
-    let error = refused(&bench, &bench.owner, &second).await;
+    // A dry run does not see it.
+    let before = bench.objects().await;
+    let error = bench.ensure(&second).await.unwrap_err();
     assert_eq!(error.fields()[0].field, "spec.cluster_ip");
+    assert_eq!(bench.objects().await, before);
 }
 
 #[tokio::test(flavor = "multi_thread")]

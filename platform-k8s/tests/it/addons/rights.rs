@@ -142,6 +142,12 @@ async fn the_rights_of_the_manifests_suffice_and_each_of_them_is_used() {
     })
     .await;
     live(&addons).await.unwrap();
+    let [balancer, _] = both();
+    addons.ensure(&owner("green"), 1, &balancer).await.unwrap();
+    until("pods are told", || async {
+        (proxy.count("patch", "pods") > 0).then_some(())
+    })
+    .await;
     let used: BTreeSet<(String, String)> = proxy
         .calls()
         .into_iter()

@@ -296,9 +296,13 @@ fn ports(state: &AddonState) -> Vec<u32> {
     ports.into_iter().collect()
 }
 
-/// What must be the same when nothing has changed.
+/// What must be the same when nothing has changed. Where it can be reached depends on what runs, until it is ready.
 fn lasting(state: &AddonState) -> (BTreeSet<(String, String, String)>, Vec<u32>, u32) {
     let resources = state.resources.iter();
     let ids = resources.map(|it| (it.kind.clone(), it.name.clone(), it.id.clone()));
-    (ids.collect(), ports(state), state.target_count)
+    let ports = match state.phase() {
+        ResourcePhase::Ready => ports(state),
+        _ => Vec::new(),
+    };
+    (ids.collect(), ports, state.target_count)
 }
