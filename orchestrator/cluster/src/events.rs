@@ -3,6 +3,7 @@
 use drover_core::{
     Millis, NodeState,
     node::{RemovalReason, Role},
+    resource::ResourceKey,
 };
 use drover_planner::{Condition, ConditionKey, ConditionKind, Op, Rollout, State};
 use drover_proto::orchestrator::v1::EventSeverity;
@@ -231,8 +232,8 @@ impl Maker<'_> {
             Op::Drain { slot, until, .. } => {
                 #[expect(clippy::cast_precision_loss, reason = "a span for people")]
                 let most = until.saturating_sub(self.now) as f64 / 1000.0;
-                let message = if self.state.is_served(*slot) {
-                    format!("its addons let go of it, for at most {most} s")
+                let message = if self.state.resources.keys().any(ResourceKey::is_addon) {
+                    format!("its addons let go of it, and its preStop hook runs if it has one: {most} s at most")
                 } else {
                     format!("its preStop hook has {most} s")
                 };

@@ -25,6 +25,7 @@ pub fn cluster(uid: Uuid, name: &str) -> Cluster {
         orphans: OrphanPolicy::default(),
         orphan_grace: 0,
         secrets: BTreeSet::new(),
+        addon_secrets: BTreeSet::new(),
     };
     let value = Desired {
         name: name.to_owned(),

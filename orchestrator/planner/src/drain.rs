@@ -40,7 +40,8 @@ impl Planner<'_> {
         if dead || !ran || !may || node.node_id.is_none() {
             return;
         }
-        let span = self.hook_span(at).max(self.release_span(at));
+        // A hook mostly ends the service, so it comes after the addons, with its own time.
+        let span = self.hook_span(at) + self.release_span(at);
         if span > 0 {
             self.marks[at].draining = true;
             self.op(Op::Drain {

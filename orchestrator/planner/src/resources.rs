@@ -221,9 +221,16 @@ impl<'a> Planner<'a> {
         let vanished = draft.record.doubt > 0 && draft.record.phase != ResourcePhase::Ready;
         let Some(told) = &want.told else {
             // Unknown is not empty: it keeps the targets that it has.
-            self.note("", None, false, reason(key), || {
-                format!("{}: waits until its nodes have been seen", place(key))
-            });
+            let hidden = self.hidden_from(key).join(", ");
+            if hidden.is_empty() {
+                self.note("", None, false, reason(key), || {
+                    format!("{}: waits until its nodes have been seen", place(key))
+                });
+            } else {
+                let why =
+                    format!("keeps the targets that it has: {hidden} does not show its nodes");
+                self.fail_resource(key, "PlatformUnavailable", &why);
+            }
             return;
         };
         let moved = !told.is_in(&draft.record);
@@ -231,9 +238,15 @@ impl<'a> Planner<'a> {
             self.look(draft, told, view, limits);
             return;
         }
-        if let Some(why) = self.frozen() {
+        // What is there goes on to follow its nodes, except into a past that the store was restored from.
+        let follows = key.is_addon() && !changed && !vanished;
+        if let Some(why) = self.frozen().filter(|_| !follows || self.behind) {
             self.note("", None, false, why, || {
-                format!("no {} is made on {}", noun(key), key.platform)
+                if follows {
+                    format!("{} is left as it is", place(key))
+                } else {
+                    format!("no {} is made on {}", noun(key), key.platform)
+                }
             });
             return;
         }
@@ -333,7 +346,9 @@ impl<'a> Planner<'a> {
                 0 => last.max(self.input.process_start) + interval,
                 _ => next_attempt(record, limits, &view.etag),
             };
-            if now < due {
+            if self.behind {
+                // It would be set back to what it was when the store was copied.
+            } else if now < due {
                 self.wake(due);
             } else {
                 attempt(draft, Asked::Ensure, Some(told), now, limits);
@@ -370,6 +385,13 @@ impl<'a> Planner<'a> {
     fn release(&mut self, draft: &mut Draft<'_>, view: Option<&PlatformView>, limits: &Limits) {
         let now = self.input.now;
         let key = draft.key;
+        if key.is_addon() && self.behind && !self.state.deleting {
+            // It may be wanted again by what the store does not know any more.
+            self.note("", None, false, "StoreBehind", || {
+                format!("{} is left as it is", place(key))
+            });
+            return;
+        }
         if let Some(users) = self.users(key) {
             self.note("", None, false, reason(key), || {
                 format!("{}: released when {users} are gone", place(key))
@@ -533,6 +555,12 @@ fn is_about_content(record: &ResourceRecord) -> bool {
 fn attempt(draft: &mut Draft<'_>, asked: Asked, told: Option<&Told>, now: Millis, limits: &Limits) {
     let record = &mut draft.record;
     if let Some(told) = told {
+        if record.served.as_ref() != Some(&record.targets) {
+            let announced = record.targets.iter().filter(|target| !target.draining);
+            record.announced.extend(announced.map(|target| target.slot));
+            record.announced.sort_unstable();
+            record.announced.dedup();
+        }
         record.targets = Arc::clone(&told.targets);
         record.targets_hash = told.targets_hash.clone();
         record.secrets_hash = told.secrets_hash.clone();

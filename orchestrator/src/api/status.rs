@@ -11,6 +11,7 @@ use drover_core::{
     Millis, Node, NodeState, Sym,
     error::cut,
     node::{RemovalReason, Role},
+    resource::ResourceKey,
     spec::{Group, UpdateStrategy},
 };
 use drover_planner::{ConditionKind, State};
@@ -382,7 +383,8 @@ fn draining(state: &State) -> Option<(&'static str, String, Millis)> {
             continue;
         };
         if removal.drain > 0 {
-            let why = if state.is_served(node.slot) {
+            let addons = state.resources.keys().any(ResourceKey::is_addon);
+            let why = if addons && !node.call.in_flight {
                 "its addons let go of it"
             } else {
                 "its preStop hook runs"

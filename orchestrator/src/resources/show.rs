@@ -3,7 +3,7 @@
 use drover_cluster::{Cluster, ClusterState};
 use drover_core::addon::WantedAddon;
 use drover_core::resource::{Resource, ResourceKey, ResourceRecord};
-use drover_planner::{ConditionKind, Op, ResourceChange};
+use drover_planner::{ConditionKind, Op, ResourceChange, State};
 use drover_proto::{
     orchestrator::v1::{self as pb, EventSeverity},
     platform::v1 as wire,
@@ -55,6 +55,20 @@ fn targets(count: usize) -> String {
     }
 }
 
+/// The record of a desired addon. After a change of backend there may be two; the other one is on its way out.
+fn of_addon<'s>(
+    state: &'s State,
+    addon: &WantedAddon,
+) -> Option<(&'s ResourceKey, &'s ResourceRecord)> {
+    let of_it = || {
+        state.resources.iter().filter(|(key, _)| {
+            key.addon_name() == Some(&addon.name) && key.platform == addon.wanted.platform
+        })
+    };
+    let stays = of_it().find(|(_, record)| !record.releasing);
+    stays.or_else(|| of_it().next())
+}
+
 /// Addons of a cluster: in the order of the spec, then those that are being removed.
 pub(crate) fn addons(cluster: &Cluster, inner: &ClusterState) -> Vec<wire::AddonState> {
     let owner = cluster.uid().to_string();
@@ -65,16 +79,13 @@ pub(crate) fn addons(cluster: &Cluster, inner: &ClusterState) -> Vec<wire::Addon
     };
     let records = inner.state().resources.iter();
     let records: Vec<_> = records.filter(|(key, _)| key.is_addon()).collect();
-    let is_of = |key: &ResourceKey, addon: &WantedAddon| {
-        Some(&addon.name) == key.addon_name() && addon.wanted.platform == key.platform
-    };
     let state = |name: &str, record: &ResourceRecord| {
         drover_convert::addon::to_status(cluster.name(), &owner, name, record)
     };
     let mut list: Vec<wire::AddonState> = wanted
         .iter()
         .map(|addon| {
-            let record = records.iter().find(|(key, _)| is_of(key, addon));
+            let record = of_addon(inner.state(), addon);
             let missing = || ResourceRecord {
                 body: addon.wanted.body.clone(),
                 ..ResourceRecord::default()
@@ -85,10 +96,11 @@ pub(crate) fn addons(cluster: &Cluster, inner: &ClusterState) -> Vec<wire::Addon
             )
         })
         .collect();
-    let rest = records.iter().filter(|(key, _)| {
-        let mut wanted = wanted.iter();
-        !wanted.any(|addon| is_of(key, addon))
-    });
+    let shown: Vec<&ResourceKey> = wanted
+        .iter()
+        .filter_map(|addon| Some(of_addon(inner.state(), addon)?.0))
+        .collect();
+    let rest = records.iter().filter(|(key, _)| !shown.contains(key));
     list.extend(rest.filter_map(|(key, record)| Some(state(key.addon_name()?, record))));
     list
 }
@@ -154,6 +166,13 @@ pub(crate) fn addons_condition(inner: &ClusterState) -> Option<Held> {
         return None;
     }
     let failed = [ConditionKind::AddonsFailed];
+    // One that is known to serve may still be refused what it is told.
+    let fails = inner.state().conditions.iter();
+    let mut fails = fails.filter(|(key, _)| key.kind == ConditionKind::AddonsFailed);
+    if let Some((_, why)) = fails.next().filter(|_| !inner.state().deleting) {
+        let (reason, message) = (why.reason.to_string(), why.message.to_string());
+        return Some((false, reason, message, why.since));
+    }
     let (ready, reason, message, since) =
         held(inner, ConditionKind::AddonsReady, &failed, "Addons")?;
     let message = if ready || !message.is_empty() {
@@ -167,12 +186,11 @@ pub(crate) fn addons_condition(inner: &ClusterState) -> Option<Held> {
 /// Names the addons that are not ready, for people.
 fn missing(inner: &ClusterState) -> String {
     let state = inner.state();
-    let words = inner.spec().addons.iter().filter_map(|addon| {
-        let mut records = state.resources.iter();
-        let record = records.find(|(key, _)| {
-            key.addon_name() == Some(&addon.name) && key.platform == addon.wanted.platform
-        });
-        match record {
+    let words = inner
+        .spec()
+        .addons
+        .iter()
+        .filter_map(|addon| match of_addon(state, addon) {
             None => Some(format!("{}: waits for its first target", addon.name)),
             Some((_, record)) if record.is_ready() => None,
             Some((_, record)) => {
@@ -183,8 +201,7 @@ fn missing(inner: &ClusterState) -> String {
                     format!("{}: {}", addon.name, seen.message)
                 })
             }
-        }
-    });
+        });
     let words: Vec<String> = words.collect();
     if words.is_empty() {
         "their targets have not been seen yet".to_owned()

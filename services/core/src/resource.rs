@@ -249,6 +249,8 @@ pub struct ResourceRecord {
     pub targets: Arc<[AddonTarget]>,
     /// The targets that the platform has last confirmed to serve. `None` if that is not known.
     pub served: Option<Arc<[AddonTarget]>>,
+    /// Slots that lists since then told it to serve. It may do so, whatever it has answered.
+    pub announced: Vec<u64>,
     /// Whether it was ready when other targets or secrets were sent, and has not been seen in another state since.
     pub follows: bool,
 }

@@ -11,7 +11,7 @@ use drover_core::{
 };
 
 use super::{Told, Want};
-use crate::{ConditionKey, ConditionKind, NO_GROUP, Planner, State, observe::millis};
+use crate::{ConditionKey, ConditionKind, NO_GROUP, Planner, observe::millis};
 
 impl<'a> Planner<'a> {
     fn wanted_addons(&self) -> &'a [WantedAddon] {
@@ -118,6 +118,26 @@ impl<'a> Planner<'a> {
         })
     }
 
+    /// The platforms that hide nodes of an addon, without which it is not known what it is to be told. Empty if they only
+    /// have not been seen yet.
+    pub(super) fn hidden_from(&self, key: &ResourceKey) -> Vec<&'a str> {
+        let wanted = self.wanted_addons().iter();
+        let wanted = wanted.filter(|addon| self.key_of(addon).as_ref() == Some(key));
+        let nodes = wanted.flat_map(|addon| {
+            let nodes = self.state.nodes.iter();
+            nodes.filter(|node| addon.serves(&node.group) && node.seen.phase == Phase::Unseen)
+        });
+        let is_hidden = |platform: &Sym| {
+            let view = self.input.platforms.get(platform);
+            view.is_none_or(|view| !view.visible)
+        };
+        let platforms = nodes.map(|node| &node.platform).filter(|it| is_hidden(it));
+        let mut names: Vec<&str> = platforms.map(|platform| &**platform).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
     /// Whether an addon may still send new connections to a node, as far as this plan knows.
     pub(crate) fn is_served(&self, at: usize) -> bool {
         let slot = self.state.nodes[at].slot;
@@ -129,13 +149,13 @@ impl<'a> Planner<'a> {
                 return serves(record, slot);
             }
             // An earlier process has sent the last list; if it was confirmed and is still the current one, it is known.
-            let current = self.wanted_addons().iter().zip(&self.told);
-            let current = current
-                .filter(|(addon, _)| self.key_of(addon).as_ref() == Some(key))
-                .find_map(|(_, told)| told.as_ref());
-            match current {
-                Some(told) if record.is_ready() && told.is_in(record) => lists(&told.targets, slot),
-                _ => true,
+            let mut wanted = self.wanted_addons().iter().zip(&self.told);
+            match wanted.find(|(addon, _)| self.key_of(addon).as_ref() == Some(key)) {
+                Some((_, Some(told))) if record.is_ready() && told.is_in(record) => {
+                    lists(&told.targets, slot)
+                }
+                Some((addon, _)) => addon.serves(&self.state.nodes[at].group),
+                None => true,
             }
         })
     }
@@ -158,8 +178,15 @@ impl<'a> Planner<'a> {
     /// Whether all addons are as desired and know their targets, as of this plan.
     pub(crate) fn state_addons(&mut self) -> bool {
         let wanted = self.wanted_addons();
+        let left = |planner: &Self| {
+            let mut keys = planner.state.resources.keys().filter(|key| key.is_addon());
+            keys.any(|key| {
+                let is_of = |addon: &WantedAddon| planner.key_of(addon).as_ref() == Some(key);
+                !planner.gone.contains(key) && !wanted.iter().any(is_of)
+            })
+        };
         if wanted.is_empty() {
-            return true;
+            return !left(self);
         }
         let condition = ConditionKey {
             group: Sym::default(),
@@ -167,12 +194,13 @@ impl<'a> Planner<'a> {
         };
         // As long as their targets are unknown, nothing is known to have changed.
         let before = self.state.conditions.contains_key(&condition);
-        let mut all = self.told.len() == wanted.len();
+        let mut all = self.told.len() == wanted.len() && !left(self);
         for (addon, told) in wanted.iter().zip(&self.told) {
             let key = self.key_of(addon);
             let record = key.and_then(|key| self.record_of(&key)[1]);
             all &= record.is_some_and(|record| {
                 record.is_ready()
+                    && record.reason.is_empty()
                     && record.spec_hash == addon.wanted.spec_hash
                     && told.as_ref().map_or(before, |told| told.is_in(record))
             });
@@ -184,18 +212,11 @@ impl<'a> Planner<'a> {
     }
 }
 
-impl State {
-    /// Whether an addon has last confirmed that it serves a node.
-    #[must_use]
-    pub fn is_served(&self, slot: u64) -> bool {
-        let mut addons = self.resources.iter().filter(|(key, _)| key.is_addon());
-        addons.any(|(_, record)| serves(record, slot))
-    }
-}
-
 fn serves(record: &ResourceRecord, slot: u64) -> bool {
     let served: Option<&Arc<[AddonTarget]>> = record.served.as_ref();
-    served.is_some_and(|targets| lists(targets, slot))
+    served.is_some_and(|targets| {
+        lists(targets, slot) || lists(&record.targets, slot) || record.announced.contains(&slot)
+    })
 }
 
 fn lists(targets: &[AddonTarget], slot: u64) -> bool {

@@ -122,6 +122,7 @@ fn take_ensured(draft: &mut Draft<'_>, at: Millis, seen: &Observed) {
             clear_trouble(record);
             if is_addon {
                 record.served = Some(Arc::clone(&record.targets));
+                record.announced.clear();
                 record.follows = false;
             }
         }

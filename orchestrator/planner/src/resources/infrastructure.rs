@@ -69,8 +69,9 @@ impl<'a> Planner<'a> {
             .iter()
             .filter(|((name, _), orphan)| here(name, &orphan.platform_uid))
             .count();
+        // One on another platform does not need it, however long its removal takes.
         let addons = state.resources.keys().filter(|key| key.is_addon());
-        let addons = addons.filter(|key| here(&key.platform, &key.uid)).count();
+        let addons = addons.filter(|key| key.is_on(platform, uid)).count();
         if nodes + requests + orphans > 0 {
             Some(format!("{} nodes", nodes + orphans))
         } else {
