@@ -29,6 +29,9 @@ const SECOND_LOOK: Millis = 1_000;
 /// Deadline of a Release call: the platform responds once the release has started.
 pub const RELEASE_TIMEOUT: Millis = 30_000;
 
+/// Reason of a resource whose platform is not there.
+const UNAVAILABLE: &str = "PlatformUnavailable";
+
 /// Kind of an operation on a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResourceChange {
@@ -119,7 +122,7 @@ impl<'a> Planner<'a> {
         }
         let Some(view) = view.filter(|view| view.callable && view.visible) else {
             let trouble = view.map_or("is not registered", |view| &view.trouble);
-            self.fail_resource(&key, "PlatformUnavailable", trouble);
+            self.fail_resource(&key, UNAVAILABLE, trouble);
             return;
         };
         let mut draft = Draft {
@@ -220,17 +223,7 @@ impl<'a> Planner<'a> {
         let changed = draft.record.spec_hash != want.wanted.spec_hash;
         let vanished = draft.record.doubt > 0 && draft.record.phase != ResourcePhase::Ready;
         let Some(told) = &want.told else {
-            // Unknown is not empty: it keeps the targets that it has.
-            let hidden = self.hidden_from(key).join(", ");
-            if hidden.is_empty() {
-                self.note("", None, false, reason(key), || {
-                    format!("{}: waits until its nodes have been seen", place(key))
-                });
-            } else {
-                let why =
-                    format!("keeps the targets that it has: {hidden} does not show its nodes");
-                self.fail_resource(key, "PlatformUnavailable", &why);
-            }
+            self.note_unknown_targets(key);
             return;
         };
         let moved = !told.is_in(&draft.record);
@@ -240,7 +233,7 @@ impl<'a> Planner<'a> {
         }
         // What is there goes on to follow its nodes, except into a past that the store was restored from.
         let follows = key.is_addon() && !changed && !vanished;
-        if let Some(why) = self.frozen().filter(|_| !follows || self.behind) {
+        if let Some(why) = self.frozen().filter(|_| !follows || self.lacks_nodes()) {
             self.note("", None, false, why, || {
                 if follows {
                     format!("{} is left as it is", place(key))
@@ -346,7 +339,7 @@ impl<'a> Planner<'a> {
                 0 => last.max(self.input.process_start) + interval,
                 _ => next_attempt(record, limits, &view.etag),
             };
-            if self.behind {
+            if self.lacks_nodes() {
                 // It would be set back to what it was when the store was copied.
             } else if now < due {
                 self.wake(due);
@@ -385,11 +378,15 @@ impl<'a> Planner<'a> {
     fn release(&mut self, draft: &mut Draft<'_>, view: Option<&PlatformView>, limits: &Limits) {
         let now = self.input.now;
         let key = draft.key;
-        if key.is_addon() && self.behind && !self.state.deleting {
+        if key.is_addon() && self.lacks_nodes() && !self.state.deleting {
             // It may be wanted again by what the store does not know any more.
-            self.note("", None, false, "StoreBehind", || {
-                format!("{} is left as it is", place(key))
-            });
+            self.note(
+                "",
+                None,
+                false,
+                self.frozen().unwrap_or("StoreBehind"),
+                || format!("{} is left as it is", place(key)),
+            );
             return;
         }
         if let Some(users) = self.users(key) {
@@ -442,7 +439,7 @@ impl<'a> Planner<'a> {
         }
         let view = self.input.platforms.get(&draft.key.platform);
         let trouble = self.trouble(draft.key, view).to_owned();
-        self.fail_resource(draft.key, "PlatformUnavailable", &trouble);
+        self.fail_resource(draft.key, UNAVAILABLE, &trouble);
     }
 
     fn trouble<'v>(&self, key: &ResourceKey, view: Option<&'v PlatformView>) -> &'v str {

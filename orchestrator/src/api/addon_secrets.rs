@@ -40,12 +40,11 @@ impl Api {
         for (index, addon) in checked.resolved.addons.iter().enumerate() {
             for secret in &addon.secrets {
                 let field = format!("spec.addons[{index}].{}", secret.field);
-                // Elsewhere the same secret would be shown to others, or more of it: keys of a jump host are files there.
+                // In another addon, or for other people in this one, it would be shown to who may not see it: keys of a
+                // jump host are files for everybody who may log in.
                 let there = before.as_ref().is_some_and(|before| {
-                    let mut same = before.addons.iter().filter(|one| {
-                        one.name == addon.name && one.wanted.platform == addon.wanted.platform
-                    });
-                    same.any(|one| one.secrets.contains(secret))
+                    let mut addons = before.addons.iter();
+                    addons.any(|one| one.name == addon.name && one.wanted == addon.wanted)
                 });
                 let description = self.refuse_secret(secret, &field, there, changes)?;
                 if let Some(description) = description {

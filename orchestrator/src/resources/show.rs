@@ -160,9 +160,10 @@ pub(crate) fn condition(inner: &ClusterState) -> Option<Held> {
     )
 }
 
-/// Whether the addons are as desired. `None` if none is desired.
+/// Whether the addons are as desired. `None` if none is desired and none is left.
 pub(crate) fn addons_condition(inner: &ClusterState) -> Option<Held> {
-    if inner.spec().addons.is_empty() {
+    let mut recorded = inner.state().resources.keys();
+    if inner.spec().addons.is_empty() && !recorded.any(ResourceKey::is_addon) {
         return None;
     }
     let failed = [ConditionKind::AddonsFailed];
@@ -202,7 +203,13 @@ fn missing(inner: &ClusterState) -> String {
                 })
             }
         });
-    let words: Vec<String> = words.collect();
+    let goes = state.resources.keys().filter_map(|key| {
+        let mut wanted = inner.spec().addons.iter();
+        let stays = wanted.any(|addon| of_addon(state, addon).is_some_and(|(own, _)| own == key));
+        let name = key.addon_name().filter(|_| !stays)?;
+        Some(format!("{name} on {}: is being removed", key.platform))
+    });
+    let words: Vec<String> = words.chain(goes).collect();
     if words.is_empty() {
         "their targets have not been seen yet".to_owned()
     } else {

@@ -10,8 +10,14 @@ use drover_core::{
     resource::{ResourceKey, ResourceKind, ResourceRecord},
 };
 
-use super::{Told, Want};
+use super::{
+    Told, UNAVAILABLE, Want,
+    words::{place, reason},
+};
 use crate::{ConditionKey, ConditionKind, NO_GROUP, Planner, observe::millis};
+
+/// How long after its start a process waits for platforms to show nodes before it reports that they do not.
+const FIRST_LOOK: Millis = 60_000;
 
 impl<'a> Planner<'a> {
     fn wanted_addons(&self) -> &'a [WantedAddon] {
@@ -28,6 +34,12 @@ impl<'a> Planner<'a> {
         let uid = &self.input.platforms.get(platform)?.uid;
         (!uid.is_empty())
             .then(|| ResourceKey::addon(addon.name.clone(), platform.clone(), uid.clone()))
+    }
+
+    /// Whether nodes of this cluster are there that the store does not know, or not yet: a list without them would cut
+    /// them off.
+    pub(super) fn lacks_nodes(&self) -> bool {
+        self.behind || (self.adopting && !self.state.orphans.is_empty())
     }
 
     /// Determines what addons are to be told.
@@ -118,9 +130,33 @@ impl<'a> Planner<'a> {
         })
     }
 
+    /// Unknown is not empty: an addon keeps the targets that it has. Reports why.
+    pub(super) fn note_unknown_targets(&mut self, key: &ResourceKey) {
+        let hidden = self.hidden_from(key).join(", ");
+        let alarm = self.input.process_start + FIRST_LOOK;
+        let condition = ConditionKey {
+            group: Sym::default(),
+            kind: ConditionKind::AddonsFailed,
+        };
+        // Every start begins like this, which is no reason to worry; nor does it end what an earlier process reported.
+        let reported = self.state.conditions.get(&condition);
+        let early = self.input.now < alarm && reported.is_none_or(|it| &*it.reason != UNAVAILABLE);
+        if hidden.is_empty() || early {
+            if !hidden.is_empty() {
+                self.wake(alarm);
+            }
+            self.note("", None, false, reason(key), || {
+                format!("{}: waits until its nodes have been seen", place(key))
+            });
+            return;
+        }
+        let why = format!("keeps the targets that it has: {hidden} does not show its nodes");
+        self.fail_resource(key, UNAVAILABLE, &why);
+    }
+
     /// The platforms that hide nodes of an addon, without which it is not known what it is to be told. Empty if they only
     /// have not been seen yet.
-    pub(super) fn hidden_from(&self, key: &ResourceKey) -> Vec<&'a str> {
+    fn hidden_from(&self, key: &ResourceKey) -> Vec<&'a str> {
         let wanted = self.wanted_addons().iter();
         let wanted = wanted.filter(|addon| self.key_of(addon).as_ref() == Some(key));
         let nodes = wanted.flat_map(|addon| {

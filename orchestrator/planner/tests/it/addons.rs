@@ -1,6 +1,8 @@
 //! Addons: they follow the nodes, never block them, and go completely, from every state and after every crash.
 
 use crate::world;
+mod doubts;
+mod drains;
 mod lives;
 
 use std::time::Duration;
@@ -15,7 +17,7 @@ use drover_planner::{Call, ConditionKey, ConditionKind, DRIFT_INTERVAL, Op, Plan
 use world::{
     World,
     addons::{addon, key},
-    build::{group, pre_stop, rolling, sym},
+    build::{group, rolling, sym},
     infrastructure::wanted,
 };
 
@@ -249,74 +251,6 @@ fn nodes_that_stand_by_are_told_as_such_until_they_are_promoted() {
 }
 
 #[test]
-fn a_node_waits_until_its_addons_have_confirmed_that_it_drains_and_at_most_its_grace() {
-    let gone = |planned: &Plan| {
-        let calls = &mut planned.calls.iter();
-        calls.any(|call| matches!(call, Call::Deprovision { .. }))
-    };
-    let mut world = ready(group("data", 2, &["a"]));
-    let slot = world.state.nodes[1].slot;
-    world.want(vec![group("data", 1, &["a"])]);
-    let planned = step(&mut world);
-    assert_eq!(asked(&planned), [Asked::Ensure], "sent with the same step");
-    assert!(targets(&world).contains(&(slot, true)) && !gone(&planned));
-    let pending = seen(ResourcePhase::Pending);
-    answer(&mut world, Asked::Ensure, Ok(pending));
-    assert!(
-        !gone(&step(&mut world)),
-        "its connections are not taken over yet"
-    );
-    let mut late = clone_of(&world);
-    world.now += 2_000;
-    assert_eq!(asked(&step(&mut world)), [Asked::Ensure]);
-    answer(&mut world, Asked::Ensure, Ok(seen(ResourcePhase::Ready)));
-    step(&mut world);
-    assert!(gone(&step(&mut world)) || world.state.node(slot).unwrap().call.in_flight);
-    // Without a confirmation it goes when its grace is over.
-    late.set_reachable(&sym("b"), false);
-    late.now += 29_000;
-    assert!(!gone(&step(&mut late)));
-    late.now += 1_100;
-    show(&mut late);
-    step(&mut late);
-    assert!(gone(&step(&mut late)) || late.state.node(slot).unwrap().call.in_flight);
-}
-
-/// The world as it is, for another end.
-fn clone_of(world: &World) -> World {
-    let mut other = World::new(1, &["a", "b"]);
-    other.run_for(Duration::from_secs(10));
-    other.now = world.now;
-    other.groups.clone_from(&world.groups);
-    other.want_addons(world.addons.clone());
-    other.state = world.state.clone();
-    other
-}
-
-#[test]
-fn the_hook_of_a_node_runs_after_its_addons_let_go_and_keeps_its_time() {
-    let hooked = |size| Group {
-        lifecycle: Some(pre_stop(10)),
-        ..group("data", size, &["a"])
-    };
-    let mut world = ready(hooked(2));
-    world.want(vec![hooked(1)]);
-    let drains = |planned: &Plan| {
-        let calls = &mut planned.calls.iter();
-        calls.any(|call| matches!(call, Call::Drain { .. }))
-    };
-    assert!(!drains(&step(&mut world)));
-    let mut late = clone_of(&world);
-    answer(&mut world, Asked::Ensure, Ok(seen(ResourcePhase::Ready)));
-    assert!(drains(&step(&mut world)), "right after the confirmation");
-    late.now += 19_000;
-    show(&mut late);
-    assert!(!drains(&step(&mut late)));
-    late.now += 1_000;
-    assert!(drains(&step(&mut late)), "10 s of 30 are its own");
-}
-
-#[test]
 fn an_addon_that_cannot_be_made_keeps_no_node_from_coming() {
     let mut world = World::new(1, &["a", "b"]);
     world.run_for(Duration::from_secs(10));
@@ -397,10 +331,17 @@ fn a_deletion_removes_addons_before_nodes_and_infrastructure_last() {
 #[test]
 fn an_addon_whose_platform_is_away_keeps_no_node_and_blocks_the_end_by_its_name() {
     let mut world = settled(1);
+    world.want_below(vec![wanted("a", "network")]);
+    world.run_for(Duration::from_secs(60));
     world.set_reachable(&sym("b"), false);
     world.delete();
     world.run_for(Duration::from_secs(600));
     assert!(world.living("data").is_empty(), "nodes do not wait for it");
+    let now = world.now;
+    assert!(
+        world.site("a").present(now).is_empty(),
+        "nor what is elsewhere"
+    );
     assert!(!world.finished);
     let blocked = holds(&world, ConditionKind::DeletionBlocked).unwrap();
     assert!(

@@ -1,14 +1,16 @@
 //! Addons of clusters: the secrets that they name, who may place them, and what is shown of them.
 
 use drover_core::Reason;
+use drover_platform_cloud::drivers::simulated::SimulatedSettings;
 use drover_proto::{
     orchestrator::v1::{self as pb, SecretPurpose, secret_value::Value},
     platform::v1::{self as wire, AddonKind, ResourcePhase},
 };
+use drover_store::{Lane, backend::Txn, keys::Name};
 
 use crate::api::{
     access::Door,
-    support::{World, changed, document, fields, invalid, refused, until},
+    support::{World, changed, document, fields, invalid, refused, registration, until},
 };
 
 async fn put(
@@ -220,4 +222,129 @@ async fn who_may_place_nodes_on_a_platform_only_places_no_addons_elsewhere() {
         Reason::PermissionDenied,
     );
     apply("orders-1", "sim", "orders-app").await.unwrap();
+}
+
+#[tokio::test]
+async fn who_may_not_use_the_secret_of_an_addon_gets_it_through_nothing_else() {
+    let door = Door::with(Default::default(), RULES).await;
+    let stored = put(
+        &door.world,
+        SecretPurpose::Workload,
+        "theirs",
+        &[("secret", "abc-0123456789")],
+    );
+    stored.await.unwrap();
+    let apply = |who: &str, cluster: pb::Cluster| {
+        let request = pb::ApplyClusterRequest {
+            cluster: Some(cluster),
+            ..Default::default()
+        };
+        let mut clusters = door.of(who);
+        async move { clusters.apply_cluster(request).await.map(drop) }
+    };
+    let theirs = signing("orders-1", "sim", "theirs");
+    apply("admin", theirs.clone()).await.unwrap();
+    let with = |change: fn(&mut pb::ClusterSpec)| changed(theirs.clone(), change);
+    let denied = [
+        with(|spec| {
+            spec.addons.push(pb::Addon {
+                name: "jump".to_owned(),
+                r#type: AddonKind::JumpHost.into(),
+                platform: "sim".to_owned(),
+                targets: vec!["db".to_owned()],
+                jump_host: Some(wire::JumpHost {
+                    private_keys_secret: "theirs".to_owned(),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            });
+        }),
+        with(|spec| {
+            let of = pb::SecretKeyRef {
+                name: "theirs".to_owned(),
+                key: "secret".to_owned(),
+            };
+            spec.secrets.push(pb::TemplateSecret {
+                name: "mine".to_owned(),
+                secret_key_ref: Some(of),
+            });
+        }),
+        // Other people would be told it.
+        with(|spec| {
+            let oidc = spec.addons[0].oidc_provider.as_mut().unwrap();
+            oidc.clients[0].redirect_uris = vec!["https://elsewhere.example/".to_owned()];
+        }),
+    ];
+    for cluster in denied {
+        let error = apply("dev", cluster).await;
+        let error = refused(error, Reason::PermissionDenied);
+        assert!(!format!("{error:?}").contains("abc-0123456789"));
+    }
+    let larger = with(|spec| spec.groups[0].size = Some(2));
+    apply("dev", larger).await.unwrap();
+    door.stop().await;
+}
+
+#[tokio::test]
+async fn as_many_nodes_and_addons_as_there_may_be_are_rebound() {
+    let settings = SimulatedSettings {
+        uid: Some("one".to_owned()),
+        ..SimulatedSettings::default()
+    };
+    let world = World::with(settings).await;
+    let full = changed(document("orders", &[("db", 45)]), |spec| {
+        let addons = (0..32).map(|at| pb::Addon {
+            name: format!("front-{at}"),
+            r#type: AddonKind::LoadBalancer.into(),
+            platform: "sim".to_owned(),
+            targets: vec!["db".to_owned()],
+            port: Some(30_001 + at),
+            ..Default::default()
+        });
+        spec.addons = addons.collect();
+    });
+    world.apply(full).await.unwrap();
+    world.ready("orders").await;
+    world.site.backend().set_uid("two");
+    let request = pb::RegisterPlatformRequest {
+        rebind_uid: Some("two".into()),
+        ..registration("sim", "http://sim")
+    };
+    world.platforms().register_platform(request).await.unwrap();
+    let status = world.ready("orders").await.status.unwrap();
+    assert_eq!(status.addons.len(), 32);
+    let events = world.events("orders").await;
+    let told = |reason: &str| events.iter().filter(|one| one.reason == reason).count();
+    assert_eq!((told("PlatformRebound"), told("AddonRemoved")), (1, 0));
+    assert_eq!(told("AddonReady"), 32, "none was made again");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn an_addon_whose_secret_can_no_longer_be_read_can_be_removed() {
+    let world = World::new().await;
+    let stored = put(
+        &world,
+        SecretPurpose::Workload,
+        "client",
+        &[("secret", "abc-0123456789")],
+    );
+    stored.await.unwrap();
+    let signs = signing("orders", "sim", "client");
+    world.apply(signs).await.unwrap();
+    world.ready("orders").await;
+    let damaged = Txn::default().put(Name::Secret("client".to_owned()).into(), "damaged");
+    let backend = world.backend.upgrade().unwrap();
+    backend.commit(damaged, Lane::Bulk).await.unwrap();
+    drop(backend);
+    world.delete("orders").await.unwrap();
+    world.gone("orders").await;
+    assert!(
+        world
+            .site
+            .backend()
+            .addon_wanted("orders", "auth")
+            .is_none()
+    );
+    world.stop().await;
 }

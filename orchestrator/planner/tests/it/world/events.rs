@@ -242,6 +242,8 @@ impl World {
             node.seen.unlisted = false;
         } else {
             let since = self.now;
+            let runs = thing.phase == Phase::Running;
+            let address = runs.then(|| addons::address(thing));
             self.state.orphans.entry(key).or_insert_with(|| Orphan {
                 request: thing.request,
                 index: thing.index,
@@ -262,6 +264,7 @@ impl World {
                     ready: Some(thing.ready),
                     last: at,
                     host_id: (!thing.host.is_empty()).then(|| (&*thing.host).into()),
+                    addresses: address.into_iter().collect(),
                     ..Seen::default()
                 }),
                 ..Orphan::default()

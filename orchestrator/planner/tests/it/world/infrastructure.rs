@@ -196,6 +196,7 @@ impl World {
             record.ensured = 0;
             record.targets = Arc::default();
             record.served = None;
+            record.announced.clear();
             record.follows = false;
             record.call = drover_core::node::Call::default();
             record.answer = None;
