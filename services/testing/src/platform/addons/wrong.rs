@@ -404,8 +404,7 @@ pub(in super::super) async fn each_wrong_field_of_a_removal_of_an_addon_is_named
         return;
     };
     fixture.settle(&fixture.addon(kind, "one")).await;
-    type Change = fn(&mut RemoveAddonRequest);
-    let table: [(&str, Change); 7] = [
+    let table: [(&str, fn(&mut RemoveAddonRequest)); 7] = [
         ("expected_platform_uid", |it| {
             it.expected_platform_uid = String::new();
         }),
