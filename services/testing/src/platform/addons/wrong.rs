@@ -344,6 +344,10 @@ pub(in super::super) async fn each_wrong_field_of_an_oidc_provider_is_named(subj
             provider(it).tls_secret = "tls".to_owned();
             give(it, "tls", &["tls.crt", "ca.key"], b"content");
         }),
+        (tls, |it| {
+            provider(it).tls_secret = "tls".to_owned();
+            give(it, "tls", &["tls.crt", "ca.crt", "ca.key"], b"content");
+        }),
     ];
     let right = fixture.addon(AddonKind::OidcProvider, "one");
     fixture.refuses(&right, table).await;
