@@ -18,7 +18,9 @@ mod live;
 mod loaded;
 mod mark;
 mod provider;
+mod proxies;
 mod read;
+mod salt;
 mod settings;
 mod state;
 
@@ -35,7 +37,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use self::{
     apply::Apply,
-    context::{Address, Beside, Prepared, prepare},
+    context::{Address, Beside, Prepared, object_name, prepare},
     live::Live,
     loaded::Loaded,
     mark::Mark,
@@ -98,6 +100,9 @@ struct Backend {
     kinds: Vec<Arc<Kind>>,
     pods: Arc<Kind>,
     config_maps: Arc<Kind>,
+    secrets: Arc<Kind>,
+    /// The proxies of this process, as a jump host has them.
+    proxies: String,
     loaded: Loaded,
 }
 
@@ -135,6 +140,10 @@ impl KubernetesAddons {
             kinds,
             pods: served.named("pods")?,
             config_maps: served.named("configmaps")?,
+            secrets: served.named("secrets")?,
+            proxies: proxies::lines(std::env::vars_os().filter_map(|(name, value)| {
+                Some((name.into_string().ok()?, value.into_string().ok()?))
+            })),
             loaded: Loaded::default(),
         });
         let live = Arc::new(Live::new(Arc::clone(&backend)));
@@ -158,7 +167,12 @@ impl KubernetesAddons {
     }
 
     /// Renders the objects of an addon, without their marks.
-    async fn render(&self, prepared: &Prepared, mark: &Mark) -> Result<Vec<Object>> {
+    async fn render(
+        &self,
+        prepared: &Prepared,
+        more: Option<Object>,
+        mark: &Mark,
+    ) -> Result<Vec<Object>> {
         let catalogue = Arc::clone(&self.catalogue);
         let template = prepared.template.clone();
         let scope = prepared.scope.clone();
@@ -171,6 +185,7 @@ impl KubernetesAddons {
             .await
             .map_err(|_| Error::internal("the rendering of the template has failed"))??;
         let mut objects = objects::documents(&rendered, &self.backend.namespace)?;
+        objects.extend(more);
         objects::sort(&mut objects);
         // A dry run does not see that a cluster IP is taken: then nothing else is there yet.
         objects.sort_by_key(|object| object.kind != "Service");
@@ -232,12 +247,23 @@ impl KubernetesAddons {
         }
         let bmc = self.bmc(owner, wanted).await?;
         let mut address = there.address(&wanted.spec.cluster_ip);
+        let name = object_name(&owner.cluster_id, &wanted.spec.name);
+        let salt = match kind {
+            AddonKind::JumpHost | AddonKind::OidcProvider => Some(self.backend.salt(&name).await?),
+            _ => None,
+        };
         loop {
+            if address == Address::External {
+                let settings = &self.backend.settings.addons;
+                settings.check_external(&wanted.spec.cluster_ip)?;
+            }
             let beside = Beside {
                 namespace: &self.backend.namespace,
                 address,
                 node_ports: self.backend.settings.addons.node_ports,
                 bmc: bmc.clone(),
+                proxies: &self.backend.proxies,
+                salt: salt.as_deref().unwrap_or_default(),
                 certificate: there.certificate(),
             };
             let prepared = prepare(owner, wanted, &beside)?;
@@ -251,7 +277,8 @@ impl KubernetesAddons {
                 note: prepared.note.clone(),
                 digest: String::new(),
             };
-            let objects = self.render(&prepared, &mark).await?;
+            let salted = salt.as_ref().map(|salt| self.backend.salted(&name, salt));
+            let objects = self.render(&prepared, salted, &mark).await?;
             let apply = Apply {
                 backend: &self.backend,
                 there: &there,
