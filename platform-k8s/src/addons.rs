@@ -4,6 +4,7 @@
 //! KubernetesAddons ─┬─ context, keys ── what a template can read
 //!                   ├─ mark ─────────── labels and identity of every object
 //!                   ├─ apply ────────── objects are applied, what is no longer rendered goes
+//!                   ├─ provider ───── a namespace has one OIDC provider
 //!                   ├─ live ─────────── content of a ConfigMap that reaches pods at once
 //!                   ├─ read, state ──── what is there, and how far it is
 //!                   └─ loaded ───────── what pods say in their log
@@ -16,7 +17,10 @@ mod keys;
 mod live;
 mod loaded;
 mod mark;
+mod provider;
+mod proxies;
 mod read;
+mod salt;
 mod settings;
 mod state;
 
@@ -33,7 +37,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use self::{
     apply::Apply,
-    context::{Address, Beside, Prepared, prepare},
+    context::{Address, Beside, Prepared, object_name, prepare},
     live::Live,
     loaded::Loaded,
     mark::Mark,
@@ -41,6 +45,7 @@ use self::{
 };
 use crate::{
     client::{Api, Kind},
+    delete::Item,
     objects::{self, Object},
     settings::Settings,
 };
@@ -63,17 +68,19 @@ pub struct KubernetesAddons {
     catalogue: Arc<Catalogue>,
     live: Arc<Live>,
     controllers: Option<Arc<dyn Controllers>>,
+    /// Held while an OIDC provider is made: of two at once, neither would see the other.
+    providing: tokio::sync::Mutex<()>,
     _telling: AbortOnDropHandle<()>,
 }
 
 /// The management controllers of nodes that are hosts.
 #[async_trait]
 pub(crate) trait Controllers: Send + Sync {
-    /// Address and credentials of the controllers of targets.
+    /// Address and credentials of the controllers of targets that are nodes of this owner.
     ///
     /// # Errors
-    /// A host could not be read.
-    async fn files(&self, targets: &[AddonTarget]) -> Result<ControllerFiles>;
+    /// A host or its Secret could not be read: what is not known is not lacking.
+    async fn files(&self, owner: &Owner, targets: &[AddonTarget]) -> Result<ControllerFiles>;
 }
 
 /// What the jump host needs to reach management controllers.
@@ -93,6 +100,9 @@ struct Backend {
     kinds: Vec<Arc<Kind>>,
     pods: Arc<Kind>,
     config_maps: Arc<Kind>,
+    secrets: Arc<Kind>,
+    /// The proxies of this process, as a jump host has them.
+    proxies: String,
     loaded: Loaded,
 }
 
@@ -130,6 +140,10 @@ impl KubernetesAddons {
             kinds,
             pods: served.named("pods")?,
             config_maps: served.named("configmaps")?,
+            secrets: served.named("secrets")?,
+            proxies: proxies::lines(std::env::vars_os().filter_map(|(name, value)| {
+                Some((name.into_string().ok()?, value.into_string().ok()?))
+            })),
             loaded: Loaded::default(),
         });
         let live = Arc::new(Live::new(Arc::clone(&backend)));
@@ -139,6 +153,7 @@ impl KubernetesAddons {
             catalogue: Arc::new(catalogue),
             live,
             controllers: None,
+            providing: tokio::sync::Mutex::default(),
             _telling: AbortOnDropHandle::new(tokio::spawn(async move {
                 telling.keep().await;
             })),
@@ -152,7 +167,12 @@ impl KubernetesAddons {
     }
 
     /// Renders the objects of an addon, without their marks.
-    async fn render(&self, prepared: &Prepared, mark: &Mark) -> Result<Vec<Object>> {
+    async fn render(
+        &self,
+        prepared: &Prepared,
+        more: Option<Object>,
+        mark: &Mark,
+    ) -> Result<Vec<Object>> {
         let catalogue = Arc::clone(&self.catalogue);
         let template = prepared.template.clone();
         let scope = prepared.scope.clone();
@@ -165,6 +185,7 @@ impl KubernetesAddons {
             .await
             .map_err(|_| Error::internal("the rendering of the template has failed"))??;
         let mut objects = objects::documents(&rendered, &self.backend.namespace)?;
+        objects.extend(more);
         objects::sort(&mut objects);
         // A dry run does not see that a cluster IP is taken: then nothing else is there yet.
         objects.sort_by_key(|object| object.kind != "Service");
@@ -199,7 +220,7 @@ impl KubernetesAddons {
             {
                 // Something was replaced since it was read.
                 Err(error) if error.reason() == Reason::Conflict && tries < MAX_CONFLICTS => {
-                    tries += 1
+                    tries += 1;
                 }
                 applied => return applied.map(|()| slot),
             }
@@ -217,14 +238,32 @@ impl KubernetesAddons {
         let kind = targets::kind(&wanted.spec);
         let there = self.backend.read(&slot.selector()).await?;
         there.check(owner, &wanted.spec.name, kind)?;
-        let bmc = self.bmc(wanted).await?;
+        let mut _providing = None;
+        if kind == AddonKind::OidcProvider {
+            _providing = Some(self.providing.lock().await);
+            self.backend
+                .check_provider(owner, &wanted.spec.name)
+                .await?;
+        }
+        let bmc = self.bmc(owner, wanted).await?;
         let mut address = there.address(&wanted.spec.cluster_ip);
+        let name = object_name(&owner.cluster_id, &wanted.spec.name);
+        let salt = match kind {
+            AddonKind::JumpHost | AddonKind::OidcProvider => Some(self.backend.salt(&name).await?),
+            _ => None,
+        };
         loop {
+            if address == Address::External {
+                let settings = &self.backend.settings.addons;
+                settings.check_external(&wanted.spec.cluster_ip)?;
+            }
             let beside = Beside {
                 namespace: &self.backend.namespace,
                 address,
                 node_ports: self.backend.settings.addons.node_ports,
                 bmc: bmc.clone(),
+                proxies: &self.backend.proxies,
+                salt: salt.as_deref().unwrap_or_default(),
                 certificate: there.certificate(),
             };
             let prepared = prepare(owner, wanted, &beside)?;
@@ -238,7 +277,8 @@ impl KubernetesAddons {
                 note: prepared.note.clone(),
                 digest: String::new(),
             };
-            let objects = self.render(&prepared, &mark).await?;
+            let salted = salt.as_ref().map(|salt| self.backend.salted(&name, salt));
+            let objects = self.render(&prepared, salted, &mark).await?;
             let apply = Apply {
                 backend: &self.backend,
                 there: &there,
@@ -257,14 +297,13 @@ impl KubernetesAddons {
     }
 
     /// Settings of the management controllers of hosts, if a jump host is to have them.
-    async fn bmc(&self, wanted: &AddonWanted) -> Result<ControllerFiles> {
-        let jump = match &wanted.spec.kind {
-            Some(Spec::JumpHost(jump)) => jump,
-            _ => return Ok(ControllerFiles::default()),
+    async fn bmc(&self, owner: &Owner, wanted: &AddonWanted) -> Result<ControllerFiles> {
+        let Some(Spec::JumpHost(jump)) = &wanted.spec.kind else {
+            return Ok(ControllerFiles::default());
         };
         match (&jump.bmc, &self.controllers) {
             (None, _) => Ok(ControllerFiles::default()),
-            (Some(_), Some(controllers)) => controllers.files(&wanted.targets).await,
+            (Some(_), Some(controllers)) => controllers.files(owner, &wanted.targets).await,
             (Some(_), None) => Err(Error::invalid(
                 "spec.jump_host.bmc",
                 "is not possible: nodes of this platform have no management controllers",
@@ -335,7 +374,14 @@ impl Addons for KubernetesAddons {
     async fn remove(&self, owner: &Owner, name: &str) -> Result<AddonProgress> {
         let slot = Slot::of(owner, name);
         let things = self.backend.read(&slot.selector()).await?.of(&slot);
-        self.backend.delete(things.items.iter()).await?;
+        let is_provider = |item: &Item| {
+            Mark::of(&item.meta).is_some_and(|mark| mark.kind() == AddonKind::OidcProvider)
+        };
+        if things.items.iter().any(is_provider) {
+            self.backend.delete_provider(&things).await?;
+        } else {
+            self.backend.delete(things.items.iter()).await?;
+        }
         let things = self.backend.read(&slot.selector()).await?.of(&slot);
         let mut state = self.backend.state(&self.live, &slot, &things).await;
         if !things.is_empty() {

@@ -20,7 +20,7 @@ use super::{
     read::Things,
 };
 use crate::{
-    client::{Kind, Meta as _},
+    client::{Kind, Meta},
     delete::Item,
     labels,
     objects::Object,
@@ -107,7 +107,7 @@ impl Apply<'_> {
             digest: digest(&object),
             ..self.mark.clone()
         };
-        let ends = before.as_ref().is_some_and(|meta| meta.is_deleting());
+        let ends = before.as_ref().is_some_and(Meta::is_deleting);
         let kept = before.as_ref().is_some_and(|meta| is_kept(meta, &object));
         let new = former
             .as_ref()

@@ -70,6 +70,10 @@ pub(super) struct Beside<'a> {
     pub(super) address: Address,
     pub(super) node_ports: [u16; 2],
     pub(super) bmc: ControllerFiles,
+    /// Proxies of this process, `NAME=VALUE` each in a line. Empty: it has none.
+    pub(super) proxies: &'a str,
+    /// What digests of secrets are made with.
+    pub(super) salt: &'a [u8],
     /// The certificate that is there and not yet due: what it was made from, and when it is due.
     pub(super) certificate: Option<(String, String)>,
 }
@@ -105,11 +109,7 @@ pub(super) fn prepare(
             ("oidc-provider", vec!["spec.oidc_provider.port".to_owned()])
         }
         Some(Kind::Template(it)) => {
-            let interface = spec.interface.as_str();
-            reader.reached(
-                |_| true,
-                |target| targets::host(target, interface).map(drop),
-            );
+            reader.addressed();
             (it.template.as_str(), Vec::new())
         }
         None => return Err(Error::invalid("spec.kind", "is required")),
@@ -201,21 +201,32 @@ impl<'a> Reader<'a> {
         Ok(addon)
     }
 
-    /// The targets that can be reached in every way that is needed. The others are named in a note.
+    /// The targets that can be reached in some way that is needed. What they lack is in a note.
     fn reached(
         &mut self,
         takes: impl Fn(&AddonTarget) -> bool,
-        reach: impl Fn(&AddonTarget) -> Result<(), String>,
+        reach: impl Fn(&AddonTarget) -> (bool, Vec<String>),
     ) -> Vec<&'a AddonTarget> {
-        let mut reached = Vec::new();
+        let mut served = Vec::new();
         for target in self.wanted.targets.iter().filter(|target| takes(target)) {
-            match reach(target) {
-                Ok(()) => reached.push(target),
-                Err(why) => self.lacking.push(why),
+            let (reached, lacking) = reach(target);
+            self.lacking.extend(lacking);
+            if reached {
+                served.push(target);
             }
         }
-        self.served = reached.len();
-        reached
+        self.served = served.len();
+        served
+    }
+
+    /// Counts the targets that have an address.
+    fn addressed(&mut self) {
+        let interface = self.wanted.spec.interface.as_str();
+        let reach = |target: &AddonTarget| {
+            let lacking = targets::host(target, interface).err();
+            (lacking.is_none(), lacking.into_iter().collect())
+        };
+        self.reached(|_| true, reach);
     }
 
     fn note(&self) -> String {
@@ -242,10 +253,15 @@ impl<'a> Reader<'a> {
         }
         let interface = self.wanted.spec.interface.as_str();
         let targets = self.reached(targets::takes_connections, |target| {
-            let mut mappings = balancer.ports.iter();
-            mappings.try_for_each(|it| targets::server(target, interface, it, 0).map(drop))
+            targets::balanced(target, interface, &balancer.ports)
         });
         let mut service = ServicePorts::new(addon, beside);
+        for (at, mapping) in balancer.ports.iter().enumerate() {
+            for more in 0..mapping.count.max(1) {
+                let listen = mapping.listen.map(|listen| listen + more);
+                service.reserve(&format!("{field}[{at}].listen"), listen)?;
+            }
+        }
         let (mut ports, mut fields) = (Vec::new(), Vec::new());
         for (at, mapping) in balancer.ports.iter().enumerate() {
             for more in 0..mapping.count.max(1) {
@@ -263,10 +279,9 @@ impl<'a> Reader<'a> {
                     _ => None,
                 };
                 let listen = mapping.listen.map(|listen| listen + more);
-                let field = format!("{field}[{at}].listen");
-                service.add(&name, (&field, listen), target, bind)?;
+                service.add(&name, listen, target, bind);
                 ports.push(json!({"name": name, "bind": bind, "servers": servers}));
-                fields.push(field);
+                fields.push(format!("{field}[{at}].listen"));
             }
         }
         addon.insert("ports".to_owned(), ports.into());
@@ -280,15 +295,20 @@ impl<'a> Reader<'a> {
         beside: &Beside<'_>,
         addon: &mut Map<String, Value>,
     ) -> Result<()> {
-        let interface = self.wanted.spec.interface.as_str();
-        self.reached(
-            |_| true,
-            |target| targets::host(target, interface).map(drop),
-        );
+        self.addressed();
         self.lacking.extend(beside.bmc.lacking.iter().cloned());
-        let bmc = &beside.bmc.files;
+        let mut bmc = beside.bmc.files.clone();
+        if jump.bmc.is_some_and(|it| it.proxy) {
+            if beside.proxies.is_empty() {
+                let why = "there is none: the environment of the platform has no http_proxy, https_proxy or all_proxy";
+                return Err(Error::invalid("spec.jump_host.bmc.proxy", why));
+            }
+            // A proxy may have a password.
+            bmc.insert(".proxies".to_owned(), BASE64.encode(beside.proxies));
+        }
         let mut service = ServicePorts::new(addon, beside);
-        service.add("ssh", ("spec.jump_host.port", jump.port), Some(22), 2222)?;
+        service.reserve("spec.jump_host.port", jump.port)?;
+        service.add("ssh", jump.port, Some(22), 2222);
         addon.insert("service_ports".to_owned(), service.ports.into());
         addon.insert("authorized_keys".to_owned(), json!(jump.authorized_keys));
         let files = |name: &str| {
@@ -302,10 +322,12 @@ impl<'a> Reader<'a> {
             jump.authorized_keys,
             private_keys,
             kubeconfig,
-            bmc,
             jump.bmc.map(|it| it.proxy)
         ]);
-        addon.insert("files_digest".to_owned(), digest(&files).into());
+        addon.insert(
+            "files_digest".to_owned(),
+            digest(beside.salt, &files).into(),
+        );
         addon.insert("private_keys".to_owned(), json!(private_keys));
         addon.insert("kubeconfig".to_owned(), json!(kubeconfig));
         let power = jump.bmc.map(|bmc| json!({"proxy": bmc.proxy}));
@@ -354,8 +376,8 @@ impl<'a> Reader<'a> {
             }));
         }
         let mut service = ServicePorts::new(addon, beside);
-        let field = "spec.oidc_provider.port";
-        service.add("http", (field, provider.port), Some(5556), 5556)?;
+        service.reserve("spec.oidc_provider.port", provider.port)?;
+        service.add("http", provider.port, Some(5556), 5556);
         addon.insert("service_ports".to_owned(), service.ports.into());
         let tls = !provider.tls_secret.is_empty();
         let scheme = if tls { "https" } else { "http" };
@@ -385,7 +407,10 @@ impl<'a> Reader<'a> {
             }
         }
         let made_from = (pair.get("once"), pair.get("renew_after"));
-        let files = digest(&json!([issuer, clients, connectors, made_from]));
+        let files = digest(
+            beside.salt,
+            &json!([issuer, clients, connectors, made_from]),
+        );
         addon.insert("files_digest".to_owned(), files.into());
         addon.insert("clients".to_owned(), clients.into());
         addon.insert("connectors".to_owned(), connectors.into());
@@ -412,9 +437,13 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Digest of what pods read only once: another one means new pods.
-fn digest(files: &Value) -> String {
-    hex(&Sha256::digest(files.to_string())[..16])
+/// Digest of what pods read only once: another one means new pods. It stands where secrets do not, so that without the
+/// salt it would confirm a guess of one.
+fn digest(salt: &[u8], files: &Value) -> String {
+    let mut hash = Sha256::new();
+    hash.update(salt);
+    hash.update(files.to_string());
+    hex(&hash.finalize()[..16])
 }
 
 /// The settings of built-in kinds in `properties`.
@@ -490,31 +519,35 @@ impl ServicePorts {
         }
     }
 
-    /// Adds a port that is reached at `listen`, otherwise at `preferred` of the service and a node port that the API
-    /// server chooses.
-    fn add(
-        &mut self,
-        name: &str,
-        (field, listen): (&str, Option<u32>),
-        preferred: Option<u32>,
-        bind: u32,
-    ) -> Result<()> {
-        if let (Some(listen), Some([first, last])) = (listen, self.node_ports)
+    /// Keeps a port that is asked for, before any is chosen.
+    ///
+    /// # Errors
+    /// `Invalid` with the field if it cannot be had.
+    fn reserve(&mut self, field: &str, listen: Option<u32>) -> Result<()> {
+        let Some(listen) = listen else { return Ok(()) };
+        if let Some([first, last]) = self.node_ports
             && !(u32::from(first)..=u32::from(last)).contains(&listen)
         {
             let why = format!("{listen} is no node port of this Kubernetes: {first}-{last}");
             return Err(Error::invalid(field, why));
         }
-        let mut choices = [listen, preferred, Some(bind)].into_iter().flatten();
-        let port = choices
-            .find(|port| !self.used.contains(port))
-            .unwrap_or(bind);
+        if !self.used.insert(listen) {
+            return Err(Error::invalid(field, format!("{listen} is taken")));
+        }
+        Ok(())
+    }
+
+    /// Adds a port that is reached at `listen`, which is reserved, otherwise at `preferred` of the service if that is
+    /// free, and a node port that the API server chooses.
+    fn add(&mut self, name: &str, listen: Option<u32>, preferred: Option<u32>, bind: u32) {
+        let mut choices = preferred.into_iter().chain(bind..=u32::from(u16::MAX));
+        let free = || choices.find(|port| !self.used.contains(port));
+        let port = listen.or_else(free).unwrap_or(bind);
         self.used.insert(port);
         let mut entry = json!({"name": name, "protocol": "TCP", "port": port, "targetPort": bind});
         if let Some(listen) = listen.filter(|_| self.node_ports.is_some()) {
             entry["nodePort"] = listen.into();
         }
         self.ports.push(entry);
-        Ok(())
     }
 }

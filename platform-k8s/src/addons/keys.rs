@@ -64,7 +64,8 @@ pub(super) fn certificate(secret: &BTreeMap<String, Vec<u8>>, names: &[String]) 
         hash.update(text);
     }
     let once = drover_platform::identity::hex(&hash.finalize()[..16]);
-    if secret.contains_key("tls.crt") {
+    let has = |key: &str| secret.get(key).is_some_and(|it| !it.is_empty());
+    if has("tls.crt") && has("tls.key") {
         return Ok(json!({
             "crt": BASE64.encode(pem("tls.crt")), "key": BASE64.encode(pem("tls.key")), "once": once,
         }));
@@ -105,4 +106,33 @@ pub(super) fn certificate(secret: &BTreeMap<String, Vec<u8>>, names: &[String]) 
         "crt": BASE64.encode(chain), "key": BASE64.encode(key.serialize_pem()), "once": once,
         "renew_after": renew.to_string(),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{BasicConstraints, IsCa};
+
+    use super::*;
+
+    #[test]
+    fn half_a_pair_beside_an_authority_is_no_certificate() {
+        let key = KeyPair::generate().unwrap();
+        let mut authority = CertificateParams::new(Vec::<String>::new()).unwrap();
+        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = authority.self_signed(&key).unwrap();
+        let mut secret = BTreeMap::from([
+            ("ca.crt".to_owned(), authority.pem().into_bytes()),
+            ("ca.key".to_owned(), key.serialize_pem().into_bytes()),
+            ("tls.crt".to_owned(), b"certificate".to_vec()),
+        ]);
+        for half in ["", "tls.key"] {
+            secret.insert(half.to_owned(), Vec::new());
+            let pair = certificate(&secret, &["login.example".to_owned()]).unwrap();
+            assert!(pair["renew_after"].is_string(), "it is issued");
+            assert_ne!(pair["key"], "");
+        }
+        secret.insert("tls.key".to_owned(), b"key".to_vec());
+        let pair = certificate(&secret, &["login.example".to_owned()]).unwrap();
+        assert_eq!(pair["key"], BASE64.encode("key"));
+    }
 }

@@ -7,7 +7,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use drover_core::{Error, Result, back_off_for};
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::core::{ObjectMeta, WatchEvent};
 use parking_lot::Mutex;
 use tokio::time::sleep;
@@ -22,6 +22,8 @@ use crate::{
 
 /// Key of the ConfigMap.
 const KEY: &str = "live";
+/// Pods that are not over.
+const RUNS: &str = "status.phase!=Failed,status.phase!=Succeeded";
 /// Initial and maximum backoff after a failure.
 const WAITS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 
@@ -51,6 +53,12 @@ pub(super) fn check(object: &Rendered) -> Result<()> {
     Ok(())
 }
 
+/// Whether a pod has ended and stays as a record, as one that was evicted does: it says and loads nothing any more.
+pub(super) fn is_over(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
+    matches!(phase, Some("Failed" | "Succeeded"))
+}
+
 /// The ConfigMap whose content a pod asks for.
 pub(super) fn source(pod: &ObjectMeta) -> Option<&str> {
     pod.annotations().get(labels::LIVE_FROM).map(String::as_str)
@@ -67,7 +75,8 @@ impl Live {
 
     /// Tells the pods of an addon whose objects have just been applied.
     pub(super) async fn tell(&self, things: &Things) -> Result<()> {
-        let pods: Vec<&ObjectMeta> = things.pods.iter().map(|pod| &pod.metadata).collect();
+        let pods = things.pods.iter().filter(|pod| !is_over(pod));
+        let pods: Vec<&ObjectMeta> = pods.map(|pod| &pod.metadata).collect();
         self.update(&pods, true).await
     }
 
@@ -149,7 +158,7 @@ impl Live {
             kind: &backend.pods,
             namespace: &backend.namespace,
             labels: labels::ADDON,
-            fields: "",
+            fields: RUNS,
             shape: Shape::Metadata,
         };
         let mut pods: Vec<Object> = Vec::new();

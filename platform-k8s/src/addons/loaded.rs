@@ -36,6 +36,28 @@ pub(super) enum Answer {
 #[derive(Default)]
 pub(super) struct Loaded(Mutex<HashMap<String, String>>);
 
+impl Loaded {
+    /// Whether a pod is known to have loaded this last. If another content is asked about, it may load that at any time,
+    /// and must say anew that it is back at this one.
+    fn is(&self, uid: &str, digest: &str) -> bool {
+        let mut loaded = self.0.lock();
+        let is = loaded.get(uid).is_some_and(|it| it == digest);
+        if !is {
+            loaded.remove(uid);
+        }
+        is
+    }
+
+    fn insert(&self, uid: &str, digest: String) {
+        let mut loaded = self.0.lock();
+        if loaded.len() == loaded.capacity() {
+            // Those of pods that are gone; the others are read again.
+            loaded.clear();
+        }
+        loaded.insert(uid.to_owned(), digest);
+    }
+}
+
 /// Whether a pod says what it has loaded.
 pub(super) fn says(pod: &Pod) -> bool {
     let said = pod.metadata.annotations().get(labels::LIVE_CONFIRMED);
@@ -50,17 +72,12 @@ impl Backend {
     pub(super) async fn answer(&self, pod: &Pod, content: &str) -> Result<Answer> {
         let meta = &pod.metadata;
         let digest = hex(&Sha256::digest(content.as_bytes()));
-        if self.loaded.0.lock().get(meta.uid()) == Some(&digest) {
+        if self.loaded.is(meta.uid(), &digest) {
             return Ok(Answer::Loaded);
         }
         let answer = read(&self.log(meta.name()).await?, &digest);
         if answer == Answer::Loaded {
-            let mut loaded = self.loaded.0.lock();
-            if loaded.len() == loaded.capacity() {
-                // Those of pods that are gone; the others are read again.
-                loaded.clear();
-            }
-            loaded.insert(meta.uid().to_owned(), digest);
+            self.loaded.insert(meta.uid(), digest);
         }
         Ok(answer)
     }
@@ -104,6 +121,15 @@ fn read(log: &str, digest: &str) -> Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pod_that_was_asked_about_another_content_must_say_again_that_it_has_the_former() {
+        let loaded = Loaded::default();
+        loaded.insert("pod", "aa".to_owned());
+        assert!(loaded.is("pod", "aa"));
+        assert!(!loaded.is("pod", "bb"));
+        assert!(!loaded.is("pod", "aa"), "it may be at bb");
+    }
 
     #[test]
     fn only_the_last_word_of_a_pod_counts() {

@@ -1,3 +1,5 @@
+use std::net::IpAddr;
+
 use drover_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +18,9 @@ pub struct AddonsSettings {
     /// First and last node port of this Kubernetes (`--service-node-port-range` of its API server), which a dry run does
     /// not check.
     pub node_ports: [u16; 2],
+    /// Ranges (`203.0.113.0/24`) in which an addon may ask for an address that is no cluster IP: it becomes an external IP
+    /// of its service, by which nodes take over traffic to it. Empty: none.
+    pub external_ips: Vec<String>,
 }
 
 /// Default of [`AddonsSettings::kinds`].
@@ -36,6 +41,7 @@ impl Default for AddonsSettings {
             namespace: None,
             kinds: DEFAULT_KINDS.iter().map(|&kind| kind.to_owned()).collect(),
             node_ports: [30_000, 32_767],
+            external_ips: Vec::new(),
         }
     }
 }
@@ -49,12 +55,84 @@ impl AddonsSettings {
         if self.node_ports[0] > self.node_ports[1] {
             return Err(Error::invalid("addons.node_ports", "is no range"));
         }
+        for (at, text) in self.external_ips.iter().enumerate() {
+            if range(text).is_none() {
+                let field = format!("addons.external_ips[{at}]");
+                return Err(Error::invalid(field, "is no range (203.0.113.0/24)"));
+            }
+        }
         match &self.namespace {
             Some(name) if name.is_empty() || !labels::is_value(name) => Err(Error::invalid(
                 "addons.namespace",
                 format!("{name:?} is no name of a namespace"),
             )),
             _ => Ok(()),
+        }
+    }
+
+    /// Checks that an address may be an external IP.
+    pub(super) fn check_external(&self, address: &str) -> Result<()> {
+        let within = |ip: IpAddr| {
+            let mut ranges = self.external_ips.iter().filter_map(|text| range(text));
+            ranges.any(|(first, length)| prefix(first, length) == prefix(ip, length))
+        };
+        if address.parse().is_ok_and(within) {
+            return Ok(());
+        }
+        let why = format!(
+            "{address} is no cluster IP of this Kubernetes, and in none of the ranges of the platform's addons.external_ips"
+        );
+        Err(Error::invalid("spec.cluster_ip", why))
+    }
+}
+
+fn range(text: &str) -> Option<(IpAddr, u32)> {
+    let (ip, length) = text.split_once('/')?;
+    let (ip, length): (IpAddr, u32) = (ip.parse().ok()?, length.parse().ok()?);
+    let most = if ip.is_ipv4() { 32 } else { 128 };
+    (length <= most).then_some((ip, length))
+}
+
+/// The first bits of an address, and which family it is of.
+fn prefix(ip: IpAddr, length: u32) -> (bool, u128) {
+    let (bits, width) = match ip {
+        IpAddr::V4(ip) => (u128::from(ip.to_bits()), 32),
+        IpAddr::V6(ip) => (ip.to_bits(), 128),
+    };
+    let rest: u32 = width;
+    let rest = rest.saturating_sub(length);
+    (ip.is_ipv4(), bits.checked_shr(rest).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn external_addresses_are_within_the_ranges_of_the_settings() {
+        let mut settings = AddonsSettings::default();
+        assert!(
+            settings.check_external("203.0.113.9").is_err(),
+            "none by default"
+        );
+        settings.external_ips = vec!["203.0.113.0/24".to_owned(), "2001:db8::/32".to_owned()];
+        settings.check().unwrap();
+        for good in ["203.0.113.9", "2001:db8::9"] {
+            settings.check_external(good).unwrap();
+        }
+        for bad in ["203.0.114.9", "2001:db9::9", "::cb00:7109", "x"] {
+            let error = settings.check_external(bad).unwrap_err();
+            assert_eq!(error.fields()[0].field, "spec.cluster_ip");
+        }
+        settings.external_ips = vec!["0.0.0.0/0".to_owned()];
+        settings.check_external("1.2.3.4").unwrap();
+        assert!(settings.check_external("::1").is_err());
+        for bad in ["10.0.0.0", "10.0.0.0/33", "x/8"] {
+            settings.external_ips = vec![bad.to_owned()];
+            assert_eq!(
+                settings.check().unwrap_err().fields()[0].field,
+                "addons.external_ips[0]"
+            );
         }
     }
 }

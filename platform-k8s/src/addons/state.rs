@@ -11,7 +11,7 @@ use k8s_openapi::api::{
 use super::{
     Backend,
     apply::is_due,
-    live::Live,
+    live::{self, Live},
     loaded::{self, Answer},
     mark::Mark,
     read::{Slot, Things},
@@ -89,6 +89,10 @@ impl Backend {
         if !behind.is_empty() {
             let words = things.pods.iter().find_map(stuck);
             let words = words.or_else(|| things.deployments.iter().find_map(refused));
+            let words = match words {
+                None => self.refused_first(live, things).await,
+                words => words,
+            };
             let none = things.deployments.iter().all(|it| available(it) == 0);
             let phase = match words.is_some() && none {
                 true => ResourcePhase::Failed,
@@ -98,10 +102,7 @@ impl Backend {
             let all = behind.into_iter().chain(words);
             return (phase, all.collect::<Vec<_>>().join("; "));
         }
-        for pod in things.pods.iter().filter(|pod| loaded::says(pod)) {
-            if pod.metadata.is_deleting() {
-                continue;
-            }
+        for pod in things.pods.iter().filter(|pod| speaks(pod)) {
             let Some(content) = live.wanted(&pod.metadata) else {
                 return pending(LOADING.to_owned());
             };
@@ -127,6 +128,29 @@ impl Backend {
         }
         (ResourcePhase::Ready, String::new())
     }
+
+    /// Why a pod that runs is not ready: it has refused the first content that it was given.
+    async fn refused_first(&self, live: &Live, things: &Things) -> Option<String> {
+        let runs = |pod: &&Pod| {
+            let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
+            speaks(pod) && phase == Some("Running") && !is_ready(pod)
+        };
+        for pod in things.pods.iter().filter(runs) {
+            let Some(content) = live.wanted(&pod.metadata) else {
+                continue;
+            };
+            if let Ok(Answer::Refused(words)) = self.answer(pod, &content).await {
+                let name = pod.metadata.name();
+                return Some(format!("pod {name} has no good configuration: {words}"));
+            }
+        }
+        None
+    }
+}
+
+/// Whether a pod says what it has loaded, and is to stay.
+fn speaks(pod: &Pod) -> bool {
+    loaded::says(pod) && !pod.metadata.is_deleting() && !live::is_over(pod)
 }
 
 fn available(deployment: &Deployment) -> i32 {
@@ -252,5 +276,26 @@ fn resource(slot: &Slot, item: &Item) -> Resource {
         message: String::new(),
         sequence: mark.map_or(0, |mark| mark.sequence),
         create_time: created.map(timestamp),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_pod_that_was_evicted_or_is_going_is_not_waited_for() {
+        let pod = |phase: &str, deleted: Option<&str>| -> Pod {
+            let annotations = json!({"drover.dev/live-confirmed": "true"});
+            let metadata = json!({"annotations": annotations, "deletionTimestamp": deleted});
+            from_value(json!({"metadata": metadata, "status": {"phase": phase}})).unwrap()
+        };
+        assert!(speaks(&pod("Running", None)));
+        assert!(speaks(&pod("Pending", None)));
+        assert!(!speaks(&pod("Failed", None)));
+        assert!(!speaks(&pod("Succeeded", None)));
+        assert!(!speaks(&pod("Running", Some("2026-01-01T00:00:00Z"))));
     }
 }

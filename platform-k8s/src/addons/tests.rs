@@ -10,8 +10,8 @@ use drover_platform::addons::Owner;
 use drover_proto::{
     common::v1::{Address as NodeAddress, AddressType},
     platform::v1::{
-        AddonSpec, AddonTarget, BmcAccess, JumpHost, LoadBalancer, NodeRole, PortMapping, PortRef,
-        port_ref::Port,
+        AddonSpec, AddonTarget, BmcAccess, JumpHost, LoadBalancer, NodeRole, OidcProvider,
+        PortMapping, PortRef, port_ref::Port,
     },
 };
 use serde_json::Value;
@@ -43,6 +43,15 @@ fn mapping(target: Port, count: u32) -> PortMapping {
 
 /// The objects of an addon, by kind and end of the name.
 fn rendered(kind: Spec, targets: Vec<AddonTarget>, controllers: ControllerFiles) -> Vec<Object> {
+    documents(kind, targets, controllers, b"salt").unwrap()
+}
+
+fn documents(
+    kind: Spec,
+    targets: Vec<AddonTarget>,
+    controllers: ControllerFiles,
+    salt: &[u8],
+) -> Result<Vec<Object>> {
     let owner = Owner {
         cluster_id: "blue".to_owned(),
         owner: "00000000-0000-4000-8000-000000000001".to_owned(),
@@ -61,12 +70,14 @@ fn rendered(kind: Spec, targets: Vec<AddonTarget>, controllers: ControllerFiles)
         address: Address::Cluster,
         node_ports: [30_000, 32_767],
         bmc: controllers,
+        proxies: "https_proxy=http://proxy.example\n",
+        salt,
         certificate: None,
     };
-    let prepared = prepare(&owner, &wanted, &beside).unwrap();
+    let prepared = prepare(&owner, &wanted, &beside)?;
     let catalogue = Catalogue::embedded(catalogue::CATALOGUE).unwrap();
     let selected = catalogue.select_addon(&prepared.template).unwrap();
-    objects::documents(&selected.render(&prepared.scope).unwrap(), "addons").unwrap()
+    objects::documents(&selected.render(&prepared.scope).unwrap(), "addons")
 }
 
 fn text(objects: &[Object], kind: &str, end: &str, pointer: &str) -> String {
@@ -105,6 +116,7 @@ fn haproxy_takes_what_a_load_balancer_is_told() {
         target("w-1", "2001:db8::1"),
         target("w-2", "host.example"),
         target("w-3", "192.0.2.13"),
+        target("w-4", "nobody.invalid"),
     ];
     for target in &mut targets[..3] {
         target
@@ -131,8 +143,12 @@ fn haproxy_takes_what_a_load_balancer_is_told() {
         [
             "  server w-0-x7k2p 192.0.2.10:80",
             "  server w-1-x7k2p [2001:db8::1]:80",
+            "  server w-3-x7k2p 192.0.2.13:80",
+            "  server w-4-x7k2p nobody.invalid:80",
             "  server w-0-x7k2p 192.0.2.10:81",
             "  server w-1-x7k2p [2001:db8::1]:81",
+            "  server w-3-x7k2p 192.0.2.13:81",
+            "  server w-4-x7k2p nobody.invalid:81",
             "  server w-0-x7k2p 192.0.2.10:8080",
             "  server w-1-x7k2p 192.0.2.10:8080",
         ]
@@ -223,4 +239,195 @@ fn scripts_are_understood_by_a_shell() {
             String::from_utf8_lossy(&output.stderr)
         );
     }
+}
+
+fn ports(objects: &[Object]) -> Vec<u64> {
+    let service = objects.iter().find(|it| it.kind == "Service").unwrap();
+    let ports = service.body["spec"]["ports"].as_array().unwrap();
+    ports
+        .iter()
+        .map(|it| it["port"].as_u64().unwrap())
+        .collect()
+}
+
+#[test]
+fn ports_that_are_asked_for_come_before_those_that_are_chosen() {
+    let listening = |listen: u32, target: u32| PortMapping {
+        listen: Some(listen),
+        ..mapping(Port::Number(target), 1)
+    };
+    let made = |ports: Vec<PortMapping>| {
+        let kind = Spec::LoadBalancer(LoadBalancer { ports });
+        documents(kind, Vec::new(), ControllerFiles::default(), b"")
+    };
+    let first = mapping(Port::Number(30_443), 1);
+    let objects = made(vec![first.clone(), first, listening(30_443, 443)]).unwrap();
+    assert_eq!(ports(&objects), [10_000, 10_001, 30_443]);
+    let error = made(vec![listening(30_443, 1), listening(30_443, 2)]).unwrap_err();
+    assert_eq!(
+        error.fields()[0].field,
+        "spec.load_balancer.ports[1].listen"
+    );
+}
+
+#[test]
+fn members_of_a_jump_host_with_power_control_make_no_new_pod() {
+    let made = |hosts: &[&str], salt: &[u8]| {
+        let files = hosts
+            .iter()
+            .map(|host| (format!("{host}.url"), "aHR0cHM=".to_owned()));
+        let controllers = ControllerFiles {
+            files: files.collect(),
+            lacking: Vec::new(),
+        };
+        let kind = Spec::JumpHost(JumpHost {
+            bmc: Some(BmcAccess::default()),
+            ..JumpHost::default()
+        });
+        let objects = documents(kind, Vec::new(), controllers, salt).unwrap();
+        let deployment = objects
+            .into_iter()
+            .find(|it| it.kind == "Deployment")
+            .unwrap();
+        Value::Object(deployment.body)
+    };
+    let one = made(&["w-0"], b"salt");
+    assert_eq!(one, made(&["w-0", "w-1"], b"salt"));
+    assert_ne!(
+        one,
+        made(&["w-0"], b"other"),
+        "nobody guesses secrets from the digest"
+    );
+    assert_eq!(
+        one["spec"]["strategy"]["type"], "Recreate",
+        "who may not log in is out"
+    );
+}
+
+#[test]
+fn a_proxy_is_given_with_the_controllers_and_refused_where_there_is_none() {
+    let kind = Spec::JumpHost(JumpHost {
+        bmc: Some(BmcAccess { proxy: true }),
+        ..JumpHost::default()
+    });
+    let objects = rendered(kind.clone(), Vec::new(), ControllerFiles::default());
+    let lines = text(&objects, "Secret", "-bmc", "/data/.proxies");
+    let lines = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, lines);
+    assert_eq!(lines.unwrap(), b"https_proxy=http://proxy.example\n");
+
+    let wanted = AddonWanted {
+        spec: AddonSpec {
+            name: "one".to_owned(),
+            kind: Some(kind),
+            ..AddonSpec::default()
+        },
+        ..AddonWanted::default()
+    };
+    let beside = Beside {
+        namespace: "addons",
+        address: Address::Cluster,
+        node_ports: [30_000, 32_767],
+        bmc: ControllerFiles::default(),
+        proxies: "",
+        salt: b"",
+        certificate: None,
+    };
+    let owner = Owner {
+        cluster_id: "blue".to_owned(),
+        owner: String::new(),
+    };
+    let error = prepare(&owner, &wanted, &beside).err().unwrap();
+    assert_eq!(error.fields()[0].field, "spec.jump_host.bmc.proxy");
+}
+
+#[test]
+fn dex_takes_secrets_as_they_are() {
+    let provider = Spec::OidcProvider(OidcProvider::default());
+    let objects = rendered(provider, Vec::new(), ControllerFiles::default());
+    let deployment = objects.iter().find(|it| it.kind == "Deployment").unwrap();
+    let body = Value::Object(deployment.body.clone());
+    let env = body
+        .pointer("/spec/template/spec/containers/0/env")
+        .unwrap();
+    let expand = serde_json::json!({"name": "DEX_EXPAND_ENV", "value": "false"});
+    assert!(env.as_array().unwrap().contains(&expand), "{env}");
+}
+
+/// Begins the script of a load balancer over a program in place of HAProxy. Returns its output and its folder.
+fn balancing(haproxy: &str) -> (std::process::Child, TempDir, String) {
+    let ports = vec![mapping(Port::Number(80), 1)];
+    let kind = Spec::LoadBalancer(LoadBalancer { ports });
+    let objects = rendered(kind, Vec::new(), ControllerFiles::default());
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().to_str().unwrap();
+    let script = text(
+        &objects,
+        "Deployment",
+        "",
+        "/spec/template/spec/containers/0/command/2",
+    );
+    let script = script
+        .replace("/run/drover", root)
+        .replace("/drover/live", root)
+        .replace("-gt 100", "-gt 3")
+        .replace("% 50", "% 5");
+    let config = text(&objects, "ConfigMap", "", "/data/live");
+    written(&folder, "live", &config);
+    let program = written(&folder, "haproxy", &format!("#!/bin/sh\n{haproxy}\n"));
+    fs::set_permissions(
+        &program,
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
+    let digest =
+        drover_platform::identity::hex(&<sha2::Sha256 as sha2::Digest>::digest(config.as_bytes()));
+    // A worker of a former run, of which nothing is left but its socket.
+    drop(std::os::unix::net::UnixListener::bind(
+        folder.path().join(format!("{digest}.sock")),
+    ));
+    let path = std::env::var("PATH").unwrap();
+    let child = Command::new("sh")
+        .args(["-c", &script])
+        .env("PATH", format!("{root}:{path}"))
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    (child, folder, digest)
+}
+
+/// Ends the script as the kubelet does.
+fn end(mut child: std::process::Child) {
+    let id = child.id().to_string();
+    run(Command::new("kill").args(["-TERM", &id]));
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_worker_that_begins_late_is_loaded_then_and_one_of_a_former_run_never() {
+    let slow = "[ \"$1\" = -c ] && exit 0\ntrap : USR2\nwhile :; do sleep 0.05; done";
+    let (mut child, folder, digest) = balancing(slow);
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+    let said = lines.next().unwrap().unwrap();
+    assert_eq!(
+        said,
+        format!("drover: refused {digest}: HAProxy did not begin with it")
+    );
+    let socket = folder.path().join(format!("{digest}.sock"));
+    let _worker = std::os::unix::net::UnixListener::bind(socket).unwrap();
+    let loaded = format!("drover: loaded {digest}");
+    assert!(lines.any(|line| line.unwrap() == loaded));
+    end(child);
+}
+
+#[test]
+fn a_refusal_has_the_words_of_haproxy() {
+    let (mut child, _folder, digest) = balancing("echo '[ALERT] (7) : out of memory' >&2; exit 1");
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+    let said = lines.next().unwrap().unwrap();
+    let words = "[ALERT] (7) : out of memory";
+    assert!(
+        said.starts_with(&format!("drover: refused {digest}: {words}")),
+        "{said}"
+    );
+    end(child);
 }

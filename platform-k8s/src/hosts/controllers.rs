@@ -4,7 +4,8 @@
 use async_trait::async_trait;
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use drover_core::Result;
-use drover_proto::platform::v1::AddonTarget;
+use drover_platform::addons::Owner;
+use drover_proto::platform::v1::{AddonTarget, Node};
 use futures::{StreamExt as _, stream};
 
 use super::{
@@ -15,23 +16,20 @@ use crate::addons::{ControllerFiles, Controllers};
 
 #[async_trait]
 impl Controllers for Backend {
-    async fn files(&self, targets: &[AddonTarget]) -> Result<ControllerFiles> {
+    async fn files(&self, owner: &Owner, targets: &[AddonTarget]) -> Result<ControllerFiles> {
         let read = |target: AddonTarget| async move {
-            let found = self
-                .cache
-                .found(|node| node.node_id == target.node_id)
-                .pop();
+            let found = self.cache.found(|node| is_node(node, owner, &target)).pop();
             let host = match found.and_then(|found| found.node.host_id) {
                 Some(id) => self.get(&id).await?,
                 None => None,
             };
             let files = match host {
-                Some(host) => self.controller(&host).await,
+                Some(host) => self.controller(&host).await?,
                 None => Err("is no host of this platform".to_owned()),
             };
             Ok((target.name, files))
         };
-        let reads = stream::iter(targets.to_vec().into_iter().map(read));
+        let reads = stream::iter(targets.iter().cloned().map(read));
         let read: Vec<Result<_>> = reads.buffered(READ_TOGETHER).collect().await;
         let mut all = ControllerFiles::default();
         for outcome in read {
@@ -52,12 +50,27 @@ impl Controllers for Backend {
 
 impl Backend {
     /// Address of the system at the management controller of a host, and the configuration of curl for it.
-    async fn controller(&self, host: &BareMetalHost) -> Result<(String, String), String> {
+    ///
+    /// # Errors
+    /// They are not known; what is missing, for people.
+    async fn controller(&self, host: &BareMetalHost) -> Result<Result<(String, String), String>> {
         let bmc = &host.spec.bmc;
-        let url = url(&bmc.address)?;
-        let (user, password) = self.secrets.credentials(host).await?;
-        Ok((url, curl(bmc, &user, &password)))
+        let url = match url(&bmc.address) {
+            Ok(url) => url,
+            Err(why) => return Ok(Err(why)),
+        };
+        let credentials = self.secrets.credentials(host).await?;
+        Ok(credentials.map(|(user, password)| (url, curl(bmc, &user, &password))))
     }
+}
+
+/// Whether a target is this node. Its id alone is not enough: other clusters may have the same.
+fn is_node(node: &Node, owner: &Owner, target: &AddonTarget) -> bool {
+    // A node that was taken over may have no owner.
+    let slot = node.slot.as_ref();
+    node.node_id == target.node_id
+        && node.cluster_id == owner.cluster_id
+        && slot.is_none_or(|slot| slot.owner == owner.owner)
 }
 
 /// The configuration of curl, one option a line.
@@ -98,6 +111,8 @@ fn url(address: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use drover_proto::platform::v1::SlotKey;
+
     use super::*;
 
     #[test]
@@ -121,6 +136,30 @@ mod tests {
         ] {
             assert!(url(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_node_of_another_cluster_with_the_same_id_is_not_the_target() {
+        let target = AddonTarget {
+            node_id: "w-0".to_owned(),
+            ..AddonTarget::default()
+        };
+        let owner = |cluster: &str, owner: &str| Owner {
+            cluster_id: cluster.to_owned(),
+            owner: owner.to_owned(),
+        };
+        let node = Node {
+            cluster_id: "blue".to_owned(),
+            node_id: "w-0".to_owned(),
+            slot: Some(SlotKey {
+                owner: "1".to_owned(),
+                ..SlotKey::default()
+            }),
+            ..Node::default()
+        };
+        assert!(is_node(&node, &owner("blue", "1"), &target));
+        assert!(!is_node(&node, &owner("green", "1"), &target));
+        assert!(!is_node(&node, &owner("blue", "2"), &target));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use drover_core::Result;
+use drover_core::{Error, Result};
 use drover_platform::inventory::metal3::{self, NETWORK_DATA};
 use drover_proto::common::v1::Address;
 use drover_resources_kubernetes::{
@@ -34,6 +34,36 @@ pub(super) struct Networks {
 
 /// Name and namespace of a secret.
 type Key = (String, String);
+
+/// Why a secret says nothing.
+struct Unread {
+    /// For people.
+    why: String,
+    /// What hinders the reading, if that may pass: nothing is known of the secret then.
+    error: Option<Error>,
+}
+
+impl From<Unread> for String {
+    fn from(unread: Unread) -> Self {
+        unread.why
+    }
+}
+
+impl Unread {
+    fn missing(why: String) -> Self {
+        Self { why, error: None }
+    }
+
+    fn of(name: &str, error: Error) -> Self {
+        if errors::is_forbidden(&error) {
+            return Self::missing(format!("this platform may not read Secret {name}"));
+        }
+        Self {
+            why: format!("Secret {name} cannot be read: {}", error.message()),
+            error: Some(error),
+        }
+    }
+}
 
 pub(super) struct Secrets {
     client: ApiClient,
@@ -86,7 +116,7 @@ impl Secrets {
         };
         let secret = match self.get(key).await {
             Ok(secret) => secret,
-            Err(why) => return problem(why),
+            Err(unread) => return problem(unread.why),
         };
         let data = secret.data.unwrap_or_default();
         let Some(data) = data.get(NETWORK_DATA) else {
@@ -131,42 +161,59 @@ impl Secrets {
     /// User name and password of the management controller of a host.
     ///
     /// # Errors
-    /// What is missing, for people.
+    /// They are not known; what is missing, for people.
     pub(super) async fn credentials(
         &self,
         host: &BareMetalHost,
-    ) -> Result<(String, String), String> {
-        self.check_credentials(host).await?;
+    ) -> Result<Result<(String, String), String>> {
         let Some(key) = host::bmc_secret(host) else {
-            return Err("it has no spec.bmc.credentialsName".to_owned());
+            return Ok(Err("it has no spec.bmc.credentialsName".to_owned()));
         };
-        let data = self.get(&key).await?.data.unwrap_or_default();
+        let data = match self.get(&key).await {
+            Ok(secret) => secret.data.unwrap_or_default(),
+            Err(Unread {
+                error: Some(error), ..
+            }) => return Err(error),
+            Err(unread) => return Ok(Err(unread.why)),
+        };
         let text = |name: &str| {
-            let content = data
-                .get(name)
-                .map(|content| String::from_utf8(content.0.clone()));
-            match content {
-                Some(Ok(text)) => Ok(text),
-                _ => Err(format!("key {name} of Secret {} is no text", key.1)),
-            }
+            let content = data.get(name).filter(|content| !content.0.is_empty());
+            let content = content.ok_or_else(|| format!("Secret {} has no key {name}", key.1))?;
+            String::from_utf8(content.0.clone())
+                .map_err(|_| format!("key {name} of Secret {} is no text", key.1))
         };
         let [user, password] = CREDENTIALS;
-        Ok((text(user)?, text(password)?))
+        Ok(text(user).and_then(|user| Ok((user, text(password)?))))
     }
 
-    async fn get(&self, (namespace, name): &Key) -> Result<Secret, String> {
+    async fn get(&self, (namespace, name): &Key) -> Result<Secret, Unread> {
         let api: Api<Secret> = Api::namespaced(self.client.kube(), namespace);
         match api.get_opt(name).await {
             Ok(Some(secret)) => Ok(secret),
-            Ok(None) => Err(format!("Secret {name} is missing")),
+            Ok(None) => Err(Unread::missing(format!("Secret {name} is missing"))),
             Err(error) => {
-                let error = errors::of(&Call::new("get", "secrets", namespace, name), &error);
-                Err(if errors::is_forbidden(&error) {
-                    format!("this platform may not read Secret {name}")
-                } else {
-                    format!("Secret {name} cannot be read: {}", error.message())
-                })
+                let call = Call::new("get", "secrets", namespace, name);
+                Err(Unread::of(name, errors::of(&call, &error)))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_core::Reason;
+
+    use super::*;
+
+    #[test]
+    fn only_a_secret_that_may_not_be_read_is_lacking_others_may_be_read_later() {
+        let call = Call::new("get", "secrets", "metal", "bmc");
+        let lacks = errors::lacks_right(&call, "may not get secrets");
+        assert!(Unread::of("bmc", lacks).error.is_none());
+        let unread = |reason| Unread::of("bmc", Error::new(reason, "words")).error;
+        for passing in [Reason::Unavailable, Reason::Internal, Reason::Conflict] {
+            let error = unread(passing).map(|error| error.reason());
+            assert_eq!(error, Some(passing));
         }
     }
 }

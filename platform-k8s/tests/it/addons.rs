@@ -6,6 +6,7 @@ mod bench;
 mod faults;
 mod kubelet;
 mod others;
+mod provider;
 mod refused;
 mod rights;
 

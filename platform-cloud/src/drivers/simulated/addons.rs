@@ -95,18 +95,13 @@ impl Simulated {
                     })
                     .collect(),
                 served: served(wanted, |target| {
-                    let mut mappings = balancer.ports.iter();
-                    mappings.try_for_each(|mapping| {
-                        targets::server(target, &spec.interface, mapping, 0).map(drop)
-                    })
+                    targets::balanced(target, &spec.interface, &balancer.ports)
                 }),
             },
             Some(Kind::JumpHost(host)) => Plan {
                 objects: objects(&["secret", "deployment", "service"]),
                 ports: vec![port("spec.jump_host.port", host.port)],
-                served: served(wanted, |target| {
-                    targets::host(target, &spec.interface).map(drop)
-                }),
+                served: served(wanted, |target| addressed(target, &spec.interface)),
             },
             Some(Kind::OidcProvider(provider)) => Plan {
                 objects: objects(&["secret", "deployment", "service"]),
@@ -119,9 +114,7 @@ impl Simulated {
                     None => objects(&["document"]),
                 },
                 ports: Vec::new(),
-                served: served(wanted, |target| {
-                    targets::host(target, &spec.interface).map(drop)
-                }),
+                served: served(wanted, |target| addressed(target, &spec.interface)),
             },
             None => return Err(Error::invalid("spec.kind", "is required")),
         })
@@ -181,18 +174,23 @@ impl Simulated {
     }
 }
 
+/// Whether a target has an address on the interface, and what it lacks otherwise.
+fn addressed(target: &AddonTarget, interface: &str) -> (bool, Vec<String>) {
+    let lacking = targets::host(target, interface).err();
+    (lacking.is_none(), lacking.into_iter().collect())
+}
+
 /// Counts the targets that can be served. For a load balancer, only those that take connections.
-fn served(wanted: &AddonWanted, reach: impl Fn(&AddonTarget) -> Result<(), String>) -> Served {
+fn served(wanted: &AddonWanted, reach: impl Fn(&AddonTarget) -> (bool, Vec<String>)) -> Served {
     let balances = targets::kind(&wanted.spec) == AddonKind::LoadBalancer;
     let (mut count, mut lacking) = (0, Vec::new());
     for target in &wanted.targets {
         if balances && !targets::takes_connections(target) {
             continue;
         }
-        match reach(target) {
-            Ok(()) => count += 1,
-            Err(why) => lacking.push(why),
-        }
+        let (reached, lacks) = reach(target);
+        count += u32::from(reached);
+        lacking.extend(lacks);
     }
     let more = lacking.len().saturating_sub(NAMED);
     lacking.truncate(NAMED);

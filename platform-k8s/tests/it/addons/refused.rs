@@ -3,6 +3,7 @@
 use drover_core::{Error, Reason};
 use drover_platform::addons::{AddonWanted, Addons as _, Owner};
 use drover_proto::platform::v1::{AddonTarget, JumpHost, addon_spec::Kind};
+use drover_testing::kubernetes::{Options, Rig};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -128,8 +129,16 @@ async fn what_no_pod_could_be_told_and_what_nobody_knows_is_refused_by_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_is_a_cluster_ip_and_outside_of_their_range_an_external_one() {
-    let bench = Bench::start().await;
+    let rig = Rig::shared(Options::kwok(3));
+    let bench = Bench::over(rig, |settings| {
+        settings.addons.external_ips = vec!["203.0.113.0/24".to_owned()];
+    })
+    .await;
     let mut wanted = balancer(vec![mapping(None, 80, 1)], one());
+    wanted.spec.cluster_ip = "198.51.100.9".to_owned();
+    let error = refused(&bench, &bench.owner, &wanted).await;
+    assert_eq!(error.fields()[0].field, "spec.cluster_ip");
+    assert!(error.message().contains("addons.external_ips"), "{error}");
     wanted.spec.cluster_ip = "203.0.113.9".to_owned();
     bench.addons.check(&bench.owner, &wanted).await.unwrap();
     for _ in 0..2 {

@@ -359,11 +359,18 @@ fn private_keys(check: &mut Checker, field: &str, secret: &AddonSecret) {
 
 fn oidc_secrets<'a>(named: &mut Named<'a>, provider: &'a OidcProvider) {
     let field = "spec.oidc_provider";
-    named.keys(
-        &format!("{field}.tls_secret"),
-        &provider.tls_secret,
-        &TLS_KEYS,
-    );
+    let tls = format!("{field}.tls_secret");
+    named.keys(&tls, &provider.tls_secret, &TLS_KEYS);
+    if let Some(secret) = named.secrets.get(&provider.tls_secret) {
+        let has = |key: &str| secret.data.get(key).is_some_and(|it| !it.is_empty());
+        let [[certificate, key], [_, authority]] = TLS_KEYS;
+        // A certificate alone is what has issued it, or for whom: which one is meant cannot be known.
+        if has(certificate) != has(key) && has(authority) {
+            let why =
+                format!("its secret has an authority and only half of {certificate} and {key}");
+            named.check.wrong(tls, why);
+        }
+    }
     for (at, client) in provider.clients.iter().enumerate() {
         let field = format!("{field}.clients[{at}].secret");
         named.keys(&field, &client.secret, &[["secret"]]);

@@ -44,6 +44,24 @@ pub fn host<'a>(target: &'a AddonTarget, interface: &str) -> Result<&'a str, Str
         })
 }
 
+/// Whether a load balancer reaches a target on any port, and what is missing on the others, for the message of an addon.
+#[must_use]
+pub fn balanced(
+    target: &AddonTarget,
+    interface: &str,
+    ports: &[PortMapping],
+) -> (bool, Vec<String>) {
+    let (mut reached, mut lacking) = (false, Vec::new());
+    for mapping in ports {
+        match server(target, interface, mapping, 0) {
+            Ok(_) => reached = true,
+            Err(why) if lacking.contains(&why) => {}
+            Err(why) => lacking.push(why),
+        }
+    }
+    (reached, lacking)
+}
+
 /// Host and port of a target to which a load balancer maps the port that is `offset` after the first one of a mapping.
 ///
 /// # Errors
@@ -127,6 +145,23 @@ mod tests {
         let client = || Port::Name("client".to_owned());
         assert_eq!(reached("", client(), 0).unwrap(), "10.0.0.7:5432");
         assert_eq!(reached("pxe", client(), 0).unwrap(), "[fd00::7]:5432");
+    }
+
+    #[test]
+    fn a_target_that_lacks_a_port_is_reached_on_the_others() {
+        let ports = |ports: &[&str]| -> Vec<PortMapping> {
+            let mapping = |name: &&str| PortMapping {
+                target: Some(PortRef {
+                    port: Some(Port::Name((*name).to_owned())),
+                }),
+                ..PortMapping::default()
+            };
+            ports.iter().map(mapping).collect()
+        };
+        let why = vec!["db-0 has no port peer".to_owned()];
+        let both = balanced(&target(), "", &ports(&["peer", "client", "peer"]));
+        assert_eq!(both, (true, why.clone()));
+        assert_eq!(balanced(&target(), "", &ports(&["peer"])), (false, why));
     }
 
     #[test]

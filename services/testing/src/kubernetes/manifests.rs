@@ -143,7 +143,7 @@ pub fn placed(file: &str, places: Places<'_>) -> Vec<Value> {
             if kind == "ClusterRoleBinding" {
                 document["roleRef"]["name"] = own(&document["roleRef"]["name"]).into();
             }
-        } else {
+        } else if kind != "CustomResourceDefinition" {
             let given = metadata["namespace"].as_str().or(own["namespace"].as_str());
             metadata["namespace"] = places.of(given.unwrap()).into();
         }

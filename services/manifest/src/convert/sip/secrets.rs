@@ -141,7 +141,9 @@ pub(crate) fn convert(decoder: &mut Decoder<'_>, root: &Node, used: Use) -> Node
         };
         let mut kept: Vec<Entry> = Vec::new();
         for given in entries {
-            let key = called(&given.key, used, root);
+            let Some(key) = called(&given.key, used, root) else {
+                continue;
+            };
             if !seen.contains(&key) {
                 kept.push(entry(&key, given.span, given.value.clone()));
                 seen.push(key);
@@ -152,18 +154,24 @@ pub(crate) fn convert(decoder: &mut Decoder<'_>, root: &Node, used: Use) -> Node
     map(root.span, fields)
 }
 
-/// The key of a value here.
-fn called(key: &str, used: Use, root: &Node) -> String {
+/// The key of a value here. `None` for the certificate of whoever has issued that of the authority, which cert-manager
+/// adds: it belongs to another key.
+fn called(key: &str, used: Use, root: &Node) -> Option<String> {
     let has = |key: &str| {
         SECTIONS
             .iter()
             .any(|section| root.get(section).is_some_and(|it| it.get(key).is_some()))
     };
-    let renamed = AUTHORITY.iter().find(|(from, to)| {
-        // An authority under the names of both is taken as it is.
-        *from == key && used == Use::Authority && !has(to)
-    });
-    renamed.map_or(key, |(_, to)| to).to_owned()
+    let [(certificate, _), (private, to)] = AUTHORITY;
+    // An authority under the names here is taken as it is.
+    if used != Use::Authority || has(to) || !has(certificate) || !has(private) {
+        return Some(key.to_owned());
+    }
+    if let Some((_, to)) = AUTHORITY.iter().find(|(from, _)| *from == key) {
+        return Some((*to).to_owned());
+    }
+    let issuer = AUTHORITY.iter().any(|(_, to)| *to == key);
+    (!issuer).then(|| key.to_owned())
 }
 
 /// What is said of an object that no document names.

@@ -305,6 +305,37 @@ fn an_oidc_provider_gets_its_certificate_from_the_authority_that_its_document_na
 }
 
 #[test]
+fn the_certificate_of_an_authority_goes_with_its_key_and_not_with_that_of_its_issuer() {
+    let auth = "  services:\n    auth: [{nodePort: 30000, caSecret: ca-pair}]\n";
+    let document = document(&format!("{NODES}{auth}"));
+    let read = |data: &str| -> Vec<(String, Option<Value>)> {
+        let secret = format!(
+            "apiVersion: v1\nkind: Secret\nmetadata: {{name: ca-pair, namespace: tenants}}\nstringData: {{{data}}}\n"
+        );
+        let objects = objects(&[&document, &secret]);
+        let data = objects.secrets[0].object.data.iter();
+        let mut data: Vec<_> = data
+            .map(|(key, content)| (key.clone(), content.value.clone()))
+            .collect();
+        data.sort_by(|one, other| one.0.cmp(&other.0));
+        data
+    };
+    let pair = |certificate: &str, key: &str, of: &str| {
+        let text = |text: &str| Some(Value::Text(text.to_owned()));
+        vec![
+            (certificate.to_owned(), text("own")),
+            (key.to_owned(), text(of)),
+        ]
+    };
+    let issued = "ca.crt: issuer, tls.crt: own, tls.key: key";
+    assert_eq!(read(issued), pair("ca.crt", "ca.key", "key"));
+    let half = "tls.crt: own, ca.key: key";
+    let mut expected = pair("tls.crt", "ca.key", "key");
+    expected.sort_by(|one, other| one.0.cmp(&other.0));
+    assert_eq!(read(half), expected, "both or neither");
+}
+
+#[test]
 fn a_secret_that_a_document_names_becomes_one_and_others_are_left_out() {
     let other = "apiVersion: v1\nkind: Secret\nmetadata: {name: other, namespace: sipcluster-system}\nstringData: {password: hunter2}\n";
     let elsewhere = SECRET.replace("namespace: sipcluster-system", "namespace: elsewhere");

@@ -175,19 +175,21 @@ pub(in super::super) async fn addons_of_one_cluster_stand_side_by_side(subject: 
     let Some(fixture) = fixture(subject).await else {
         return;
     };
-    let mut kept = None;
+    let (mut kept, mut made) = (None, 0);
     for kind in usable(&fixture) {
         for name in ["a", "b"] {
+            // A platform may have room for one only.
+            if kind == AddonKind::OidcProvider && name == "b" {
+                continue;
+            }
             let name = format!("{name}-{}", kind as i32);
             let state = fixture.settle(&fixture.addon(kind, &name)).await;
+            made += 1;
             kept.get_or_insert(state);
         }
     }
     let kept = kept.expect("some kind");
-    assert_eq!(
-        fixture.addon_names().await.len(),
-        2 * usable(&fixture).len()
-    );
+    assert_eq!(fixture.addon_names().await.len(), made);
     for name in fixture.addon_names().await {
         if name != kept.name {
             fixture.remove_whole(&fixture.addon_removal(&name)).await;

@@ -13,7 +13,7 @@ use super::{super::Subject, Fixture, balancers, fixture, mapping, ports, refused
 
 /// The n-th target, active, with an address on `oam` and a port `client`.
 pub(super) fn target(n: usize) -> AddonTarget {
-    let address = format!("10.{}.{}.{}", n >> 16, n >> 8 & 255, n & 255);
+    let address = format!("10.{}.{}.{}", n >> 16, (n >> 8) & 255, n & 255);
     AddonTarget {
         node_id: format!("node-{n}"),
         name: format!("db-{n}"),

@@ -344,6 +344,10 @@ pub(in super::super) async fn each_wrong_field_of_an_oidc_provider_is_named(subj
             provider(it).tls_secret = "tls".to_owned();
             give(it, "tls", &["tls.crt", "ca.key"], b"content");
         }),
+        (tls, |it| {
+            provider(it).tls_secret = "tls".to_owned();
+            give(it, "tls", &["tls.crt", "ca.crt", "ca.key"], b"content");
+        }),
     ];
     let right = fixture.addon(AddonKind::OidcProvider, "one");
     fixture.refuses(&right, table).await;
@@ -404,8 +408,7 @@ pub(in super::super) async fn each_wrong_field_of_a_removal_of_an_addon_is_named
         return;
     };
     fixture.settle(&fixture.addon(kind, "one")).await;
-    type Change = fn(&mut RemoveAddonRequest);
-    let table: [(&str, Change); 7] = [
+    let table: [(&str, fn(&mut RemoveAddonRequest)); 7] = [
         ("expected_platform_uid", |it| {
             it.expected_platform_uid = String::new();
         }),
