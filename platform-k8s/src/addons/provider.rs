@@ -10,7 +10,7 @@ use super::{Backend, mark::Mark, read::Things};
 use crate::{
     client::{ListQuery, Meta as _, Object, Shape},
     delete::Item,
-    labels,
+    errors, labels,
 };
 
 /// API group of the objects of Dex.
