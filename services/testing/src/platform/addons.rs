@@ -296,13 +296,25 @@ fn ports(state: &AddonState) -> Vec<u32> {
     ports.into_iter().collect()
 }
 
-/// What must be the same when nothing has changed. Where it can be reached depends on what runs, until it is ready.
-fn lasting(state: &AddonState) -> (BTreeSet<(String, String, String)>, Vec<u32>, u32) {
+/// Of what an addon is made, and how many targets it serves.
+fn lasting(state: &AddonState) -> (BTreeSet<(String, String, String)>, u32) {
     let resources = state.resources.iter();
     let ids = resources.map(|it| (it.kind.clone(), it.name.clone(), it.id.clone()));
-    let ports = match state.phase() {
-        ResourcePhase::Ready => ports(state),
-        _ => Vec::new(),
-    };
-    (ids.collect(), ports, state.target_count)
+    (ids.collect(), state.target_count)
+}
+
+/// Checks what must be the same when nothing has changed. Where it can be reached depends on what runs, until it is ready.
+fn assert_lasts(now: &AddonState, before: &AddonState) {
+    assert_eq!(lasting(now), lasting(before));
+    assert_ports(now, before);
+}
+
+/// Checks that both are reached at the same ports, if both are ready.
+fn assert_ports(now: &AddonState, before: &AddonState) {
+    if [now, before]
+        .iter()
+        .all(|it| it.phase() == ResourcePhase::Ready)
+    {
+        assert_eq!(ports(now), ports(before), "{now:?}");
+    }
 }

@@ -7,7 +7,9 @@ use drover_proto::platform::v1::{
     AddonKind, Capability, EnsureAddonRequest, ListAddonsRequest, ResourcePhase,
 };
 
-use super::{super::Subject, Fixture, NEEDLE, any, fixture, lasting, ports, until, usable};
+use super::{
+    super::Subject, Fixture, NEEDLE, any, assert_lasts, assert_ports, fixture, until, usable,
+};
 
 pub(in super::super) async fn addons_are_offered_as_kinds_or_not_at_all(subject: &Subject) {
     let fixture = Fixture::new(subject).await;
@@ -59,7 +61,7 @@ pub(in super::super) async fn an_addon_of_every_kind_is_made_and_removed_whole(s
         }
         let listed = fixture.listed_addons().await;
         assert_eq!(listed.len(), 1, "{listed:?}");
-        assert_eq!(lasting(&listed[0]), lasting(&state));
+        assert_lasts(&listed[0], &state);
         fixture.clean_addons().await;
     }
 }
@@ -75,7 +77,7 @@ pub(in super::super) async fn an_addon_that_is_asked_for_again_is_the_same(subje
             sequence: 8,
             ..request
         };
-        assert_eq!(lasting(&fixture.settle(&later).await), lasting(&state));
+        assert_lasts(&fixture.settle(&later).await, &state);
         fixture.clean_addons().await;
     }
 }
@@ -91,7 +93,7 @@ pub(in super::super) async fn the_same_addon_at_once_is_made_once(subject: &Subj
     }
     let state = fixture.settle(&request).await;
     assert_eq!(fixture.addon_names().await, ["one"]);
-    assert_eq!(lasting(&fixture.listed_addons().await[0]), lasting(&state));
+    assert_lasts(&fixture.listed_addons().await[0], &state);
     fixture.clean_addons().await;
 }
 
@@ -197,7 +199,7 @@ pub(in super::super) async fn addons_of_one_cluster_stand_side_by_side(subject: 
     }
     let left = fixture.listed_addons().await;
     assert_eq!(left.len(), 1);
-    assert_eq!(lasting(&left[0]), lasting(&kept));
+    assert_lasts(&left[0], &kept);
     fixture.clean_addons().await;
 }
 
@@ -241,7 +243,7 @@ pub(in super::super) async fn the_same_name_in_two_clusters_is_two_addons(subjec
     fixture.clean_addons().await;
     let left = other.listed_addons().await;
     assert_eq!(left.len(), 1);
-    assert_eq!(lasting(&left[0]), lasting(&kept));
+    assert_lasts(&left[0], &kept);
     other.clean_addons().await;
 }
 
@@ -289,7 +291,7 @@ pub(in super::super) async fn a_secret_is_in_no_answer_and_its_change_is_taken(s
             *content = format!("{NEEDLE}-rotated").into_bytes();
         }
         let changed = fixture.settle(&request).await;
-        assert_eq!(ports(&changed), ports(&state), "{kind:?}");
+        assert_ports(&changed, &state);
         let wrong = EnsureAddonRequest {
             sequence: 0,
             ..request
@@ -313,7 +315,7 @@ pub(in super::super) async fn addons_outlive_a_restart(subject: &Subject) {
     restart().await;
     let listed = fixture.listed_addons().await;
     assert_eq!(listed.len(), 1, "{listed:?}");
-    assert_eq!(lasting(&listed[0]), lasting(&state));
-    assert_eq!(lasting(&fixture.settle(&request).await), lasting(&state));
+    assert_lasts(&listed[0], &state);
+    assert_lasts(&fixture.settle(&request).await, &state);
     fixture.clean_addons().await;
 }

@@ -7,7 +7,7 @@ use drover_proto::platform::v1::{
 };
 use uuid::Uuid;
 
-use super::{super::Subject, any, fixture, lasting, refused, usable};
+use super::{super::Subject, any, assert_lasts, fixture, refused, usable};
 
 pub(in super::super) async fn another_kind_under_the_name_is_refused(subject: &Subject) {
     let Some(fixture) = fixture(subject).await else {
@@ -25,7 +25,7 @@ pub(in super::super) async fn another_kind_under_the_name_is_refused(subject: &S
         refused(outcome, Reason::Immutable, "another kind");
     }
     let left = fixture.listed_addons().await;
-    assert_eq!(lasting(&left[0]), lasting(&state));
+    assert_lasts(&left[0], &state);
     // When it is gone, the name is free for any kind.
     fixture.remove_whole(&fixture.addon_removal("one")).await;
     other.validate_only = false;
@@ -59,7 +59,7 @@ pub(in super::super) async fn an_addon_of_another_owner_is_left_alone(subject: &
     }
     let listed = fixture.listed_addons().await;
     let own = listed.iter().find(|it| it.owner == state.owner);
-    assert_eq!(lasting(own.expect("it is still there")), lasting(&state));
+    assert_lasts(own.expect("it is still there"), &state);
     fixture.clean_addons().await;
 }
 
