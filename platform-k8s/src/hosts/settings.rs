@@ -1,7 +1,7 @@
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use drover_core::{Error, Result};
-use drover_platform::inventory::metal3::{self, Topology};
+use drover_platform::inventory::metal3;
 use serde::{Deserialize, Serialize};
 
 use crate::labels;
@@ -12,7 +12,7 @@ use crate::labels;
 pub struct HostsSettings {
     /// Topology keys, and the labels of hosts that may have their values: the first that a host has. The domains of `rack`
     /// are the failure domains. Any other label of a host is a topology key, too.
-    pub topology: Topology,
+    pub topology: BTreeMap<String, Vec<String>>,
     /// How long a host may be off though it should be on, in seconds, before its node counts as stopped. Longer than a
     /// restart takes.
     pub power_timeout_seconds: f64,

@@ -291,7 +291,7 @@ impl Page {
             "bool" => "true or false".to_owned(),
             "f64" | "f32" => "number".to_owned(),
             "u8" | "u16" | "u32" | "u64" | "usize" => "whole number".to_owned(),
-            "(u32, u32)" => "two whole numbers".to_owned(),
+            "(u32, u32)" | "[u16; 2]" => "two whole numbers".to_owned(),
             "PathBuf" => "path".to_owned(),
             "Duration" => "duration (`30s`)".to_owned(),
             "SocketAddr" => "address:port".to_owned(),
