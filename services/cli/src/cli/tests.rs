@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::CommandFactory;
 
 use super::*;
+use crate::commands::scale::Size;
 
 fn parse(line: &str) -> Result<Cli, clap::Error> {
     Cli::try_parse_from(line.split(' '))
