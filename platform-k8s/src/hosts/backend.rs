@@ -322,8 +322,9 @@ impl Backend {
     pub(super) async fn host_of(&self, target: &Target) -> Result<Option<String>> {
         let is =
             |node: &Node| node.cluster_id == target.cluster_id && node.node_id == target.node_id;
-        if let Some(found) = self.cache.found(is).pop() {
-            return Ok(found.node.host_id);
+        let known = self.cache.found(is).into_iter().map(|found| found.node);
+        if let Some(node) = meant(known, target) {
+            return Ok(node.host_id);
         }
         let keys = &self.settings.labels;
         let hosts = self
@@ -332,9 +333,21 @@ impl Backend {
         let nodes = hosts
             .iter()
             .filter_map(|host| self.cache.reader.node(host, &Beside::default()));
-        let mut nodes = nodes.map(|(found, _)| found.node).filter(is);
-        Ok(nodes.next().and_then(|node| node.host_id))
+        let nodes = nodes.map(|(found, _)| found.node).filter(is);
+        Ok(meant(nodes, target).and_then(|node| node.host_id))
     }
+}
+
+/// The node with the slot of the target, if there is one. Nothing keeps two owners, or two requests, from one node id.
+fn meant(nodes: impl Iterator<Item = Node>, target: &Target) -> Option<Node> {
+    let mut first = None;
+    for node in nodes {
+        if node.slot == target.slot {
+            return Some(node);
+        }
+        first.get_or_insert(node);
+    }
+    first
 }
 
 /// The kind of failure of a watch: its words may quote what was sent.
