@@ -44,9 +44,13 @@ fn changed() -> Error {
 impl<'a> Claims<'a> {
     /// Claims hosts for all slots, or for none.
     pub(super) async fn run(mut self) -> BTreeMap<u32, Outcome> {
-        let mut refusal = None;
+        let mut refusal = self.taken();
         let mut conflicts = 0;
-        while !self.left.is_empty() && self.unknown.is_empty() && self.batch.may_start() {
+        while refusal.is_none()
+            && !self.left.is_empty()
+            && self.unknown.is_empty()
+            && self.batch.may_start()
+        {
             match self.round().await {
                 Ok(()) => {}
                 Err(error) if error.reason() == Reason::Conflict && conflicts < MAX_CONFLICTS => {
@@ -62,6 +66,20 @@ impl<'a> Claims<'a> {
             Some(error) => self.give_back(&error).await,
             None => self.outcomes(None).await,
         }
+    }
+
+    /// Why these slots get no hosts: their cluster has a node of the same id in another slot, and calls about that id could
+    /// then mean either.
+    fn taken(&self) -> Option<Error> {
+        self.left.iter().find_map(|slot| {
+            let identity = self.batch.identity(slot);
+            let (cluster, id) = (&identity.cluster_id, &identity.id);
+            let other = self.backend.cache.node(cluster, id)?;
+            (other.slot.as_ref() != Some(&identity.key())).then(|| {
+                let message = format!("cluster {cluster:?} has a node {id:?} in another slot");
+                Error::new(Reason::Precondition, message).with_resource("node", id)
+            })
+        })
     }
 
     /// Chooses hosts for what is left, and claims them.
