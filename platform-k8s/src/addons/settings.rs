@@ -1,6 +1,6 @@
 use std::net::IpAddr;
 
-use drover_core::{Error, Result};
+use drover_core::{Error, Result, infrastructure::parse_cidr};
 use serde::{Deserialize, Serialize};
 
 use crate::labels;
@@ -56,7 +56,7 @@ impl AddonsSettings {
             return Err(Error::invalid("addons.node_ports", "is no range"));
         }
         for (at, text) in self.external_ips.iter().enumerate() {
-            if range(text).is_none() {
+            if parse_cidr(text).is_err() {
                 let field = format!("addons.external_ips[{at}]");
                 return Err(Error::invalid(field, "is no range (203.0.113.0/24)"));
             }
@@ -73,7 +73,10 @@ impl AddonsSettings {
     /// Checks that an address may be an external IP.
     pub(super) fn check_external(&self, address: &str) -> Result<()> {
         let within = |ip: IpAddr| {
-            let mut ranges = self.external_ips.iter().filter_map(|text| range(text));
+            let mut ranges = self
+                .external_ips
+                .iter()
+                .filter_map(|text| parse_cidr(text).ok());
             ranges.any(|(first, length)| prefix(first, length) == prefix(ip, length))
         };
         if address.parse().is_ok_and(within) {
@@ -84,13 +87,6 @@ impl AddonsSettings {
         );
         Err(Error::invalid("spec.cluster_ip", why))
     }
-}
-
-fn range(text: &str) -> Option<(IpAddr, u32)> {
-    let (ip, length) = text.split_once('/')?;
-    let (ip, length): (IpAddr, u32) = (ip.parse().ok()?, length.parse().ok()?);
-    let most = if ip.is_ipv4() { 32 } else { 128 };
-    (length <= most).then_some((ip, length))
 }
 
 /// The first bits of an address, and which family it is of.

@@ -251,7 +251,12 @@ fn check_firewall(at: &str, firewall: &Firewall, refuse: &mut dyn FnMut(String, 
     }
 }
 
-fn parse_cidr(text: &str) -> Result<(IpAddr, u32), String> {
+/// Parses an address and the length of its prefix: `203.0.113.0/24`.
+///
+/// # Errors
+///
+/// A description of the problem, phrased to follow the field name.
+pub fn parse_cidr(text: &str) -> Result<(IpAddr, u32), String> {
     let wrong = || format!("{text:?} is no range; expected an address and a length (10.0.16.0/22)");
     let (ip, length) = text.split_once('/').ok_or_else(wrong)?;
     let ip: IpAddr = ip.parse().map_err(|_| wrong())?;
