@@ -1,6 +1,9 @@
 //! Jump hosts, OIDC providers and addons from templates of one's own.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use drover_core::Reason;
@@ -9,7 +12,10 @@ use drover_proto::platform::v1::{
     AddonSecret, AddonSpec, AddonTarget, BmcAccess, JumpHost, OidcClient, OidcConnector,
     OidcProvider, TemplateAddon, addon_spec::Kind,
 };
-use drover_testing::kubernetes::{Options, Rig};
+use drover_testing::{
+    kubernetes::{Options, Rig},
+    wait::holds,
+};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 use serde_json::{Value, json};
 
@@ -217,6 +223,15 @@ async fn an_oidc_provider_has_its_configuration_and_a_certificate_that_is_renewe
     let kept = bench.namespace.get("secrets", name).await.unwrap();
     assert_eq!(kept["data"], issued["data"], "it is not due");
     assert_eq!(pod_template(&bench).await, template);
+    // Pods know a certificate by the second in which it is due.
+    let second = || {
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap()
+            .as_secs()
+    };
+    let first = second();
+    holds("another second", async || second() > first).await;
     let due = json!({"metadata": {"annotations": {"drover.dev/renew-after": "1"}}});
     bench.namespace.merge("secrets", name, &due).await.unwrap();
     bench.ensure(&wanted).await.unwrap();
