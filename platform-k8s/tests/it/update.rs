@@ -28,6 +28,7 @@ fn demoted() -> NodeChange {
         role: NodeRole::Standby.into(),
         set_labels: [("tier".to_owned(), "hot".to_owned())].into(),
         remove_labels: vec!["team".to_owned()],
+        ..NodeChange::default()
     }
 }
 

@@ -287,6 +287,7 @@ impl Bench {
             role: NodeRole::Standby.into(),
             set_labels: [("stage".to_owned(), "prod".to_owned())].into(),
             remove_labels: vec!["team".to_owned()],
+            ..NodeChange::default()
         };
         let uid = self.platform().await.uid;
         requests::update(&uid, self.fence(), node, Update::Change(change))

@@ -136,6 +136,7 @@ async fn every_kind_of_call_and_refusal_fits_the_published_specification() {
             role: NodeRole::Standby.into(),
             set_labels: [("tier".to_owned(), tier.to_owned())].into(),
             remove_labels: remove,
+            ..NodeChange::default()
         };
         let change = bench.change(&nodes[0], change);
         bench.update(&change).await.unwrap();

@@ -197,6 +197,7 @@ async fn change(operation: &str, fault: Fault, dies: bool) {
             role: NodeRole::Standby.into(),
             set_labels: [("team.io/One".to_owned(), "B".to_owned())].into(),
             remove_labels: Vec::new(),
+            ..NodeChange::default()
         };
         bench.change(&nodes[0], change)
     };

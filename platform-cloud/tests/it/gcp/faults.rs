@@ -281,6 +281,7 @@ fn standby(bench: &Bench, node: &Node) -> UpdateNodeRequest {
         role: NodeRole::Standby.into(),
         set_labels: [("tier".to_owned(), "hot".to_owned())].into(),
         remove_labels: vec!["team.example/One".to_owned()],
+        ..NodeChange::default()
     };
     bench.change(node, change)
 }

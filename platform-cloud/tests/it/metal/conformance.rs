@@ -139,6 +139,7 @@ async fn every_kind_of_call_and_refusal_fits_the_published_specification() {
         role: NodeRole::Standby.into(),
         set_labels: [("tier".to_owned(), "cold".to_owned())].into(),
         remove_labels: vec!["team.io/one".to_owned()],
+        ..NodeChange::default()
     };
     let change = bench.change(&nodes[0], change);
     assert_eq!(

@@ -130,6 +130,7 @@ async fn whatever_happens_to_a_change_of_tags_the_node_keeps_its_identity() {
             role: NodeRole::Standby.into(),
             set_labels: [("tier".to_owned(), "hot".to_owned())].into(),
             remove_labels: vec!["team.io/one".to_owned()],
+            ..NodeChange::default()
         };
         let change = bench.change(&node, change);
         bench

@@ -31,6 +31,7 @@ pub(super) async fn role_and_labels_are_changed(subject: &Subject) {
         role: NodeRole::Standby.into(),
         set_labels: [("tier".to_owned(), "hot".to_owned())].into(),
         remove_labels: vec!["team".to_owned(), "not-there".to_owned()],
+        ..NodeChange::default()
     };
     for _ in 0..2 {
         let updated = fixture
