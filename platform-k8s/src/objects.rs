@@ -118,7 +118,7 @@ impl Object {
             };
             at = map.and_then(|map| map.get(*key)).filter(|it| !it.is_null());
             if at.is_some_and(|it| !it.is_object()) {
-                return Err(self.wrong(format_args!("{} is no map", path[..=depth].join("."))));
+                return Err(self.wrong(format_args!("{} is not a map", path[..=depth].join("."))));
             }
             if at.is_none() {
                 break;

@@ -158,7 +158,7 @@ impl Settings {
             if !labels::is_key(key) {
                 return Err(Error::invalid(
                     field,
-                    format!("{key:?} is no key of a label"),
+                    format!("{key:?} is not a key of a label"),
                 ));
             }
         }
@@ -193,7 +193,7 @@ impl Settings {
             if name.is_empty() || !labels::is_value(name) {
                 return Err(Error::invalid(
                     field(),
-                    format!("{name:?} is no name of a namespace"),
+                    format!("{name:?} is not a valid name of a namespace"),
                 ));
             }
             if self.namespaces.contains(name) {
@@ -214,7 +214,7 @@ impl Settings {
         {
             return Err(Error::invalid(
                 "namespaces",
-                format!("{name:?} is no name of a namespace"),
+                format!("{name:?} is not a valid name of a namespace"),
             ));
         }
         Ok(())

@@ -296,7 +296,7 @@ pub async fn delete(
         return Err(Error::new(
             Reason::NodeNotInCluster,
             format!(
-                "claim {:?} is no storage of a node; it was left alone",
+                "claim {:?} is not a storage of a node; it was left alone",
                 meant.id
             ),
         ));

@@ -15,7 +15,7 @@ async fn main() -> Result<()> {
     };
     let target: Target = address
         .parse()
-        .with_context(|| format!("{address} is no address"))?;
+        .with_context(|| format!("{address} is not an address"))?;
     let mut subject = Subject::new(move || drover_client::connect(&target));
     subject.store = store.unwrap_or_default();
     subject.version = version.unwrap_or_default();

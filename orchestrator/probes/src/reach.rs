@@ -198,7 +198,7 @@ impl FromStr for Range {
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let wrong =
-            || format!("{text:?} is no range; expected an address and a length (10.0.0.0/8)");
+            || format!("{text:?} is not a range; expected an address and a length (10.0.0.0/8)");
         let (ip, length) = text.split_once('/').unwrap_or((text, ""));
         let ip: IpAddr = ip.parse().map_err(|_| wrong())?;
         let most = if ip.is_ipv4() { 32 } else { 128 };

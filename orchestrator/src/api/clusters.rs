@@ -414,7 +414,7 @@ pub(super) fn is_full(view: i32) -> Result<bool> {
         Ok(pb::ClusterView::Full) => Ok(true),
         Err(_) => Err(Error::invalid(
             "view",
-            format!("{view} is no view; expected BASIC or FULL"),
+            format!("{view} is not a view; expected BASIC or FULL"),
         )),
     }
 }

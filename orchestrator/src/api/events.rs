@@ -46,7 +46,7 @@ impl Api {
             });
         }
         let wanted =
-            Uuid::parse_str(uid).map_err(|_| Error::invalid("cluster_uid", "is no UUID"))?;
+            Uuid::parse_str(uid).map_err(|_| Error::invalid("cluster_uid", "is not a UUID"))?;
         if wanted != found {
             let message = format!("cluster {name:?} has another uid now, {found}");
             return Err(Error::new(Reason::NotFound, message).with_resource("cluster", name));

@@ -122,7 +122,7 @@ impl Api {
         let owner: Uuid = request
             .owner
             .parse()
-            .map_err(|_| Error::invalid("owner", "is no UUID"))?;
+            .map_err(|_| Error::invalid("owner", "is not a UUID"))?;
         let registered = self.shared.platforms.require(&request.platform)?;
         let cluster = self.shared.clusters.get(owner);
         if let Some(cluster) = &cluster {

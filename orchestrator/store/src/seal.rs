@@ -79,7 +79,7 @@ impl Keyring {
             .metadata()
             .map_err(|e| wrong(format!("cannot be read: {e}")))?;
         if !meta.is_file() {
-            return Err(wrong("is no file".to_owned()));
+            return Err(wrong("is not a file".to_owned()));
         }
         let mode = meta.mode() & 0o777;
         if mode & TOO_OPEN != 0 {
@@ -116,7 +116,7 @@ impl Keyring {
             let bytes = Zeroizing::new(STANDARD.decode(line).unwrap_or_default());
             let key = UnboundKey::new(&CHACHA20_POLY1305, &bytes).map_err(|_| {
                 format!(
-                    "line {} is no key; expected {KEY_BYTES} bytes in base64 (openssl rand -base64 {KEY_BYTES})",
+                    "line {} is not a key; expected {KEY_BYTES} bytes in base64 (openssl rand -base64 {KEY_BYTES})",
                     index + 1
                 )
             })?;
@@ -318,8 +318,8 @@ mod tests {
         for (text, word) in [
             ("", "has no key"),
             ("# nothing\n\n", "has no key"),
-            ("hunter2", "line 1 is no key"),
-            ("\naHVudGVyMg==", "line 2 is no key"),
+            ("hunter2", "line 1 is not a key"),
+            ("\naHVudGVyMg==", "line 2 is not a key"),
             (&format!("{good}{good}"), "line 2 repeats a key"),
         ] {
             let why = Keyring::parse(text, Path::new("keys")).unwrap_err();

@@ -468,7 +468,7 @@ fn settings(kind: AddonKind, properties: &Map<String, Value>) -> Result<Map<Stri
                 let given = value
                     .as_str()
                     .filter(|it| !it.is_empty() && it.chars().all(good));
-                let refused = || Error::invalid("spec.properties.nodeUser", "is no name of a user");
+                let refused = || Error::invalid("spec.properties.nodeUser", "is not a valid name of a user");
                 user = given.ok_or_else(refused)?.to_owned();
             }
             "serviceType" => {
@@ -528,7 +528,7 @@ impl ServicePorts {
         if let Some([first, last]) = self.node_ports
             && !(u32::from(first)..=u32::from(last)).contains(&listen)
         {
-            let why = format!("{listen} is no node port of this Kubernetes: {first}-{last}");
+            let why = format!("{listen} is not a node port of this Kubernetes: {first}-{last}");
             return Err(Error::invalid(field, why));
         }
         if !self.used.insert(listen) {

@@ -53,18 +53,18 @@ impl AddonsSettings {
     /// `Invalid` with the setting.
     pub fn check(&self) -> Result<()> {
         if self.node_ports[0] > self.node_ports[1] {
-            return Err(Error::invalid("addons.node_ports", "is no range"));
+            return Err(Error::invalid("addons.node_ports", "is not a range"));
         }
         for (at, text) in self.external_ips.iter().enumerate() {
             if parse_cidr(text).is_err() {
                 let field = format!("addons.external_ips[{at}]");
-                return Err(Error::invalid(field, "is no range (203.0.113.0/24)"));
+                return Err(Error::invalid(field, "is not a range (203.0.113.0/24)"));
             }
         }
         match &self.namespace {
             Some(name) if name.is_empty() || !labels::is_value(name) => Err(Error::invalid(
                 "addons.namespace",
-                format!("{name:?} is no name of a namespace"),
+                format!("{name:?} is not a valid name of a namespace"),
             )),
             _ => Ok(()),
         }
@@ -83,7 +83,7 @@ impl AddonsSettings {
             return Ok(());
         }
         let why = format!(
-            "{address} is no cluster IP of this Kubernetes, and in none of the ranges of the platform's addons.external_ips"
+            "{address} is not a cluster IP of this Kubernetes, and in none of the ranges of the platform's addons.external_ips"
         );
         Err(Error::invalid("spec.cluster_ip", why))
     }

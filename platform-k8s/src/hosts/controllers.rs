@@ -25,7 +25,7 @@ impl Controllers for Backend {
             };
             let files = match host {
                 Some(host) => self.controller(&host).await?,
-                None => Err("is no host of this platform".to_owned()),
+                None => Err("is not a host of this platform".to_owned()),
             };
             Ok((target.name, files))
         };

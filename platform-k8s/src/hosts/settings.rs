@@ -41,7 +41,7 @@ impl HostsSettings {
             if let Some(key) = wrong {
                 return Err(Error::invalid(
                     format!("hosts.topology.{word}"),
-                    format!("{key:?} is no key of a label"),
+                    format!("{key:?} is not a key of a label"),
                 ));
             }
         }

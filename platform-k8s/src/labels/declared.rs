@@ -237,7 +237,7 @@ pub fn record(keys: &BTreeSet<String>) -> Option<String> {
 #[must_use]
 pub fn refusal(key: &str, keys: &LabelKeys) -> Option<&'static str> {
     if !is_key(key) {
-        return Some("is no key of a label");
+        return Some("is not a key of a label");
     }
     if is_reserved(key) {
         return Some("belongs to Kubernetes, and services and network policies select by it");

@@ -22,7 +22,7 @@ pub(crate) fn templates(object: &mut Object) -> Result<Vec<&mut Map<String, Valu
     match claims {
         None | Some(Value::Null) => return Ok(Vec::new()),
         Some(Value::Array(claims)) if claims.iter().all(Value::is_object) => {}
-        Some(_) => return Err(object.wrong(format_args!("{path} is no list of objects"))),
+        Some(_) => return Err(object.wrong(format_args!("{path} is not a list of objects"))),
     }
     let claims = object
         .body

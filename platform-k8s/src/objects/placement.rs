@@ -96,7 +96,7 @@ impl Constraints {
             _ => {
                 return Err(Error::invalid(
                     format!("{field}.topology_key"),
-                    "is no valid label key: expected zone, rack, host, region or a label of the Kubernetes nodes",
+                    "is not a valid label key: expected zone, rack, host, region or a label of the Kubernetes nodes",
                 ));
             }
         };
@@ -160,7 +160,7 @@ impl Constraints {
         values: &[String],
     ) -> Result<()> {
         if !labels::is_key(key) {
-            return Err(Error::invalid(field, format!("{key:?} is no label key")));
+            return Err(Error::invalid(field, format!("{key:?} is not a label key")));
         }
         let mut expression = json!({"key": key, "operator": operator});
         if !values.is_empty() {

@@ -161,7 +161,7 @@ fn check_shape(object: &mut Object, path: &[&str]) -> Result<()> {
         !containers.is_empty() && containers.iter().all(Value::is_object)
     });
     if !objects {
-        return Err(object.wrong("containers is no list of objects"));
+        return Err(object.wrong("containers is not a list of objects"));
     }
     for map in ["nodeSelector", "affinity"] {
         let spec = object.map_at(&[path, &["spec"]].concat())?;
@@ -169,7 +169,7 @@ fn check_shape(object: &mut Object, path: &[&str]) -> Result<()> {
             .get(map)
             .is_some_and(|it| !it.is_object() && !it.is_null())
         {
-            return Err(object.wrong(format_args!("{map} is no map")));
+            return Err(object.wrong(format_args!("{map} is not a map")));
         }
     }
     for list in ["tolerations", "topologySpreadConstraints"] {
@@ -178,7 +178,7 @@ fn check_shape(object: &mut Object, path: &[&str]) -> Result<()> {
             .get(list)
             .is_some_and(|it| !it.is_array() && !it.is_null())
         {
-            return Err(object.wrong(format_args!("{list} is no list")));
+            return Err(object.wrong(format_args!("{list} is not a list")));
         }
     }
     Ok(())
@@ -323,7 +323,7 @@ mod tests {
             ("{containers: [x]}", "no list of objects"),
             ("{containers: [{name: a}], nodeSelector: x}", "nodeSelector"),
             ("{containers: [{name: a}], tolerations: x}", "tolerations"),
-            ("x", "spec is no map"),
+            ("x", "spec is not a map"),
         ] {
             let text =
                 format!("{{apiVersion: v1, kind: Pod, metadata: {{name: a}}, spec: {spec}}}");

@@ -55,7 +55,7 @@ impl Document<'_> {
         let mut body = match value {
             Value::Null => return Ok(()),
             Value::Object(body) => body,
-            _ => return Err(self.wrong("is no object: expected apiVersion, kind and metadata")),
+            _ => return Err(self.wrong("is not an object: expected apiVersion, kind and metadata")),
         };
         let api_version = self.text(&body, "apiVersion")?;
         let kind = self.text(&body, "kind")?;
@@ -84,7 +84,7 @@ impl Document<'_> {
         let text = |key: &str| match metadata.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(Value::String(text)) => Ok(Some(text.clone())),
-            Some(_) => Err(self.wrong(format_args!("({kind}) metadata.{key} is no text"))),
+            Some(_) => Err(self.wrong(format_args!("({kind}) metadata.{key} is not text"))),
         };
         if text("generateName")?.is_some() {
             return Err(self.wrong(format_args!(
@@ -95,12 +95,12 @@ impl Document<'_> {
             return Err(self.wrong(format_args!("({kind}) has no metadata.name")));
         };
         if !is_path_segment(&name) {
-            return Err(self.wrong(format_args!("({kind}) metadata.name is no valid name")));
+            return Err(self.wrong(format_args!("({kind}) metadata.name is not a valid name")));
         }
         let namespace = text("namespace")?.filter(|it| !it.is_empty());
         let namespace = namespace.unwrap_or_else(|| self.namespace.to_owned());
         if !is_path_segment(&namespace) {
-            return Err(self.wrong(format_args!("({kind}) metadata.namespace is no valid name")));
+            return Err(self.wrong(format_args!("({kind}) metadata.namespace is not a valid name")));
         }
         Ok((name, namespace))
     }

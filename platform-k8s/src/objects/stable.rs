@@ -123,7 +123,7 @@ fn untie(object: &mut Object, base: &str, whose: &str) -> Result<Vec<Object>> {
         *present = Value::Array(Vec::new());
     }
     let Some(present) = present.as_array_mut() else {
-        return Err(object.wrong("spec.template.spec.volumes is no list"));
+        return Err(object.wrong("spec.template.spec.volumes is not a list"));
     };
     present.extend(volumes);
     Ok(made)

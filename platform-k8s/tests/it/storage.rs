@@ -67,7 +67,7 @@ async fn the_node_that_follows_has_the_claim_of_the_one_before() {
         let labels = alone["metadata"]["labels"].as_object().unwrap();
         assert!(
             !labels.contains_key("drover.dev/node"),
-            "it is no node: {labels:?}"
+            "it is not a node: {labels:?}"
         );
         assert!(!labels.contains_key("drover.dev/cluster"), "{labels:?}");
 

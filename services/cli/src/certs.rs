@@ -71,7 +71,7 @@ enum Made {
 fn init(args: &CertsInitArgs) -> Outcome {
     let mut services = SERVICES.to_vec();
     for name in &args.platforms {
-        let bad = || Failure::usage(format!("`{name}` is no name of a server"));
+        let bad = || Failure::usage(format!("`{name}` is not a valid name of a server"));
         let good = |c: char| c.is_ascii_alphanumeric() || "-.".contains(c);
         if name.starts_with('.') || !name.chars().all(good) {
             return Err(bad());

@@ -128,7 +128,7 @@ impl FromStr for Target {
                 format!("{text:?} {why}; expected http://HOST:PORT or https://HOST:PORT"),
             )
         };
-        let uri: Uri = text.parse().map_err(|_| wrong("is no URL"))?;
+        let uri: Uri = text.parse().map_err(|_| wrong("is not a URL"))?;
         match uri.scheme_str() {
             Some("http" | "https") => {}
             Some(_) => return Err(wrong("has a scheme that is not supported")),

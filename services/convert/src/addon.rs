@@ -73,7 +73,7 @@ impl Reader<'_> {
             Ok(AddonKind::Unspecified) => return None,
             Ok(kind) => kind,
             Err(_) => {
-                let why = format!("{} is no kind of addon", from.r#type);
+                let why = format!("{} is not a kind of addon", from.r#type);
                 self.refuse(format!("{at}.type"), why);
                 // Any kind will do: the violation above already rejects the spec, and this avoids a second one for a
                 // missing kind.

@@ -77,7 +77,7 @@ fn rules(at: &str, from: &[wire::FirewallRule], wrong: &mut Vec<Violation>) -> V
             Err(_) => {
                 wrong.push(Violation {
                     field: format!("{at}.rules[{index}].direction"),
-                    description: format!("{} is no direction", rule.direction),
+                    description: format!("{} is not a direction", rule.direction),
                 });
                 // Any direction will do: the violation above already rejects the spec, and this avoids a second one for
                 // a missing direction.

@@ -22,7 +22,7 @@ pub fn management(field: &str, from: i32) -> Result<Option<Management>> {
         Ok(Wire::Parallel) => Ok(Some(Management::Parallel)),
         Err(_) => Err(Error::invalid(
             field,
-            format!("{from} is no management policy"),
+            format!("{from} is not a management policy"),
         )),
     }
 }

@@ -128,7 +128,7 @@ impl Reader {
             Err(_) => {
                 self.refuse(
                     "spec.orphan_policy",
-                    format!("{} is no orphan policy", from.orphan_policy),
+                    format!("{} is not an orphan policy", from.orphan_policy),
                 );
                 OrphanPolicy::Ignore
             }
@@ -312,7 +312,7 @@ impl Reader {
                 _ => {
                     self.refuse(
                         format!("{at}.size"),
-                        format!("{text:?} is no quantity above 0; expected one like 50Gi"),
+                        format!("{text:?} is not a quantity above 0; expected one like 50Gi"),
                     );
                     None
                 }
@@ -342,7 +342,7 @@ impl Reader {
             }
             Ok(pb::StorageRetention::Delete) => Retention::Delete,
             Err(_) => {
-                self.refuse(field, format!("{from} is no retention"));
+                self.refuse(field, format!("{from} is not a retention"));
                 Retention::Retain
             }
         }
@@ -369,7 +369,7 @@ impl Reader {
             Err(_) => {
                 self.refuse(
                     format!("{at}.removal_order"),
-                    format!("{from} is no removal order"),
+                    format!("{from} is not a removal order"),
                 );
                 None
             }

@@ -69,7 +69,7 @@ fn number_at(field: &str, number: f64) -> Result<Value> {
     }
     Number::from_f64(number)
         .map(Value::Number)
-        .ok_or_else(|| Error::invalid(field, "is no finite number"))
+        .ok_or_else(|| Error::invalid(field, "is not a finite number"))
 }
 
 /// Converts a free-form object to its wire form.

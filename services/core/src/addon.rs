@@ -323,7 +323,7 @@ pub(crate) fn check(
         } else if !names.insert(addon.name.as_str()) {
             refuse(
                 format!("{at}.name"),
-                format!("{:?} stands there twice", addon.name),
+                format!("{:?} appears twice", addon.name),
             );
         }
         check_addon(&at, addon, groups, refuse);
@@ -345,7 +345,7 @@ fn check_addon(
         if !has_group(groups, target) {
             refuse(field, format!("the spec has no group {target:?}"));
         } else if !seen.insert(target) {
-            refuse(field, format!("{target:?} stands there twice"));
+            refuse(field, format!("{target:?} appears twice"));
         }
     }
     if addon.port.is_some_and(|port| !is_port(port)) {
@@ -359,7 +359,7 @@ fn check_addon(
     if !addon.cluster_ip.is_empty() && addon.cluster_ip.parse::<IpAddr>().is_err() {
         refuse(
             format!("{at}.cluster_ip"),
-            format!("{:?} is no IP address", addon.cluster_ip),
+            format!("{:?} is not an IP address", addon.cluster_ip),
         );
     }
     if let Some(selector) = &addon.node_selector {
@@ -549,7 +549,7 @@ fn check_oidc(at: &str, oidc: &OidcProvider, refuse: &mut dyn FnMut(String, Stri
             } else if let Some(why) = wrong_text(id) {
                 refuse(field, why);
             } else if !seen.insert(id) {
-                refuse(field, format!("{id:?} stands there twice"));
+                refuse(field, format!("{id:?} appears twice"));
             }
         }
     };

@@ -109,7 +109,7 @@ pub(crate) fn check(
             refuse(
                 format!("{at}.platform"),
                 format!(
-                    "{:?} stands there twice; one entry a platform is possible",
+                    "{:?} appears twice; one entry a platform is possible",
                     spec.platform
                 ),
             );
@@ -205,7 +205,7 @@ fn check_endpoint(
         } else if !seen.insert(target) {
             refuse(
                 format!("{at}.targets[{index}]"),
-                format!("{target:?} stands there twice"),
+                format!("{target:?} appears twice"),
             );
         }
     }
@@ -257,7 +257,7 @@ fn check_firewall(at: &str, firewall: &Firewall, refuse: &mut dyn FnMut(String, 
 ///
 /// A description of the problem, phrased to follow the field name.
 pub fn parse_cidr(text: &str) -> Result<(IpAddr, u32), String> {
-    let wrong = || format!("{text:?} is no range; expected an address and a length (10.0.16.0/22)");
+    let wrong = || format!("{text:?} is not a range; expected an address and a length (10.0.16.0/22)");
     let (ip, length) = text.split_once('/').ok_or_else(wrong)?;
     let ip: IpAddr = ip.parse().map_err(|_| wrong())?;
     let most = if ip.is_ipv4() { 32 } else { 128 };

@@ -153,8 +153,8 @@ fn check(name: &str, max: usize, shown: &str) -> Result<(), String> {
     let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if !edge(name.chars().next()) || !edge(name.chars().next_back()) || !name.chars().all(inner) {
         let what = match shown {
-            "" => "is no name".to_owned(),
-            name => format!("{name:?} is no name"),
+            "" => "is not a valid name".to_owned(),
+            name => format!("{name:?} is not a valid name"),
         };
         return Err(format!("{what}; {}", expected()));
     }
@@ -183,7 +183,7 @@ pub fn check_label(key: &str, value: &str) -> Result<(), String> {
         };
         if prefix.len() > 253 || !prefix.split('.').all(part) {
             return Err(format!(
-                "key {key:?}: what is before the slash is no DNS name"
+                "key {key:?}: what is before the slash is not a DNS name"
             ));
         }
     }

@@ -40,7 +40,7 @@ fn parts(line: &str) -> Result<(&str, &str), String> {
     match words.as_slice() {
         [kind, key, ..] if is_kind(kind) => Ok((kind, key)),
         [_, kind, key, ..] if is_kind(kind) => Ok((kind, key)),
-        _ => Err("is no line of authorized_keys (ssh-ed25519 AAAA… me@example.org)".to_owned()),
+        _ => Err("is not a line of authorized_keys (ssh-ed25519 AAAA… me@example.org)".to_owned()),
     }
 }
 

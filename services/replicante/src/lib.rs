@@ -218,7 +218,7 @@ async fn read(what: &'static str, request: Request) -> Result<Value, Refusal> {
         Refusal::plain(error.status(), what, why)
     })?;
     serde_json::from_slice(&body).map_err(|error| {
-        let why = format!("the document is no JSON: {error}");
+        let why = format!("the document is not JSON: {error}");
         Refusal::plain(StatusCode::BAD_REQUEST, what, why)
     })
 }

@@ -189,7 +189,7 @@ fn pairs(what: &str, text: &str) -> Result<Vec<(String, String)>, TelemetryError
 }
 
 fn headers(text: &str) -> Result<Vec<(HeaderName, HeaderValue)>, TelemetryError> {
-    let wrong = || TelemetryError::new("OTEL_EXPORTER_OTLP_HEADERS has what is no header");
+    let wrong = || TelemetryError::new("OTEL_EXPORTER_OTLP_HEADERS has what is not a header");
     pairs("OTEL_EXPORTER_OTLP_HEADERS", text)?
         .into_iter()
         .map(|(key, value)| {

@@ -39,7 +39,7 @@ impl Requirement {
         let parsed = VersionReq::parse(&plain).map_err(|error| {
             Error::invalid(
                 "version",
-                format!("`{text}` is no version requirement ({error}); write ^16, 3.4, \">=3.4, <5\" or \"*\""),
+                format!("`{text}` is not a version requirement ({error}); write ^16, 3.4, \">=3.4, <5\" or \"*\""),
             )
         })?;
         Ok(Self {

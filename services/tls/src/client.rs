@@ -116,7 +116,7 @@ impl ClientSettings {
 pub fn server_name(host: &str) -> Result<ServerName<'static>, TlsError> {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     ServerName::try_from(bare.to_owned())
-        .map_err(|_| TlsError::new("server name", None, format!("{host:?} is no host name")))
+        .map_err(|_| TlsError::new("server name", None, format!("{host:?} is not a host name")))
 }
 
 /// TLS client that follows changes of its files.

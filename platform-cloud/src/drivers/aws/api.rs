@@ -154,7 +154,7 @@ impl Clients {
         if !settings::is_region(&region) {
             return Err(Error::invalid(
                 "region",
-                format!("{region:?} is no AWS region; expected something like eu-central-1"),
+                format!("{region:?} is not an AWS region; expected something like eu-central-1"),
             ));
         }
         let mut ec2 = aws_sdk_ec2::config::Builder::from(&config).interceptor(WholeAnswer);

@@ -121,7 +121,7 @@ impl Properties {
         {
             return Err(Error::invalid(
                 "group.properties.maxPrice",
-                format!("{text:?} is no price; expected US dollars an hour (0.05)"),
+                format!("{text:?} is not a price; expected US dollars an hour (0.05)"),
             ));
         }
         if let Some(template) = &read.launch_template

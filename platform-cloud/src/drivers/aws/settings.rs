@@ -97,7 +97,7 @@ impl Settings {
             if !url.is_empty() && !url.starts_with("http://") && !url.starts_with("https://") {
                 return Err(Error::invalid(
                     field,
-                    format!("{url:?} is no URL; expected http://… or https://…"),
+                    format!("{url:?} is not a URL; expected http://… or https://…"),
                 ));
             }
         }
@@ -114,7 +114,7 @@ impl Settings {
             if !subnet.starts_with("subnet-") {
                 return Err(Error::invalid(
                     format!("subnets.{zone}"),
-                    format!("{subnet:?} is no id of a subnet; expected subnet-…"),
+                    format!("{subnet:?} is not an id of a subnet; expected subnet-…"),
                 ));
             }
         }

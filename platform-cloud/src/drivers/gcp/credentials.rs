@@ -41,7 +41,7 @@ pub(super) async fn open(settings: &Settings) -> Result<Credentials> {
             .map_err(|_| refused(&format!("{shown} is no JSON key file of a service account")))?;
         return service_account::Builder::new(key)
             .build()
-            .map_err(|error| refused(&format!("{shown} is no usable key file: {error}")));
+            .map_err(|error| refused(&format!("{shown} is not a usable key file: {error}")));
     }
     credentials::Builder::default().build().map_err(|error| {
         refused(&format!(

@@ -133,7 +133,7 @@ fn metadata(settings: &Settings, properties: &Properties, launch: &Launch) -> Re
         let text = std::str::from_utf8(data).map_err(|_| {
             Error::invalid(
                 "bootstrap",
-                "the user data is no UTF-8 text, and the metadata of Compute Engine holds text only",
+                "the user data is not UTF-8 text, and the metadata of Compute Engine holds text only",
             )
         })?;
         items.push(item(properties.user_data_key.as_str(), text));

@@ -46,7 +46,7 @@ pub fn remove_all(state_dir: &Path) -> Result<Removed> {
     // Do not remove an unrelated directory that was named by mistake.
     if !fs::exists(state_dir.join("uuid")).map_err(failed)? {
         let what = format!(
-            "{} is no state directory of the local platform; it was left alone",
+            "{} is not a state directory of the local platform; it was left alone",
             state_dir.display()
         );
         return Err(Error::new(Reason::Precondition, what));

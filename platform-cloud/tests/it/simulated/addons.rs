@@ -272,14 +272,14 @@ async fn secrets_reach_the_addon_and_no_error() {
         .secrets
         .insert("keys".to_owned(), AddonSecret { data });
     // A backend that repeats what it was given.
-    let telltale = Error::new(Reason::Precondition, format!("line 1: {needle} is no key"))
+    let telltale = Error::new(Reason::Precondition, format!("line 1: {needle} is not a key"))
         .with_metadata("content", needle);
     world
         .simulated()
         .fail_next(Operation::EnsureAddon, Fault::Refuse(telltale));
     let error = owner.ensure(&request).await.unwrap_err();
     assert_eq!(error.reason(), Reason::Precondition);
-    assert!(error.message().contains("is no key"), "{error:?}");
+    assert!(error.message().contains("is not a key"), "{error:?}");
     assert!(!format!("{error:?}").contains(needle), "{error:?}");
     assert!(!format!("{request:?}").contains(needle));
 

@@ -120,7 +120,7 @@ pub(crate) async fn exec(client: &Client, args: ExecArgs) -> Result<ExitCode, Fa
     let (cluster, id) = target::node(&args.node)?;
     let tty = args.tty && stdin().is_terminal();
     if args.tty && !tty {
-        complain!("standard input is no terminal: -t is left out");
+        complain!("standard input is not a terminal: -t is left out");
     }
     let start = ExecNodeStart {
         cluster,

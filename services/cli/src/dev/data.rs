@@ -119,7 +119,7 @@ fn check_mark(root: &Path) -> anyhow::Result<()> {
         fs::read_to_string(&mark).with_context(|| format!("cannot read {}", mark.display()))?;
     if text != MARK {
         bail!(
-            "{} is no directory of drover dev; it was left alone",
+            "{} is not a directory of drover dev; it was left alone",
             root.display()
         );
     }
@@ -131,7 +131,7 @@ pub(super) fn clean(root: &Path) -> anyhow::Result<Removed> {
     if !root.join(MARK_FILE).exists() {
         if root.exists() {
             bail!(
-                "{} is no directory of drover dev; it was left alone",
+                "{} is not a directory of drover dev; it was left alone",
                 root.display()
             );
         }

@@ -38,7 +38,7 @@ pub(super) fn parse(words: &[String], taken: &[String]) -> Outcome<Vec<Emulated>
         let (name, cloud) = word.split_once('=').unwrap_or((word, word));
         let Some((_, cloud)) = CLOUDS.iter().find(|(known, _)| *known == cloud) else {
             return Err(Failure::usage(format!(
-                "`{cloud}` is no cloud that can be emulated; expected aws, gcp, digitalocean or metal, or NAME=CLOUD"
+                "`{cloud}` is not a cloud that can be emulated; expected aws, gcp, digitalocean or metal, or NAME=CLOUD"
             )));
         };
         if name.is_empty() || !names.insert(name) {
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_emulated_is_named() {
-        assert!(refusal(&["azure"], &[]).contains("`azure` is no cloud that can be emulated"));
+        assert!(refusal(&["azure"], &[]).contains("`azure` is not a cloud that can be emulated"));
         assert!(refusal(&["x=aws", "x=gcp"], &[]).contains("--emulate NAME=gcp"));
         assert!(refusal(&["aws"], &["aws"]).contains("another platform `aws`"));
         assert!(refusal(&["=aws"], &[]).contains("choose another name"));

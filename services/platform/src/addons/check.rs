@@ -77,7 +77,7 @@ fn spec(check: &mut Checker, spec: &AddonSpec) {
         node_selector(check, selector);
     }
     if !spec.cluster_ip.is_empty() && spec.cluster_ip.parse::<IpAddr>().is_err() {
-        check.wrong("spec.cluster_ip", "is no IP address");
+        check.wrong("spec.cluster_ip", "is not an IP address");
     }
     free(check, "spec.properties", spec.properties.as_ref());
 }
@@ -189,7 +189,7 @@ fn oidc_provider(check: &mut Checker, provider: &OidcProvider) {
     if !provider.issuer.is_empty() && !is_issuer(&provider.issuer) {
         check.wrong(
             format!("{field}.issuer"),
-            "is no URL of http or https without query and fragment",
+            "is not a URL of http or https without query and fragment",
         );
     }
     port(check, &format!("{field}.port"), provider.port);
@@ -249,7 +249,7 @@ fn targets(check: &mut Checker, targets: &[AddonTarget]) {
             let field = format!("{field}.addresses[{at}]");
             check.known::<AddressType>(&format!("{field}.type"), address.r#type, false);
             if !is_host(&address.value) {
-                check.wrong(format!("{field}.value"), "is no IP address or name");
+                check.wrong(format!("{field}.value"), "is not an IP address or name");
             }
             check.word(&format!("{field}.interface"), &address.interface);
         }
@@ -391,7 +391,7 @@ fn oidc_secrets<'a>(named: &mut Named<'a>, provider: &'a OidcProvider) {
         if secret.data.values().any(|it| str::from_utf8(it).is_err()) {
             named
                 .check
-                .wrong(format!("{field}.secret"), "its secret is no text");
+                .wrong(format!("{field}.secret"), "its secret is not text");
         }
     }
 }

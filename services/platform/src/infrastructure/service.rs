@@ -242,7 +242,7 @@ fn spec(request: &EnsureInfrastructureRequest) -> Result<InfrastructureSpec> {
             );
         }
         if !network.cidr.is_empty() && !is_cidr(&network.cidr) {
-            check.wrong("spec.network.cidr", "is no range (10.0.16.0/22)");
+            check.wrong("spec.network.cidr", "is not a range (10.0.16.0/22)");
         }
         if network
             .prefix_length
@@ -277,7 +277,7 @@ fn rule(check: &mut Checker, field: &str, rule: &FirewallRule) {
     }
     for (at, cidr) in rule.cidrs.iter().enumerate() {
         if !is_cidr(cidr) {
-            check.wrong(format!("{field}.cidrs[{at}]"), "is no range (10.0.16.0/22)");
+            check.wrong(format!("{field}.cidrs[{at}]"), "is not a range (10.0.16.0/22)");
         }
     }
     for (at, port) in rule.ports.iter().enumerate() {

@@ -73,7 +73,7 @@ mod tests {
             ("deny: [{subjects: []}]", "deny[0]: subjects is empty"),
             (
                 "deny: [{subjects: ['cn:a']}, {subjects: [bob]}]",
-                "deny[1]: \"bob\" is no subject",
+                "deny[1]: \"bob\" is not a subject",
             ),
             ("deny: ['cn:a']", "line 1"),
             ("deny: [{subjects: ['cn:a'], role: admin}]", "role"),

@@ -339,7 +339,7 @@ async fn identify(policy: Option<&Policy>, asked: &Asked<'_>) -> Result<(Identit
             .and_then(|value| value.split_once(' '))
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
             .map(|(_, token)| token.trim())
-            .ok_or_else(|| refused("the authorization header is no bearer token"))?;
+            .ok_or_else(|| refused("the authorization header is not a bearer token"))?;
         let digest = policy::digest(token);
         if let Some(token) = policy.token(&digest) {
             let left = token

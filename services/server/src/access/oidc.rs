@@ -165,7 +165,7 @@ impl Oidc {
             let uri: Uri = settings
                 .jwks
                 .parse()
-                .map_err(|_| "jwks: is no URL".to_owned())?;
+                .map_err(|_| "jwks: is not a URL".to_owned())?;
             let host = uri.host().ok_or("jwks: has no host")?;
             let here = matches!(host, "localhost" | "127.0.0.1" | "[::1]");
             match uri.scheme_str() {
@@ -487,7 +487,7 @@ impl Key {
 }
 
 fn parse(bytes: &[u8]) -> Result<Vec<Key>, String> {
-    let set: Jwks = serde_json::from_slice(bytes).map_err(|_| "is no list of keys (JWKS)")?;
+    let set: Jwks = serde_json::from_slice(bytes).map_err(|_| "is not a list of keys (JWKS)")?;
     let keys: Vec<Key> = set.keys.iter().filter_map(Key::read).collect();
     if keys.is_empty() {
         return Err("holds no key for RS256 or ES256".to_owned());

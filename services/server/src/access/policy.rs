@@ -452,7 +452,7 @@ mod tests {
             ),
             (
                 "bindings: [{role: admin, subjects: [bob]}]",
-                "\"bob\" is no subject",
+                "\"bob\" is not a subject",
             ),
             (
                 "bindings: [{role: admin, subjects: ['*'], clusters: [a]}]",

@@ -311,7 +311,7 @@ impl Checker<'_> {
             return Ok(None);
         }
         let (kind, message) = if found.whole {
-            let message = "it is no line that the server wrote";
+            let message = "it is not a line that the server wrote";
             (Fault::Edited, message)
         } else {
             let message = "the last line has no end, and the server has not gone on since";

@@ -127,7 +127,7 @@ fn named<B>(request: &Request<B>) -> Result<Option<Host>, String> {
 fn place(bytes: &[u8]) -> Result<(Host, Option<u16>), String> {
     let wrong = || {
         let text = String::from_utf8_lossy(bytes);
-        format!("the request is for {:?}, which is no host", shown(&text))
+        format!("the request is for {:?}, which is not a host", shown(&text))
     };
     let text = std::str::from_utf8(bytes).map_err(|_| wrong())?;
     let (host, port) = match text.strip_prefix('[') {
@@ -205,7 +205,7 @@ impl Pattern {
             return Ok(Self::new(text));
         }
         Err(format!(
-            "allowed_hosts: {:?} is no host name; expected a name without scheme and port, or *. and a name",
+            "allowed_hosts: {:?} is not a host name; expected a name without scheme and port, or *. and a name",
             shown(text)
         ))
     }

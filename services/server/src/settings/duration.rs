@@ -17,7 +17,7 @@ const UNITS: &[(&str, u64)] = &[
 pub fn parse(text: &str) -> Result<Duration, String> {
     let wrong = || {
         format!(
-            "{text:?} is no duration; expected a whole number and a unit: 500ms, 30s, 5m, 1h30m"
+            "{text:?} is not a duration; expected a whole number and a unit: 500ms, 30s, 5m, 1h30m"
         )
     };
     if text == "0" {

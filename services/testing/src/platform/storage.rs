@@ -123,7 +123,7 @@ pub(super) async fn kept_storage_is_listed_and_attached_again(subject: &Subject)
     assert_eq!(
         fixture.nodes().await.iter().filter(|it| exists(it)).count(),
         0,
-        "kept storage is no node"
+        "kept storage is not a node"
     );
     let listed = kept(&fixture).await;
     let ids: Vec<&String> = listed.iter().map(|one| &one.id).collect();

@@ -232,7 +232,7 @@ fn given(spec: &NetworkSpec, properties: &Properties) -> Result<Source> {
     if !spec.id.starts_with("vpc-") {
         return Err(Error::invalid(
             "spec.network.id",
-            format!("{:?} is no id of a VPC; expected vpc-…", spec.id),
+            format!("{:?} is not an id of a VPC; expected vpc-…", spec.id),
         ));
     }
     let mut cidrs = BTreeMap::new();
@@ -283,7 +283,7 @@ fn endpoint(spec: &InfrastructureSpec) -> Result<Option<Endpoint>> {
         host => Some(host.parse().map_err(|_| {
             Error::invalid(
                 "spec.endpoint.host",
-                format!("{host:?} is no IPv4 address; expected an elastic address of the account, or nothing"),
+                format!("{host:?} is not an IPv4 address; expected an elastic address of the account, or nothing"),
             )
         })?),
     };
@@ -345,7 +345,7 @@ fn rules(spec: &InfrastructureSpec, endpoint: Option<&Endpoint>) -> Result<Vec<R
             let peer = Peer::range(cidr).ok_or_else(|| {
                 Error::invalid(
                     format!("spec.firewall.rules[{at}].cidrs"),
-                    format!("{cidr:?} is no range"),
+                    format!("{cidr:?} is not a range"),
                 )
             })?;
             for &(first, last) in if some.is_empty() { &all[..] } else { &some } {

@@ -37,7 +37,7 @@ fn a_machine_is_named_once() {
         "{rendered}"
     );
     let text = format!("{SAMPLE}{}", machine("second", "aws:///eu/i-1", "x"));
-    assert!(errors(&text).contains("`aws:///eu/i-1` is no id of a metal-stack machine"));
+    assert!(errors(&text).contains("`aws:///eu/i-1` is not an id of a metal-stack machine"));
 }
 
 #[test]
