@@ -11,6 +11,7 @@ use super::{
     path::{index, join},
     scalar::{self, MAX_SAFE_INTEGER},
     schema::{self, Field, Shape},
+    tip,
     tree::{Entry, Node, Scalar, Source, Span, Value},
 };
 
@@ -82,6 +83,11 @@ impl<'a> Decoder<'a> {
 
     /// Reports an unknown key.
     pub(crate) fn unknown(&mut self, entry: &Entry, path: &str, known: &[(&str, String)]) {
+        if entry.key == "<<" {
+            let message = "merge keys (`<<`) are not supported";
+            self.error(entry.span, path, message, "write the fields themselves");
+            return;
+        }
         let suggestion = drover_core::name::closest(&entry.key, known.iter().map(|(key, _)| *key));
         // In a damaged file a part of a value may have become the beginning of its key.
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
@@ -217,7 +223,7 @@ impl<'a> Decoder<'a> {
     }
 
     fn value(&mut self, shape: &Shape, field: &Field, node: &Node, path: &str) -> Option<Dynamic> {
-        let expectation = || schema::expectation(field);
+        let expectation = || self.expected(field, node);
         match shape {
             Shape::Text => self.text(node, path, &expectation()).map(Dynamic::String),
             Shape::Bool => match node.scalar() {
@@ -293,7 +299,8 @@ impl<'a> Decoder<'a> {
             Shape::TextMap => {
                 let mut values = std::collections::HashMap::new();
                 for entry in self.map(node, path, &expectation()) {
-                    if let Some(text) = self.text(&entry.value, &join(path, &entry.key), "a text") {
+                    if let Some(text) = self.text(&entry.value, &join(path, &entry.key), "a string")
+                    {
                         values.insert(MapKey::String(entry.key.clone()), Dynamic::String(text));
                     }
                 }
@@ -323,7 +330,7 @@ impl<'a> Decoder<'a> {
     /// Decodes an element of a list: like the field itself, but without its default.
     fn item(&mut self, shape: &Shape, field: &Field, node: &Node, path: &str) -> Option<Dynamic> {
         match shape {
-            Shape::Text => self.text(node, path, "a text").map(Dynamic::String),
+            Shape::Text => self.text(node, path, "a string").map(Dynamic::String),
             Shape::Message(_) if node.map().is_none() => self.refuse(node, path, "a map"),
             _ => self.value(shape, field, node, path),
         }
@@ -344,6 +351,20 @@ impl<'a> Decoder<'a> {
             groups.push(Dynamic::Message(group));
         }
         groups
+    }
+
+    /// What a field expects, and how this value would be written.
+    fn expected(&self, field: &Field, node: &Node) -> String {
+        let expected = schema::expectation(field);
+        match tip::of(&field.shape, node).filter(|_| !self.is_hidden(node)) {
+            Some(tip) => format!("{expected}; {tip}"),
+            None => expected,
+        }
+    }
+
+    fn refuse_for(&mut self, field: &Field, node: &Node, path: &str) -> Option<Dynamic> {
+        let expected = self.expected(field, node);
+        self.refuse(node, path, &expected)
     }
 
     fn refuse(&mut self, node: &Node, path: &str, expected: &str) -> Option<Dynamic> {
@@ -372,7 +393,7 @@ impl<'a> Decoder<'a> {
         self.error(
             node.span,
             path,
-            format!("wrong value: {found}, expected a text"),
+            format!("wrong value: {found}, expected a string"),
             &advice,
         );
         None
@@ -387,7 +408,7 @@ impl<'a> Decoder<'a> {
             _ => None,
         };
         let Some(number) = number else {
-            return self.refuse(node, path, &schema::expectation(field));
+            return self.refuse_for(field, node, path);
         };
         Some(match field.descriptor.kind() {
             Kind::Uint64 | Kind::Fixed64 => Dynamic::U64(number),
@@ -415,10 +436,10 @@ impl<'a> Decoder<'a> {
                     Some(percent @ 0..=100) if !text.starts_with('+') => {
                         message.set_field_by_name("percent", Dynamic::U32(percent));
                     }
-                    _ => return self.refuse(node, path, &schema::expectation(field)),
+                    _ => return self.refuse_for(field, node, path),
                 }
             }
-            _ => return self.refuse(node, path, &schema::expectation(field)),
+            _ => return self.refuse_for(field, node, path),
         }
         Some(Dynamic::Message(message))
     }
@@ -435,7 +456,7 @@ impl<'a> Decoder<'a> {
             Some(Scalar::Text(name)) if !name.is_empty() => {
                 message.set_field_by_name("name", Dynamic::String(name.to_owned()));
             }
-            _ => return self.refuse(node, path, &schema::expectation(field)),
+            _ => return self.refuse_for(field, node, path),
         }
         Some(Dynamic::Message(message))
     }

@@ -225,15 +225,12 @@ impl Diagnostics {
                 }
                 None => match &item.expected {
                     Some(expected) => {
-                        let _ = writeln!(
-                            out,
-                            "error: {}: {expected}  --> {}",
-                            item.message,
-                            item.place()
-                        );
+                        let _ = writeln!(out, "error: {}: {expected}", item.message);
+                        let _ = writeln!(out, "  --> {}", item.place());
                     }
                     None => {
-                        let _ = writeln!(out, "error: {}  --> {}", item.message, item.place());
+                        let _ = writeln!(out, "error: {}", item.message);
+                        let _ = writeln!(out, "  --> {}", item.place());
                     }
                 },
             }

@@ -32,6 +32,9 @@ pub(super) fn kind(decoder: &mut Decoder<'_>, root: &Node) -> Option<&'static st
             if known.is_none() {
                 let message = match drover_core::name::closest(&text, KINDS) {
                     Some(kind) => format!("unknown kind `{text}`, did you mean `{kind}`?"),
+                    None if text == "BareMetalHost" => {
+                        "a BareMetalHost is not applied; to try it: drover dev --simulate-hosts FILE".into()
+                    }
                     None => format!("unknown kind `{text}`"),
                 };
                 decoder.error(node.span, "kind", message, &format!("expected {expected}"));
@@ -109,9 +112,9 @@ fn metadata(
                 name = Some(text.unwrap_or_default());
             }
             "labels" if labels => {
-                for label in decoder.map(&entry.value, "metadata.labels", "a map of texts") {
+                for label in decoder.map(&entry.value, "metadata.labels", "a map of strings") {
                     let path = join("metadata.labels", &label.key);
-                    if let Some(value) = decoder.text(&label.value, &path, "a text") {
+                    if let Some(value) = decoder.text(&label.value, &path, "a string") {
                         found.push((label.key.clone(), value));
                     }
                 }
@@ -119,7 +122,7 @@ fn metadata(
             _ => {
                 let mut known = vec![("name", "a name".to_owned())];
                 if labels {
-                    known.push(("labels", "a map of texts".to_owned()));
+                    known.push(("labels", "a map of strings".to_owned()));
                 }
                 decoder.unknown(entry, "metadata", &known);
             }
@@ -187,7 +190,7 @@ fn spec(decoder: &mut Decoder<'_>, root: &Node, message: &str) -> Option<Dynamic
 
 pub(super) fn secret(decoder: &mut Decoder<'_>, root: &Node) -> Option<ApplySecretRequest> {
     let keys = [
-        ("stringData", "a map of texts"),
+        ("stringData", "a map of strings"),
         ("data", "a map of bytes in base64"),
         ("dataFrom", "a map of {file: PATH}"),
         ("sha256", "a map of digests of stored values that are kept"),
@@ -238,7 +241,7 @@ pub(super) fn secret(decoder: &mut Decoder<'_>, root: &Node) -> Option<ApplySecr
                 decoder.error(
                     entry.span,
                     &path,
-                    "a key stands here twice",
+                    "a key is defined twice",
                     "expected it once",
                 );
             }
@@ -275,7 +278,7 @@ fn secret_value(
             });
     }
     let Value::Scalar { .. } = entry.value.value else {
-        decoder.error(entry.span, path, "wrong value", "expected a text");
+        decoder.error(entry.span, path, "wrong value", "expected a string");
         return None;
     };
     let Some(text) = entry.value.text() else {
@@ -283,7 +286,7 @@ fn secret_value(
             entry.value.span,
             path,
             "wrong value",
-            "expected a text; quote it",
+            "expected a string; quote it",
         );
         return None;
     };

@@ -99,6 +99,58 @@ pub fn explain(path: &str) -> Result<String, Error> {
     Ok(out)
 }
 
+/// All fields below a path, one a line, with what each expects. A group in a group is shown once.
+pub fn tree(path: &str) -> Result<String, Error> {
+    let about = explain(path)?;
+    let mut words = path.split('.').filter(|word| !word.is_empty());
+    let kind = words.next().unwrap_or("cluster").to_lowercase();
+    let found = KINDS
+        .iter()
+        .find(|(word, ..)| *word == kind || format!("{word}s") == kind);
+    let Some((word, _, message)) = found else {
+        return Ok(about);
+    };
+    let mut message = schema::message(message)?;
+    let mut start = (*word).to_owned();
+    for word in words {
+        if word == "metadata" {
+            return Ok(about);
+        }
+        start = format!("{start}.{word}");
+        let word = word.split('[').next().unwrap_or(word);
+        let fields = schema::fields(&message);
+        // A word that is no field is the name of a group.
+        let field = fields.iter().find(|field| field.key == word);
+        match field.map(|field| inner(&field.shape)) {
+            Some(Some(within)) => message = within,
+            Some(None) => return Ok(about),
+            None => {}
+        }
+    }
+    if start == *word {
+        start.push_str(".spec");
+    }
+    let mut out = format!("{start}\n");
+    branches(&message, 1, &mut Vec::new(), &mut out);
+    Ok(out)
+}
+
+fn branches(message: &MessageDescriptor, depth: usize, above: &mut Vec<String>, out: &mut String) {
+    above.push(message.full_name().to_owned());
+    let fields = schema::fields(message);
+    let width = fields.iter().map(|field| field.key.len()).max();
+    let (width, indent) = (width.unwrap_or_default(), "  ".repeat(depth));
+    for field in &fields {
+        let expected = schema::expectation(field);
+        out.push_str(&format!("{indent}{:width$}  {expected}\n", field.key));
+        let below = inner(&field.shape);
+        if let Some(below) = below.filter(|it| !above.contains(&it.full_name().to_owned())) {
+            branches(&below, depth + 1, above, out);
+        }
+    }
+    above.pop();
+}
+
 /// Explains the kind Secret, which has no proto.
 fn other(kind: &str, field: Option<&str>) -> Result<String, Error> {
     if !["secret", "secrets"].contains(&kind) {
@@ -119,21 +171,26 @@ secret  a document with apiVersion: drover.dev/v1, kind: Secret, metadata and at
 is never shown again: it is read back as names of keys and their digests.
 
 metadata    name
-purpose     (a text) What it is for: workload (user data and templates, the default), probe or platform.
-stringData  (a map of texts) Keys and what they hold.
-data        (a map of texts) The same in base64.
+purpose     (a string) What it is for: workload (user data and templates, the default), probe or platform.
+stringData  (a map of strings) Keys and what they hold.
+data        (a map of strings) The same in base64.
 dataFrom    (a map of maps {file: PATH}) The same from files; paths are relative to the manifest.
-sha256      (a map of texts) Keys that stay as they are stored, by the digest that is read back.
+sha256      (a map of strings) Keys that stay as they are stored, by the digest that is read back.
 ";
 
 fn metadata(kind: &str) -> String {
     let labels = if kind == "cluster" {
-        "  labels  (a map of texts) Words to select clusters by, as in Kubernetes; 64 at most.\n"
+        "  labels  (a map of strings) Words to select clusters by, as in Kubernetes; 64 at most.\n"
     } else {
         ""
     };
+    let most = match kind {
+        "cluster" => drover_core::name::MAX_CLUSTER_NAME,
+        _ => drover_core::name::MAX_NAME,
+    };
     format!(
-        "{kind}.metadata  (a map)\n\nFields:\n  name    (a text) Name of the {kind}, unique among its kind. Required.\n{labels}"
+        "{kind}.metadata  (a map)\n\nFields:\n  name    (a string) Name of the {kind}, unique among its kind. Required.\n          \
+         1 to {most} of a-z, A-Z, 0-9, hyphen, underscore and dot, beginning and ending with a letter or digit.\n{labels}"
     )
 }
 

@@ -15,12 +15,20 @@ pub mod explain;
 pub mod path;
 pub mod scalar;
 pub mod schema;
+mod syntax;
 #[cfg(test)]
 mod tests;
+mod tip;
 mod tree;
 pub mod yaml;
 
-use std::{borrow::Cow, collections::BTreeSet, io::Read, path::PathBuf, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    io::Read,
+    path::PathBuf,
+    sync::Arc,
+};
 
 use drover_core::error::Violation;
 use drover_proto::orchestrator::v1::{ApplySecretRequest, Cluster, Platform, PlatformSpec};
@@ -359,7 +367,7 @@ impl Objects {
 
     /// Refuses two documents for one object: which of them wins would be arbitrary.
     fn check_names(&mut self) {
-        let mut seen = BTreeSet::new();
+        let mut seen: BTreeMap<_, String> = BTreeMap::new();
         let mut twice = Vec::new();
         let secrets = self
             .secrets
@@ -374,10 +382,13 @@ impl Objects {
             .iter()
             .map(|d| ("cluster", &d.object.name, d.refusal("")));
         for (kind, name, mut diagnostic) in secrets.chain(platforms).chain(clusters) {
-            if !seen.insert((kind, name.clone())) {
+            let place = format!("{}:{}", diagnostic.source.name, diagnostic.span.line);
+            if let Some(first) = seen.get(&(kind, name.clone())) {
                 diagnostic.path = "metadata.name".into();
-                diagnostic.message = format!("{kind} `{name}` stands here twice");
+                diagnostic.message = format!("{kind} `{name}` is defined twice (first in {first})");
                 twice.push(diagnostic);
+            } else {
+                seen.insert((kind, name.clone()), place);
             }
         }
         twice

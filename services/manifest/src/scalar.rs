@@ -47,7 +47,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
 }
 
 /// Limit of `google.protobuf.Duration`: about 10,000 years.
-const MAX_SECONDS: i64 = 315_576_000_000;
+pub(crate) const MAX_SECONDS: i64 = 315_576_000_000;
 
 fn scaled(number: &str, scale: u128) -> Option<u128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));

@@ -301,13 +301,13 @@ pub(crate) fn expectation(field: &Field) -> String {
 /// Description of a shape, for messages.
 pub(crate) fn describe(shape: &Shape) -> String {
     match shape {
-        Shape::Text => "a text".into(),
+        Shape::Text => "a string".into(),
         Shape::Bool => "true or false".into(),
         Shape::Integer { .. } => "a whole number".into(),
         Shape::Duration => "a duration like 30s, 5m or 1h30m".into(),
         Shape::Free => "a map of free-form values".into(),
-        Shape::Amount => "a whole number or a share like 40%".into(),
-        Shape::Port => "a port number or the name of a port".into(),
+        Shape::Amount => "a whole number or a share like 40%, at most 100%".into(),
+        Shape::Port => "a port number, 1 to 65535, or the name of a port".into(),
         Shape::Quantity => "a quantity like 50Gi".into(),
         Shape::Base64 => "bytes in base64".into(),
         Shape::Enum(descriptor) => {
@@ -319,11 +319,11 @@ pub(crate) fn describe(shape: &Shape) -> String {
         }
         Shape::Message(_) => "a map".into(),
         Shape::List(item) => match &**item {
-            Shape::Text => "a list of texts".into(),
+            Shape::Text => "a list of strings".into(),
             Shape::Message(_) => "a list of maps".into(),
             other => format!("a list, each {}", describe(other)),
         },
-        Shape::TextMap => "a map of texts".into(),
+        Shape::TextMap => "a map of strings".into(),
         Shape::Groups(_) => "a map of groups by name".into(),
         Shape::Platforms(_) => "a list of platforms".into(),
         Shape::PlatformName => "the name of a platform".into(),

@@ -157,7 +157,7 @@ fn the_document_itself_is_checked() {
 #[test]
 fn one_object_stands_in_one_document() {
     let one = group("size: 1");
-    assert!(errors(&format!("{one}---\n{one}")).contains("cluster `x` stands here twice"));
+    assert!(errors(&format!("{one}---\n{one}")).contains("cluster `x` is defined twice"));
 }
 
 #[test]

@@ -7,14 +7,17 @@ use std::{
     sync::Arc,
 };
 
-use granit_parser::{Event, Parser, ScalarStyle, ScanError};
+use granit_parser::{Event, Parser, ScalarStyle};
 
-use super::diagnostic::{Diagnostic, Diagnostics};
+use super::{
+    diagnostic::{Diagnostic, Diagnostics},
+    syntax,
+};
 
 /// Maximum size of a file. A spec has at most 512 KiB; this leaves room for several in one file.
 pub(crate) const MAX_FILE_BYTES: u64 = 4 * 1024 * 1024;
 /// Maximum nesting. Groups nest 8 deep; the rest is for free-form values.
-const MAX_DEPTH: usize = 64;
+pub(crate) const MAX_DEPTH: usize = 64;
 /// Maximum number of values in a file, including those that aliases repeat, so that a small file cannot grow without
 /// bounds.
 const MAX_NODES: usize = 200_000;
@@ -157,15 +160,15 @@ impl Node {
             Value::List(_) => "a list".into(),
             Value::Map(_) => "a map".into(),
             Value::Scalar { text, .. } => match self.scalar() {
-                Some(Scalar::Null) => "nothing".into(),
-                Some(Scalar::Bool(_)) => format!("the truth value {text}"),
+                Some(Scalar::Null) => "null".into(),
+                Some(Scalar::Bool(_)) => format!("the boolean {text}"),
                 Some(Scalar::Integer(_) | Scalar::Float(_)) => format!("the number {text}"),
                 // A text because of its quotes, although it looks like the expected value.
                 Some(Scalar::Text(_)) if !matches!(resolve(text), Scalar::Text(_)) => {
-                    format!("the text \"{text}\"")
+                    format!("the string \"{text}\"")
                 }
                 _ if text.len() <= 40 && !text.contains('\n') => format!("`{text}`"),
-                _ => "a text".into(),
+                _ => "a string".into(),
             },
         }
     }
@@ -261,7 +264,10 @@ impl<'a> Reader<'a> {
     fn next(&mut self) -> Result<(Event<'a>, Span), Stop> {
         match self.parser.next() {
             Some(Ok((event, span))) => Ok((event, to_span(&span))),
-            Some(Err(error)) => Err(syntax(&error)),
+            Some(Err(error)) => {
+                let (message, span) = syntax::explain(&error, &self.source.text);
+                Err(Stop { message, span })
+            }
             None => Ok((Event::StreamEnd, Span::default())),
         }
     }
@@ -369,7 +375,7 @@ impl<'a> Reader<'a> {
             let span = key.span;
             let Value::Scalar { text: key, .. } = key.value else {
                 return Err(Stop {
-                    message: "a key must be a text".into(),
+                    message: "a key must be a string".into(),
                     span,
                 });
             };
@@ -382,7 +388,7 @@ impl<'a> Reader<'a> {
                     .map_or(0, |entry| entry.span.line);
                 self.diagnostics.push(
                     Diagnostic::new(self.source, span, "", format!("duplicate key `{key}`"))
-                        .expected(format!("first on line {first}; a key may stand once")),
+                        .expected(format!("first on line {first}; a key may appear only once")),
                 );
             }
         }
@@ -466,28 +472,5 @@ fn to_span(span: &granit_parser::Span) -> Span {
         length: length.max(1),
         last_line: last_line.max(start.line()),
         file: 0,
-    }
-}
-
-fn syntax(error: &ScanError) -> Stop {
-    let mark = error.marker();
-    let text = error.to_string();
-    // The position is reported with the diagnostic.
-    let mut message = text;
-    for mark in [" at byte ", " at char "] {
-        message = message.split(mark).next().unwrap_or_default().to_owned();
-    }
-    if message.starts_with("tabs disallowed") {
-        message.push_str("; indent with spaces");
-    }
-    Stop {
-        message: format!("not readable as YAML or JSON: {message}"),
-        span: Span {
-            line: mark.line().max(1),
-            column: mark.col() + 1,
-            length: 1,
-            last_line: mark.line().max(1),
-            file: 0,
-        },
     }
 }

@@ -98,7 +98,7 @@ impl Decoder<'_> {
     /// A text, if the field exists and is not empty.
     pub(super) fn word(&mut self, node: &Node, path: &str, key: &str) -> Option<Word> {
         let entry = given(node, key)?;
-        let text = self.text(&entry.value, &join(path, key), "a text")?;
+        let text = self.text(&entry.value, &join(path, key), "a string")?;
         let span = entry.value.span;
         Some(Word { text, span })
     }
@@ -136,8 +136,8 @@ impl Decoder<'_> {
                     namespace = self.text(&entry.value, &at, "a name")?;
                 }
                 "labels" | "annotations" if !entry.value.is_null() => {
-                    for pair in self.map(&entry.value, &at, "a map of texts") {
-                        self.text(&pair.value, &join(&at, &pair.key), "a text");
+                    for pair in self.map(&entry.value, &at, "a map of strings") {
+                        self.text(&pair.value, &join(&at, &pair.key), "a string");
                     }
                 }
                 key if METADATA.contains(&key) => {}

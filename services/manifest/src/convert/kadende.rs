@@ -16,9 +16,9 @@ use crate::{
 };
 
 const CLUSTER_FIELDS: [(&str, &str); 4] = [
-    ("id", "a text"),
-    ("version", "a text"),
-    ("name", "a text"),
+    ("id", "a string"),
+    ("version", "a string"),
+    ("name", "a string"),
     (
         "groups",
         "a map of groups by name, or a list of groups with a name",
@@ -34,9 +34,9 @@ const GROUP_FIELDS: [(&str, &str); 4] = [
     ),
 ];
 const PLUGIN_FIELDS: [(&str, &str); 3] = [
-    ("name", "a text"),
-    ("version", "a text, default latest"),
-    ("url", "a text"),
+    ("name", "a string"),
+    ("version", "a string, default latest"),
+    ("url", "a string"),
 ];
 
 /// Plugins that mean the same platform; the alias is only tried if the exact name is not registered.
@@ -94,7 +94,7 @@ impl Converter<'_, '_> {
         }
         match root.entry("version") {
             Some(version) => labels.extend(self.label("kadende.io/version", version)),
-            None => self.missing(root.span, "version", "the cluster's version, a text"),
+            None => self.missing(root.span, "version", "the cluster's version, a string"),
         }
         labels.extend(
             root.entry("id")
@@ -157,7 +157,7 @@ impl Converter<'_, '_> {
 
     /// A text that is kept as a label, if it is a valid label value.
     fn label(&mut self, key: &str, value: &Entry) -> Option<Entry> {
-        let text = self.decoder.text(&value.value, &value.key, "a text")?;
+        let text = self.decoder.text(&value.value, &value.key, "a string")?;
         if !is_label_value(&text) {
             let expected = "expected at most 63 letters, digits, hyphens, underscores and dots, since it is kept as a label";
             let message = format!("`{}` cannot be kept as the label {key}", value.key);
@@ -192,7 +192,7 @@ impl Converter<'_, '_> {
                     };
                     let Some(key) = self
                         .decoder
-                        .text(&name.value, &join(path, "name"), "a text")
+                        .text(&name.value, &join(path, "name"), "a string")
                     else {
                         continue;
                     };
@@ -297,11 +297,11 @@ impl Converter<'_, '_> {
         };
         let plugin_name = self
             .decoder
-            .text(&name.value, &join(path, "name"), "a text")?;
+            .text(&name.value, &join(path, "name"), "a string")?;
         let url = plugin.value.entry("url").and_then(|url| {
             let text = self
                 .decoder
-                .text(&url.value, &join(path, "url"), "a text")?;
+                .text(&url.value, &join(path, "url"), "a string")?;
             Some((url.value.span, text))
         });
         let platform = self.platform(&plugin_name, url, path);
@@ -380,7 +380,7 @@ impl Converter<'_, '_> {
     fn requirement(&mut self, version: &Entry, path: &str) -> Option<String> {
         let text = self
             .decoder
-            .text(&version.value, &join(path, "version"), "a text")?;
+            .text(&version.value, &join(path, "version"), "a string")?;
         if text == "latest" {
             return None;
         }

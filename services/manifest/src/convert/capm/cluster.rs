@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     convert::{
-        build::{entry, field, list, map, renamed, text},
+        build::{entry, field, list, map, number, renamed, text},
         fields::PLATFORM,
     },
     path::{self, join},
@@ -45,6 +45,17 @@ const NETWORK: &[(&str, &str)] = &[
 ];
 const BLOCKS: &[(&str, &str)] = &[("cidrBlocks", "a list of CIDR ranges")];
 const ENDPOINT: &[(&str, &str)] = &[("host", "an address"), ("port", "a port")];
+/// Fields of the maintained provider.
+const MAINTAINED: &[(&str, &str)] = &[
+    ("controlPlaneEndpoint", "a map with host and port"),
+    ("controlPlaneIP", "an address"),
+    ("projectID", "the id of a project"),
+    ("partition", "the name of a partition"),
+    ("nodeNetworkID", "the id of a network"),
+    ("firewallDeploymentRef", "a map with a name"),
+];
+/// Default port of the endpoint in the maintained provider.
+const MAINTAINED_PORT: usize = 443;
 const METAL: &[(&str, &str)] = &[
     ("controlPlaneEndpoint", "a map with host and port"),
     ("projectID", "the id of a project"),
@@ -130,6 +141,13 @@ impl<'r> Reader<'_, 'r> {
             fields.push(entry("properties", span, map(span, home)));
         }
         if let Some(metal) = metal {
+            if metal.is_maintained() {
+                self.warnings.push(format!(
+                    "cluster {}: set `provider_id: metal` for platform {}, so that its nodes have the ids of its Node \
+                     objects (metal://PARTITION/UUID)",
+                    doc.name, platform.text
+                ));
+            }
             let made = self.infrastructure(doc, spec, metal, &site, &platform, &groups);
             let span = metal.name_span();
             fields.push(entry("infrastructure", span, list(span, vec![made])));
@@ -176,7 +194,12 @@ impl<'r> Reader<'_, 'r> {
         let Some(spec) = self.spec(metal) else {
             return Site::default();
         };
-        self.fields(spec, "spec", METAL, &[]);
+        let known = if metal.is_maintained() {
+            MAINTAINED
+        } else {
+            METAL
+        };
+        self.fields(spec, "spec", known, &[]);
         Site {
             project: self.text(spec, "spec", "projectID"),
             partition: self.text(spec, "spec", "partition"),
@@ -241,23 +264,46 @@ impl<'r> Reader<'_, 'r> {
             platform.span,
             text(platform.span, &platform.text),
         )];
-        let home = site.entries();
-        if let Some(first) = home.first() {
+        let firewall = self.firewall(doc, metal);
+        let mut properties = site.entries();
+        if metal.is_maintained() {
+            // Its machines have no address of the control plane: kube-vip or the like announces it.
+            properties.push(entry("endpointBy", span, text(span, "software")));
+        }
+        if let Some(firewall) = firewall.as_ref().filter(|firewall| !firewall.has_rules) {
+            // What its controller would have let out. By itself a firewall forwards nothing.
+            let span = firewall.entry.span;
+            properties.push(entry("egress", span, text(span, "default")));
+        }
+        if let Some(first) = properties.first() {
             let span = first.span;
-            fields.push(entry("properties", span, map(span, home)));
+            fields.push(entry("properties", span, map(span, properties)));
         }
         let Some(spec) = metal.root.get("spec") else {
             return map(span, fields);
         };
         let mut network = Vec::new();
-        for (from, to) in [("publicNetworkID", "public"), ("privateNetworkID", "id")] {
+        for (from, to) in [
+            ("publicNetworkID", "public"),
+            ("privateNetworkID", "id"),
+            ("nodeNetworkID", "id"),
+        ] {
             if let Some(id) = self.text(spec, "spec", from) {
                 network.push(field(to, text(id.span, &id.text)));
             }
         }
+        if let Some(public) = firewall
+            .as_ref()
+            .and_then(|firewall| firewall.public.as_ref())
+        {
+            network.push(field("public", text(public.span, &public.text)));
+        }
         // Even without settings: the network is created anyway.
         fields.push(entry("network", span, map(span, network)));
         let mut endpoint = self.endpoint(cluster, spec);
+        if metal.is_maintained() {
+            self.maintained_endpoint(spec, &mut endpoint);
+        }
         let targets: Vec<Node> = groups
             .iter()
             .filter(|group| group.control_plane)
@@ -265,8 +311,29 @@ impl<'r> Reader<'_, 'r> {
             .collect();
         endpoint.push(entry("targets", span, list(span, targets)));
         fields.push(entry("endpoint", span, map(span, endpoint)));
-        fields.extend(self.firewall(doc, metal));
+        fields.extend(firewall.map(|firewall| firewall.entry));
         map(span, fields)
+    }
+
+    /// Completes an endpoint with the address that the maintained provider has in a field of its own, and its port.
+    fn maintained_endpoint(&mut self, spec: &Node, endpoint: &mut Vec<Entry>) {
+        if let Some(address) = self.text(spec, "spec", "controlPlaneIP") {
+            let host = endpoint.iter().find(|entry| entry.key == "host");
+            match host.and_then(|host| host.value.text()) {
+                None => endpoint.push(field("host", text(address.span, &address.text))),
+                Some(host) if host == address.text => {}
+                Some(host) => {
+                    let message = format!("the control plane is at {host}, too");
+                    let advice = "expected the same address in controlPlaneEndpoint.host";
+                    let at = "spec.controlPlaneIP";
+                    self.decoder.error(address.span, at, message, advice);
+                }
+            }
+        }
+        if !endpoint.iter().any(|entry| entry.key == "port") {
+            let span = path::first_line(spec);
+            endpoint.push(entry("port", span, number(span, MAINTAINED_PORT)));
+        }
     }
 
     /// Host and port of the endpoint, from the infrastructure or otherwise from the cluster.

@@ -22,6 +22,8 @@ pub(super) enum Kind {
     MetalStackMachine,
     MetalStackMachineTemplate,
     MetalStackFirewall,
+    MetalStackFirewallDeployment,
+    MetalStackFirewallTemplate,
     KubeadmControlPlane,
     KubeadmConfig,
     KubeadmConfigTemplate,
@@ -32,7 +34,7 @@ const CORE: &str = "cluster.x-k8s.io";
 const INFRASTRUCTURE: &str = "infrastructure.cluster.x-k8s.io";
 
 /// Kinds with their names and API groups.
-const KINDS: [(Kind, &str, &str); 12] = [
+const KINDS: [(Kind, &str, &str); 14] = [
     (Kind::Cluster, "Cluster", CORE),
     (Kind::Machine, "Machine", CORE),
     (Kind::MachineSet, "MachineSet", CORE),
@@ -47,6 +49,16 @@ const KINDS: [(Kind, &str, &str); 12] = [
     (
         Kind::MetalStackFirewall,
         "MetalStackFirewall",
+        INFRASTRUCTURE,
+    ),
+    (
+        Kind::MetalStackFirewallDeployment,
+        "MetalStackFirewallDeployment",
+        INFRASTRUCTURE,
+    ),
+    (
+        Kind::MetalStackFirewallTemplate,
+        "MetalStackFirewallTemplate",
         INFRASTRUCTURE,
     ),
     (
@@ -67,11 +79,12 @@ const KINDS: [(Kind, &str, &str); 12] = [
     (Kind::Secret, "Secret", ""),
 ];
 
-/// Supported versions. Documents that are referred to but not read may have any version.
-const VERSIONS: [(&str, &[&str]); 2] = [
-    (CORE, &["v1alpha3", "v1alpha4", "v1beta1"]),
-    (INFRASTRUCTURE, &["v1alpha3", "v1alpha4"]),
-];
+/// Versions of the Cluster API.
+const VERSIONS: &[&str] = &["v1alpha3", "v1alpha4", "v1beta1", "v1beta2"];
+/// Version of the maintained provider for metal-stack.
+const MAINTAINED: &str = "v1alpha1";
+/// Versions of the archived one.
+const ARCHIVED: &[&str] = &["v1alpha3", "v1alpha4"];
 
 /// Kinds without a counterpart, with advice.
 const FOREIGN: [(&str, &str); 4] = [
@@ -110,6 +123,26 @@ impl Kind {
             .map(|(kind, ..)| *kind)
     }
 
+    /// Supported versions. `None`: any, as documents that are referred to but not read may have.
+    fn versions(self) -> Option<&'static [&'static str]> {
+        match self {
+            Self::Cluster | Self::Machine | Self::MachineSet | Self::MachineDeployment => {
+                Some(VERSIONS)
+            }
+            Self::MetalStackFirewall => Some(ARCHIVED),
+            Self::MetalStackFirewallDeployment | Self::MetalStackFirewallTemplate => {
+                Some(&[MAINTAINED])
+            }
+            Self::MetalStackCluster | Self::MetalStackMachine | Self::MetalStackMachineTemplate => {
+                Some(&["v1alpha3", "v1alpha4", MAINTAINED])
+            }
+            Self::KubeadmControlPlane
+            | Self::KubeadmConfig
+            | Self::KubeadmConfigTemplate
+            | Self::Secret => None,
+        }
+    }
+
     /// Whether its content is read, not only its existence.
     fn is_read(self) -> bool {
         !matches!(
@@ -141,6 +174,12 @@ impl Doc {
         self.metadata()
             .and_then(|metadata| metadata.get("labels")?.map())
             .unwrap_or_default()
+    }
+
+    /// Whether it is of the maintained provider for metal-stack, whose fields differ from those of the archived one.
+    pub(super) fn is_maintained(&self) -> bool {
+        let api = self.root.get("apiVersion").and_then(Node::text);
+        api.and_then(|api| api.strip_prefix(INFRASTRUCTURE)?.strip_prefix('/')) == Some(MAINTAINED)
     }
 
     pub(super) fn label(&self, key: &str) -> Option<&Entry> {
@@ -205,7 +244,7 @@ impl Documents {
             if let Some(first) = documents.index.get(&key) {
                 let first = documents.docs[*first].name_span();
                 let place = format!("{}:{}", decoder.source_of(first).name, first.line);
-                let message = format!("{} stands here twice", doc.title());
+                let message = format!("{} is defined twice", doc.title());
                 let advice = format!("first at {place}; expected it once");
                 decoder.error(doc.name_span(), "metadata.name", message, &advice);
             } else {
@@ -327,10 +366,7 @@ fn kind(decoder: &mut Decoder<'_>, root: &Node, warnings: &mut Vec<String>) -> O
         .iter()
         .find(|(known, ..)| *known == kind)
         .map_or("", |(.., group)| *group);
-    let versions = VERSIONS
-        .iter()
-        .find(|(group, _)| *group == expected)
-        .map(|(_, versions)| *versions);
+    let versions = kind.versions();
     let known = group == expected && versions.is_none_or(|versions| versions.contains(&version));
     if !known {
         let any: &[&str] = if expected.is_empty() {

@@ -37,6 +37,14 @@ const SET_REFUSED: &[(&str, &str)] = &[
         "leave it out; drover replace CLUSTER/NODE makes a node anew",
     ),
     (
+        "rollout",
+        "leave it out; `update` of the group says how its nodes are replaced",
+    ),
+    (
+        "deletion",
+        "leave it out; `removalOrder` of the group says which of its nodes goes first",
+    ),
+    (
         "machineNamingStrategy",
         "leave it out; nodes are named after their group",
     ),
@@ -52,8 +60,8 @@ const ROLLING: &[(&str, &str)] = &[
 ];
 const TEMPLATE: &[(&str, &str)] = &[("metadata", "a map with labels"), ("spec", "a map")];
 const TEMPLATE_METADATA: &[(&str, &str)] = &[
-    ("labels", "a map of texts"),
-    ("annotations", "a map of texts"),
+    ("labels", "a map of strings"),
+    ("annotations", "a map of strings"),
     ("name", "a name"),
     ("namespace", "a name"),
     ("creationTimestamp", "what the server wrote"),
@@ -309,7 +317,7 @@ impl<'r> Reader<'_, 'r> {
         match given(&metadata.value, "labels") {
             Some(labels) => {
                 let path = join(path, "labels");
-                self.decoder.map(&labels.value, &path, "a map of texts")
+                self.decoder.map(&labels.value, &path, "a map of strings")
             }
             None => &[],
         }

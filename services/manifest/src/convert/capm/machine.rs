@@ -34,6 +34,10 @@ const MACHINE_REFUSED: &[(&str, &str)] = &[
         "leave it out; a removal goes on until it is done",
     ),
     (
+        "deletion",
+        "leave it out; terminationGracePeriod of a group is the time that its nodes get to stop",
+    ),
+    (
         "readinessGates",
         "leave it out; `health` of a group says when its nodes are ready",
     ),
@@ -48,13 +52,25 @@ const METAL: &[(&str, &str)] = &[
     ("machineType", "a size of machine"),
     ("providerID", "metalstack://UUID"),
     ("sshKeys", "a list of public keys"),
-    ("tags", "a list of texts"),
+    ("tags", "a list of strings"),
     ("partition", "the name of a partition"),
     ("projectID", "the id of a project"),
     ("userData", "what the controller wrote"),
 ];
+/// Fields of the maintained provider.
+const MAINTAINED: &[(&str, &str)] = &[
+    ("image", "the name of an image"),
+    ("size", "a size of machine"),
+    ("providerID", "metal://PARTITION/UUID"),
+];
 const TEMPLATE: &[(&str, &str)] = &[("template", "a map with a spec")];
-const TEMPLATE_INNER: &[(&str, &str)] = &[("metadata", "a map"), ("spec", "a map")];
+const TEMPLATE_INNER: &[(&str, &str)] = &[
+    ("metadata", "a map"),
+    ("spec", "a map"),
+    ("apiVersion", "the version of its API"),
+    ("kind", "its kind"),
+    ("status", "what the controller wrote"),
+];
 
 /// Location of the machines of a cluster that specify none themselves.
 #[derive(Debug, Default)]
@@ -177,8 +193,13 @@ impl Reader<'_, '_> {
             path = "spec.template.spec".into();
         }
         let path = &path;
-        self.fields(spec, path, METAL, &[]);
-        recipe.node_class = self.required(spec, path, "machineType", "a size of machine");
+        let (known, size) = if doc.is_maintained() {
+            (MAINTAINED, "size")
+        } else {
+            (METAL, "machineType")
+        };
+        self.fields(spec, path, known, &[]);
+        recipe.node_class = self.required(spec, path, size, "a size of machine");
         if let Some(image) = self.required(spec, path, "image", "the name of an image") {
             let value = text(image.span, &image.text);
             recipe.properties.push(field("image", value));
@@ -199,6 +220,13 @@ impl Reader<'_, '_> {
         }
         for key in ["sshKeys", "tags"] {
             recipe.properties.extend(self.texts(spec, path, key));
+        }
+        if doc.is_maintained() {
+            // Its controller puts machines into the network of the nodes, and no other.
+            let span = doc.name_span();
+            recipe
+                .properties
+                .push(entry("networks", span, list(span, Vec::new())));
         }
         if let Some(id) = self.text(spec, path, "providerID") {
             // A template is read once for each group that uses it.
@@ -303,7 +331,7 @@ impl Reader<'_, '_> {
             let advice = if encoded {
                 "expected bytes in base64"
             } else {
-                "expected a text; quote it"
+                "expected a string; quote it"
             };
             self.decoder.error(node.span, path, "wrong value", advice);
             return None;

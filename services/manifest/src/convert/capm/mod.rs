@@ -1,4 +1,5 @@
-//! Documents of the metal-stack provider for Cluster API (CAPM) and of the Cluster API around them.
+//! Documents of the metal-stack providers for Cluster API (CAPM), the archived and the maintained one, and of the
+//! Cluster API around them.
 //!
 //! Unlike other documents they only make sense together: a `Cluster` names a `MetalStackCluster`, machines name their
 //! cluster, their `MetalStackMachine` and the `Secret` with their user data. All documents of a command form one
@@ -10,6 +11,7 @@ mod firewall;
 mod group;
 mod machine;
 mod reader;
+mod rules;
 #[cfg(test)]
 mod tests;
 
@@ -200,6 +202,12 @@ impl Reader<'_, '_> {
                 }
                 Kind::MetalStackFirewall => {
                     "expected the label cluster.x-k8s.io/cluster-name with the name of a Cluster here"
+                }
+                Kind::MetalStackFirewallDeployment => {
+                    "expected a MetalStackCluster whose spec.firewallDeploymentRef names it"
+                }
+                Kind::MetalStackFirewallTemplate => {
+                    "expected a MetalStackFirewallDeployment whose spec.firewallTemplateRef names it"
                 }
                 Kind::Secret => {
                     secrets.push(doc.title());

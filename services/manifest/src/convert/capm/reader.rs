@@ -10,8 +10,9 @@ use crate::{
     tree::{Entry, Node, Span, Value},
 };
 
-/// Scheme of the ids of metal-stack machines in the Cluster API.
-const PROVIDER: &str = "metalstack://";
+/// Schemes of the ids of metal-stack machines in the Cluster API: of the archived provider, and of the maintained one,
+/// which writes the partition before the id.
+const PROVIDERS: [&str; 2] = ["metalstack://", "metal://"];
 
 /// Fields of a reference.
 const REFERENCE: &[(&str, &str)] = &[
@@ -22,6 +23,7 @@ const REFERENCE: &[(&str, &str)] = &[
         "the namespace, default the one of the document",
     ),
     ("apiVersion", "the version of its API"),
+    ("apiGroup", "the group of its API"),
     ("uid", "what the server wrote"),
     ("resourceVersion", "what the server wrote"),
     ("fieldPath", "what the server wrote"),
@@ -77,12 +79,13 @@ impl<'r> Reader<'_, 'r> {
         let entry = given(node, key)?;
         let at = join(path, key);
         let Value::List(items) = &entry.value.value else {
-            self.decoder.mismatch(&entry.value, &at, "a list of texts");
+            self.decoder
+                .mismatch(&entry.value, &at, "a list of strings");
             return None;
         };
         for (position, item) in items.iter().enumerate() {
             self.decoder
-                .text(item, &path::index(&at, position), "a text");
+                .text(item, &path::index(&at, position), "a string");
         }
         Some(entry.clone())
     }
@@ -157,15 +160,17 @@ impl<'r> Reader<'_, 'r> {
 
     /// The machine that a `providerID` names. No other document may name it.
     pub(super) fn host(&mut self, word: &Word, path: &str) -> Option<Word> {
-        let id = word.text.strip_prefix(PROVIDER).and_then(|rest| {
-            // Some tools write the partition before the id.
+        let mut rests = PROVIDERS
+            .iter()
+            .filter_map(|scheme| word.text.strip_prefix(scheme));
+        let id = rests.next().and_then(|rest| {
             let id = rest.rsplit('/').next().unwrap_or_default();
             let plain = |c: char| c.is_ascii_hexdigit() || c == '-';
             (id.len() == 36 && id.chars().all(plain)).then(|| id.to_lowercase())
         });
         let Some(id) = id else {
-            let message = format!("`{}` is no id of a metal-stack machine", word.text);
-            let advice = "expected metalstack://UUID";
+            let message = format!("`{}` is not an id of a metal-stack machine", word.text);
+            let advice = "expected metalstack://UUID or metal://PARTITION/UUID";
             self.decoder.error(word.span, path, message, advice);
             return None;
         };

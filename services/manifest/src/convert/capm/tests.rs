@@ -2,6 +2,7 @@
 
 mod cluster;
 mod machines;
+mod maintained;
 mod refused;
 mod secrecy;
 

@@ -38,8 +38,8 @@ const SPEC: &[(&str, &str)] = &[
         "a map of jumpHost, loadBalancerControlPlane, loadBalancerWorker",
     ),
     ("infra", "the services of former revisions"),
-    ("cluster-name", "a text of former revisions"),
-    ("clusterName", "a text of former revisions"),
+    ("cluster-name", "a string of former revisions"),
+    ("clusterName", "a string of former revisions"),
     ("config", "a map of former revisions"),
 ];
 
@@ -225,7 +225,7 @@ impl<'a, 'd> Reader<'a, 'd> {
     fn former_name(&mut self, spec: &Node) {
         let config = spec.get("config").filter(|config| !is_empty(config));
         if let Some(config) = config {
-            let known = [("cluster-name", "a text")];
+            let known = [("cluster-name", "a string")];
             self.decoder.fields(config, "spec.config", &known, &[]);
         }
         let in_config = config.and_then(|config| config.get("cluster-name"));
@@ -234,7 +234,7 @@ impl<'a, 'd> Reader<'a, 'd> {
             .filter_map(|key| spec.get(key))
             .chain(in_config);
         for node in named.filter(|node| !is_empty(node)) {
-            if let Some(text) = self.decoder.text(node, "spec.cluster-name", "a text") {
+            if let Some(text) = self.decoder.text(node, "spec.cluster-name", "a string") {
                 let title = self.title();
                 let name = cluster_in_namespace(&self.namespace, &self.name.text);
                 self.warnings
@@ -260,10 +260,10 @@ impl<'a, 'd> Reader<'a, 'd> {
 
     /// A map of texts as it is. Reported if it is none.
     fn text_map<'n>(&mut self, node: &'n Node, path: &str) -> &'n [Entry] {
-        let entries = self.decoder.map(node, path, "a map of texts");
+        let entries = self.decoder.map(node, path, "a map of strings");
         for pair in entries {
             self.decoder
-                .text(&pair.value, &join(path, &pair.key), "a text");
+                .text(&pair.value, &join(path, &pair.key), "a string");
         }
         entries
     }

@@ -19,8 +19,8 @@ const NODE_SET: &[(&str, &str)] = &[
     ),
     ("topologyKey", "the key of a label"),
     ("count", "a map with active and standby"),
-    ("vmFlavor", "a text KEY=VALUE of former revisions"),
-    ("vm-flavor", "a text KEY=VALUE of former revisions"),
+    ("vmFlavor", "a string KEY=VALUE of former revisions"),
+    ("vm-flavor", "a string KEY=VALUE of former revisions"),
     (
         "spreadTopology",
         "per-rack or per-node, of former revisions",
@@ -152,7 +152,7 @@ impl Reader<'_, '_> {
         if let Some(selector) = given(node, "labelSelector") {
             let at = join(at, "labelSelector");
             let known = [
-                ("matchLabels", "a map of texts"),
+                ("matchLabels", "a map of strings"),
                 ("matchExpressions", "a list of {key, operator, values}"),
             ];
             self.decoder.fields(&selector.value, &at, &known, &[]);
@@ -168,7 +168,7 @@ impl Reader<'_, '_> {
                 continue;
             };
             let Some((label, value)) = flavor.text.split_once('=') else {
-                let message = format!("`{}` is no label with a value", flavor.text);
+                let message = format!("`{}` is not a label with a value", flavor.text);
                 self.decoder
                     .error(flavor.span, &join(at, key), message, "expected KEY=VALUE");
                 continue;

@@ -135,7 +135,7 @@ pub(crate) fn convert(decoder: &mut Decoder<'_>, root: &Node, used: Use) -> Node
                 found.span,
                 section,
                 "wrong value",
-                "expected a map of texts",
+                "expected a map of strings",
             );
             continue;
         };

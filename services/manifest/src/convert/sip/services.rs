@@ -49,8 +49,14 @@ const INFRA: [(&str, Kind); 5] = [
 
 const COMMON: [(&str, &str); 8] = [
     ("image", "an image"),
-    ("nodeLabels", "a map of texts, or a list of keys of labels"),
-    ("nodelabels", "a map of texts, or a list of keys of labels"),
+    (
+        "nodeLabels",
+        "a map of strings, or a list of keys of labels",
+    ),
+    (
+        "nodelabels",
+        "a map of strings, or a list of keys of labels",
+    ),
     ("nodePort", "a port from 30000 to 32767"),
     ("nodePorts", "a list of ports from 30000 to 32767"),
     ("nodeInterfaceId", "the id of a network"),
@@ -409,7 +415,7 @@ impl Reader<'_, '_> {
             .find(|(from, to, _)| first <= *to && *from <= last);
         if let Some((from, _, other)) = taken {
             let port = first.max(*from);
-            let message = format!("port {port} stands here twice");
+            let message = format!("port {port} is defined twice");
             let expected = format!("first on line {}; expected each port once", other.line);
             self.decoder.error(span, at, message, &expected);
         }
@@ -476,12 +482,12 @@ impl Reader<'_, '_> {
                 };
                 let at = join(at, key);
                 if word.text.parse::<std::net::IpAddr>().is_err() {
-                    let message = format!("`{}` is no IP address", word.text);
+                    let message = format!("`{}` is not an IP address", word.text);
                     self.decoder
                         .error(word.span, &at, message, "expected one like 1.2.3.4");
                 }
                 if found.is_some() {
-                    let message = "the address stands here twice";
+                    let message = "the address is defined twice";
                     self.decoder
                         .error(word.span, &at, message, "expected it once");
                 }

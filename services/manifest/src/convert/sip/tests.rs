@@ -155,9 +155,9 @@ fn the_seed_sample_is_refused_with_what_cannot_work_in_it() {
     let text = objects.diagnostics.render("");
     for expected in [
         "port 7000 is outside of the range for node ports\n   --> s.yaml:27:21  spec.infra.loadbalancer.nodePort",
-        "this public key is no line of authorized_keys (ssh-ed25519 AAAA… me@example.org)\n   --> s.yaml:31:21  spec.infra.jumppod.optional.sshKey",
+        "this public key is not a line of authorized_keys (ssh-ed25519 AAAA… me@example.org)\n   --> s.yaml:31:21  spec.infra.jumppod.optional.sshKey",
         "port 7022 is outside of the range for node ports\n   --> s.yaml:35:21  spec.infra.jumppod.nodePort",
-        "port 7022 stands here twice\n   --> s.yaml:41:21  spec.infra.authpod.nodePort",
+        "port 7022 is defined twice\n   --> s.yaml:41:21  spec.infra.authpod.nodePort",
         "port 7022 is outside of the range for node ports\n   --> s.yaml:41:21  spec.infra.authpod.nodePort",
         "5 errors.",
     ] {
@@ -377,7 +377,7 @@ fn no_message_about_a_secret_repeats_its_content() {
 fn a_private_key_in_place_of_a_public_one_is_not_repeated() {
     let service = "  services:\n    jumpHost: [{sshAuthorizedKeys: ['-----BEGIN OPENSSH PRIVATE KEY----- hunter2']}]\n";
     let text = errors(&document(&format!("{NODES}{service}")));
-    assert!(text.contains("this public key is no line"), "{text}");
+    assert!(text.contains("this public key is not a line"), "{text}");
     assert!(!text.contains("hunter2"), "{text}");
 }
 
@@ -451,7 +451,7 @@ fn what_cannot_be_converted_is_named_at_its_place() {
         ),
         (
             nodes("{count: {active: 1}, vm-flavor: big}"),
-            "`big` is no label with a value",
+            "`big` is not a label with a value",
         ),
         (
             nodes("{count: {active: 1}, labelSelector: {flavor: big}}"),
@@ -474,13 +474,13 @@ fn what_cannot_be_converted_is_named_at_its_place() {
         (service("jumpHost: [30000]"), "spec.services.jumpHost[0]"),
         (
             service("jumpHost: [{nodePort: 30000}, {nodePort: 30000}]"),
-            "port 30000 stands here twice",
+            "port 30000 is defined twice",
         ),
         (
             service(
                 "loadBalancerWorker: [{nodePortRange: {start: 30000, end: 30010}}, {nodePortRange: {start: 30010, end: 30020}}]",
             ),
-            "port 30010 stands here twice",
+            "port 30010 is defined twice",
         ),
         (
             service("loadBalancerWorker: [{nodePortRange: {start: 30010, end: 30000}}]"),
@@ -504,7 +504,7 @@ fn what_cannot_be_converted_is_named_at_its_place() {
         ),
         (
             service("loadBalancerControlPlane: [{clusterIP: 1.2.3}]"),
-            "`1.2.3` is no IP address",
+            "`1.2.3` is not an IP address",
         ),
         (
             service("loadBalancerControlPlane: [{bmc: {}}]"),
@@ -520,7 +520,7 @@ fn what_cannot_be_converted_is_named_at_its_place() {
         ),
         (
             service("jumpHost: [{sshAuthorizedKeys: [x]}]"),
-            "this public key is no line of authorized_keys",
+            "this public key is not a line of authorized_keys",
         ),
         (
             service("jumpHost: [{sshAuthorizedKeys: x}]"),

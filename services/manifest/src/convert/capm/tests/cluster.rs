@@ -72,9 +72,9 @@ fn all_versions_and_lists_of_kubectl_are_read() {
     let list =
         format!("apiVersion: v1\nkind: List\nmetadata: {{resourceVersion: \"\"}}\nitems:\n{items}");
     assert_eq!(cluster(&list), expected);
-    let text = errors(&SAMPLE.replace(": cluster.x-k8s.io/v1alpha3", ": cluster.x-k8s.io/v1beta2"));
+    let text = errors(&SAMPLE.replace(": cluster.x-k8s.io/v1alpha3", ": cluster.x-k8s.io/v1beta3"));
     assert!(
-        text.contains("`cluster.x-k8s.io/v1beta2` of Cluster is not supported\n  --> c.yaml:2:13")
+        text.contains("`cluster.x-k8s.io/v1beta3` of Cluster is not supported\n  --> c.yaml:2:13")
             && text.contains("expected one of cluster.x-k8s.io/v1alpha3")
             && text.contains("3 errors."),
         "{text}"
@@ -125,7 +125,7 @@ fn two_clusters_of_one_name_are_refused() {
         .diagnostics
         .render("");
     assert!(
-        text.contains("Machine/metal-stack-machine stands here twice")
+        text.contains("Machine/metal-stack-machine is defined twice")
             && text.contains("first at a.yaml:"),
         "{text}"
     );

@@ -166,7 +166,7 @@ fn what_cannot_be_carried_over_is_an_error_with_a_way_out() {
         (
             "  version: v1.20.2\n  bootstrap",
             "  version: 1.20\n  bootstrap",
-            "wrong value: the number 1.20, expected a text",
+            "wrong value: the number 1.20, expected a string",
             "quote it",
         ),
     ] {
