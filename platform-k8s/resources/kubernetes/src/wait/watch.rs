@@ -23,8 +23,8 @@ const LAST_PAUSE: Duration = Duration::from_secs(5);
 /// Refusals of the credentials in a row that are waited for: new ones may be on their way to the disk.
 const MAX_REFUSALS: u32 = 5;
 /// Objects in one answer of a list, unless they are so large that it is not read. Many waits begin at once after an
-/// outage, and each holds an answer in memory, decoded.
-const PAGE: u32 = 100;
+/// outage, and each holds an answer in memory, decoded: 10 kB an object.
+const PAGE: u32 = 25;
 
 type Events<K> = BoxStream<'static, watcher::Result<Event<K>>>;
 
