@@ -344,6 +344,10 @@ impl Addons for KubernetesAddons {
         ]
     }
 
+    fn templates(&self) -> Option<Arc<Catalogue>> {
+        Some(Arc::clone(&self.catalogue))
+    }
+
     async fn check(&self, owner: &Owner, wanted: &AddonWanted) -> Result<()> {
         self.apply(owner, 0, wanted, true).await.map(drop)
     }

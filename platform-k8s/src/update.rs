@@ -71,6 +71,7 @@ impl Updater {
                 role,
                 set_labels,
                 remove_labels,
+                ..
             } => Edit {
                 role: role.map(Into::into),
                 set: set_labels.clone(),

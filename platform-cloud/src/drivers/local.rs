@@ -430,6 +430,7 @@ impl Driver for LocalDriver {
                 role,
                 set_labels,
                 remove_labels,
+                ..
             } => {
                 if let Some(role) = role {
                     record.identity.role = (*role).into();

@@ -101,7 +101,7 @@ impl Simulated {
         };
         let world = World::new(&settings, clock, journal, past);
         let simulated = Arc::new(Self {
-            schema: settings.properties_schema.clone().map(Arc::new),
+            schema: settings.schema().map(Arc::new),
             settings,
             uid: parking_lot::Mutex::new(uid),
             world: Mutex::new(world),

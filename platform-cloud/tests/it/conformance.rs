@@ -124,6 +124,7 @@ async fn the_simulated_platform_conforms_when_its_nodes_are_hosts_of_an_inventor
             ""
         }
         .to_owned(),
+        ..HostSettings::default()
     };
     conforms(SimulatedSettings {
         inventory: true,

@@ -13,7 +13,8 @@ use drover_platform_cloud::drivers::simulated::{
 };
 use drover_proto::common::v1::{LabelOperator, LabelRequirement, LabelSelector};
 use drover_proto::platform::v1::{
-    DeprovisionRequest, Fence, FenceRequest, NodePhase, ProvisionRequest, UnsatisfiableAction,
+    DeprovisionRequest, Fence, FenceRequest, ListHostsRequest, NodePhase, ProvisionRequest,
+    UnsatisfiableAction,
 };
 use drover_proto::platform::v1::{Node, Placement, ProvisionResponse, Spread, Storage};
 use drover_testing::platform::requests;
@@ -376,6 +377,85 @@ async fn hosts_of_an_inventory_are_claimed_whole_and_a_shortage_names_what_is_sh
         refused(another),
         "free: 2 hosts; usable: 1 (c1: Secret c1-networkdata is missing); rack: 2 of 3 domains take no other node; \
          0 more hosts fit, 1 is wanted"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn groups_ask_of_simulated_hosts_what_they_ask_of_others_and_their_labels_outlive_a_restart()
+{
+    let directory = tempfile::tempdir().unwrap();
+    let host = |id: &str, interface: &str, without: &str| HostSettings {
+        id: id.to_owned(),
+        addresses: [(interface.to_owned(), "192.0.2.7".to_owned())].into(),
+        without_credentials: without.to_owned(),
+        ..HostSettings::default()
+    };
+    let settings = SimulatedSettings {
+        inventory: true,
+        state_file: Some(directory.path().join("state")),
+        hosts: vec![
+            host("a1", "pxe", ""),
+            host("a2", "oam", "Secret a2-bmc has no key password"),
+            host("a3", "oam", ""),
+        ],
+        ..SimulatedSettings::default()
+    };
+    let world = World::new(settings.clone()).await;
+    let mut request = world.request("x", 0, 1);
+    let mut ask = |properties: serde_json::Value| {
+        let properties = drover_convert::value::to_struct(properties.as_object().unwrap());
+        request.group.as_mut().unwrap().properties = Some(properties);
+        request.clone()
+    };
+    let all = ask(serde_json::json!({
+        "interfaces": ["oam"],
+        "requireBmcCredentials": true,
+        "hostLabels": {"tenant": "blue"},
+    }));
+    let made = world.provision(&all).await.unwrap();
+    assert_eq!(made.nodes[0].host_id.as_deref(), Some("a3"));
+    let unknown = ask(serde_json::json!({"colour": "blue"}));
+    let error = world.provision(&unknown).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::Invalid, "{error}");
+    let topology = ask(serde_json::json!({"hostLabels": {"rack": "r1"}}));
+    let error = world.provision(&topology).await.unwrap_err();
+    let field = "group.properties.hostLabels[\"rack\"]";
+    assert_eq!(error.fields()[0].field, field, "{error}");
+    let more = Uuid::new_v4().to_string();
+    let error = world
+        .provision(&ProvisionRequest {
+            request_id: more,
+            ..all
+        })
+        .await;
+    let error = error.unwrap_err();
+    assert!(
+        error
+            .message()
+            .contains("a2: Secret a2-bmc has no key password")
+            || error
+                .message()
+                .contains("a1: it has no address on interface oam"),
+        "{error}"
+    );
+    drop(world);
+
+    let world = World::new(settings).await;
+    let client =
+        drover_client::PlatformClient::new(drover_client::in_process(world.server.routes()));
+    let listed = client.list_hosts(ListHostsRequest::default(), Duration::from_secs(10));
+    let hosts = listed.await.unwrap().hosts;
+    let labelled: Vec<_> = hosts
+        .iter()
+        .filter(|host| host.labels.contains_key("tenant"))
+        .collect();
+    assert_eq!(labelled.len(), 1);
+    assert_eq!(
+        (
+            labelled[0].id.as_str(),
+            labelled[0].labels["tenant"].as_str()
+        ),
+        ("a3", "blue")
     );
 }
 

@@ -6,16 +6,17 @@ use drover_convert::selector::selects;
 use drover_core::{Error, Reason, Result};
 use drover_platform::{
     driver::Batch,
-    inventory::metal3::{self, RACK},
+    inventory::{
+        metal3::{self, RACK},
+        properties::Properties,
+    },
     placement::hosts::{self, Availability, Candidate, Placed},
 };
 use drover_proto::platform::v1::{NodePhase, Placement};
 use futures::{StreamExt as _, stream};
-use serde::Deserialize;
 
 use super::{
     cache::{Cache, Known},
-    claim::HostLabels,
     secrets::Secrets,
     view::Obstacle,
 };
@@ -26,37 +27,13 @@ const READ_TOGETHER: usize = 16;
 /// Hosts from which on their choice takes longer than other tasks should wait.
 const MANY: usize = 500;
 
-/// Properties of a group.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Properties {
-    /// Networks in which each host must have an address.
-    pub(super) interfaces: Vec<String>,
-    /// Networks in which each host must be.
-    pub(super) networks: Vec<String>,
-    pub(super) require_bmc_credentials: bool,
-    pub(super) host_labels: HostLabels,
-}
-
-impl Properties {
-    pub(super) fn of(batch: &Batch) -> Result<Self> {
-        let group = batch.request.group.as_ref();
-        let Some(properties) = group.and_then(|group| group.properties.as_ref()) else {
-            return Ok(Self::default());
-        };
-        let value = drover_convert::value::object("group.properties", properties)?;
-        serde_json::from_value(value.into())
-            .map_err(|error| Error::invalid("group.properties", error.to_string()))
-    }
-
-    /// Whether what is asked of hosts stands in their secrets.
-    fn reads_networks(&self, placement: &Placement) -> bool {
-        let mut keys = placement.spread.iter().map(|spread| &spread.topology_key);
-        !self.interfaces.is_empty()
-            || !self.networks.is_empty()
-            || keys.any(|key| key.starts_with(metal3::PREFIX))
-            || networks_are_selected(placement)
-    }
+/// Whether what is asked of hosts stands in their secrets.
+fn reads_networks(properties: &Properties, placement: &Placement) -> bool {
+    let mut keys = placement.spread.iter().map(|spread| &spread.topology_key);
+    !properties.interfaces.is_empty()
+        || !properties.networks.is_empty()
+        || keys.any(|key| key.starts_with(metal3::PREFIX))
+        || networks_are_selected(placement)
 }
 
 fn networks_are_selected(placement: &Placement) -> bool {
@@ -98,7 +75,7 @@ impl Choice {
         let group = batch.request.group.as_ref();
         let placement = group.and_then(|group| group.placement.as_ref());
         let placement = hosts::spread_by_default(placement, RACK);
-        let reads = properties.reads_networks(&placement);
+        let reads = reads_networks(properties, &placement);
         let fits = |known: &Known| {
             // What stands in secrets is not known yet.
             let selector = placement
@@ -239,27 +216,11 @@ fn look(cache: &Cache, known: Known, obstacle: Option<&Obstacle>) -> Seen {
 async fn lack(seen: &Seen, secrets: &Secrets, properties: &Properties) -> Option<String> {
     let nothing = Arc::default();
     let networks = seen.known.beside.networks.as_ref().unwrap_or(&nothing);
-    let problem = || match networks.problem.as_str() {
-        "" => None,
-        problem => Some(problem.to_owned()),
-    };
-    for interface in &properties.interfaces {
-        let found = networks.addresses.iter();
-        match found.filter(|it| it.interface == *interface).count() {
-            0 => {
-                let without = || format!("it has no address on interface {interface}");
-                return Some(problem().unwrap_or_else(without));
-            }
-            1 => {}
-            _ => return Some(format!("it has two addresses on interface {interface}")),
-        }
-    }
-    for network in &properties.networks {
-        let label = format!("{}{network}", metal3::PREFIX);
-        if !seen.labels.contains_key(&label) {
-            let without = || format!("it is not in network {network}");
-            return Some(problem().unwrap_or_else(without));
-        }
+    if let Some(why) = properties.lacking(&networks.addresses, &seen.labels) {
+        return Some(match networks.problem.as_str() {
+            "" => why,
+            problem => problem.to_owned(),
+        });
     }
     if properties.require_bmc_credentials {
         let credentials = secrets.check_credentials(&seen.known.host).await;

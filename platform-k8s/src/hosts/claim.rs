@@ -3,8 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use drover_core::{Error, Result, sip};
-use drover_platform::identity::Identity;
+use drover_core::{Result, sip};
+use drover_platform::{
+    identity::Identity,
+    inventory::properties::{self, HostLabels},
+};
 use drover_proto::platform::v1::NodeRole;
 use kube::ResourceExt as _;
 use serde::{Deserialize, Serialize};
@@ -24,14 +27,14 @@ const HOST_LABELS: &str = "drover.dev/host-labels";
 /// example, is not claimed by them.
 pub(super) const HOST_UID: &str = "drover.dev/host-uid";
 
-/// Labels that a claim sets beside its own, by key.
-pub(super) type HostLabels = BTreeMap<String, String>;
-
 #[derive(Debug, Serialize, Deserialize)]
 struct Set {
     to: String,
     was: Option<String>,
 }
+
+/// What a claim has set, by key.
+type Record = BTreeMap<String, Set>;
 
 /// Checks labels that the group of a cluster wants on its hosts.
 ///
@@ -44,30 +47,17 @@ pub(super) fn check(
     reader: &Reader,
 ) -> Result<()> {
     let keys = &reader.keys;
-    let claimed = sip::claimed(wanted);
-    for (key, value) in wanted {
-        let why = if !labels::is_key(key) {
-            "is no key of a label"
-        } else if !labels::is_value(value) {
-            "has a value that no label can have"
-        } else if labels::is_ours(key) || [&keys.cluster, &keys.node].contains(&key) {
-            "is written by this platform"
+    properties::check_host_labels(field, wanted, cluster, |key| {
+        if labels::is_ours(key) || [&keys.cluster, &keys.node].iter().any(|own| *own == key) {
+            Some("is written by this platform")
         } else if declared::is_reserved(key) {
-            "has a meaning for Kubernetes"
+            Some("has a meaning for Kubernetes")
         } else if reader.is_topology(key) {
-            "says where the host is"
-        } else if sip::is_cluster(key)
-            && claimed
-                .as_ref()
-                .is_none_or(|claimed| claimed.cluster != cluster)
-        {
-            "names another cluster"
+            Some("says where the host is")
         } else {
-            continue;
-        };
-        return Err(Error::invalid(format!("{field}[{key:?}]"), why));
-    }
-    Ok(())
+            None
+        }
+    })
 }
 
 /// Claims a free host.
@@ -89,24 +79,51 @@ pub(super) fn claim(
     {
         annotations.entry(*key).or_insert(Value::Null);
     }
-    if !wanted.is_empty() {
-        let record: BTreeMap<&String, Set> = wanted
-            .iter()
-            .map(|(key, to)| {
-                let was = own.get(key).cloned();
-                (
-                    key,
-                    Set {
-                        to: to.clone(),
-                        was,
-                    },
-                )
-            })
-            .collect();
-        annotations.insert(HOST_LABELS.to_owned(), json!(json!(record).to_string()));
-        set.extend(wanted.iter().map(|(key, to)| (key.clone(), json!(to))));
+    // What another claim has set is none of this one: nobody knows whether it still holds.
+    let (lent, record) = lend(own, Record::new(), wanted);
+    set.extend(lent);
+    if !record.is_empty() {
+        annotations.insert(HOST_LABELS.to_owned(), written(&record));
     }
     patch(host, &set, &annotations)
+}
+
+/// The labels to write so that a host has these for its group, and the record of them. What was set before and is not
+/// among them goes, unless somebody has changed it.
+fn lend(
+    own: &BTreeMap<String, String>,
+    before: Record,
+    wanted: &HostLabels,
+) -> (Map<String, Value>, Record) {
+    let mut set = Map::new();
+    let mut record = Record::new();
+    let mut before = before;
+    for (key, to) in wanted {
+        let was = match before.remove(key) {
+            Some(known) => known.was,
+            None => own.get(key).cloned(),
+        };
+        set.insert(key.clone(), json!(to));
+        let to = to.clone();
+        record.insert(key.clone(), Set { to, was });
+    }
+    for (key, it) in before {
+        if own.get(&key) == Some(&it.to) {
+            set.insert(key, json!(it.was));
+        }
+    }
+    (set, record)
+}
+
+fn record_of(host: &BareMetalHost) -> Record {
+    let record = host.annotations().get(HOST_LABELS);
+    record
+        .and_then(|json| serde_json::from_str(json).ok())
+        .unwrap_or_default()
+}
+
+fn written(record: &Record) -> Value {
+    json!(json!(record).to_string())
 }
 
 /// Annotations of a claim.
@@ -162,15 +179,7 @@ pub(super) fn release(host: &BareMetalHost, keys: &LabelKeys) -> Value {
         .filter(|key| is_ours(key, keys))
         .map(|key| (key.clone(), Value::Null))
         .collect();
-    let record = host.annotations().get(HOST_LABELS);
-    let record: BTreeMap<String, Set> = record
-        .and_then(|json| serde_json::from_str(json).ok())
-        .unwrap_or_default();
-    for (key, it) in record {
-        if own.get(&key) == Some(&it.to) {
-            set.insert(key, json!(it.was));
-        }
-    }
+    set.extend(lend(own, record_of(host), &HostLabels::new()).0);
     let annotations = OURS
         .into_iter()
         .filter(|key| host.annotations().contains_key(*key))
@@ -179,36 +188,49 @@ pub(super) fn release(host: &BareMetalHost, keys: &LabelKeys) -> Value {
     patch(host, &set, &annotations)
 }
 
-/// Changes role and labels of the node on a host. Answers its new identity, and the patch.
-pub(super) fn edit(
-    host: &BareMetalHost,
-    identity: &Identity,
-    keys: &LabelKeys,
-    role: Option<NodeRole>,
-    set_labels: &BTreeMap<String, String>,
-    remove_labels: &[String],
-) -> Value {
-    let mut changed = identity.clone();
-    if let Some(role) = role {
-        changed.role = role.into();
+/// A change of the node on a host.
+#[derive(Clone, Copy)]
+pub(super) struct Edit<'a> {
+    pub(super) role: Option<NodeRole>,
+    pub(super) set_labels: &'a BTreeMap<String, String>,
+    pub(super) remove_labels: &'a [String],
+    /// All labels that the host has for its group from now on. `None` to leave them unchanged.
+    pub(super) host_labels: Option<&'a HostLabels>,
+}
+
+impl Edit<'_> {
+    pub(super) fn of(&self, host: &BareMetalHost, identity: &Identity, keys: &LabelKeys) -> Value {
+        let mut changed = identity.clone();
+        if let Some(role) = self.role {
+            changed.role = role.into();
+        }
+        for key in self.remove_labels {
+            changed.labels.remove(key);
+        }
+        let added = self.set_labels.iter();
+        changed
+            .labels
+            .extend(added.map(|(key, text)| (key.clone(), text.clone())));
+        let (mut set, mut annotations) = stamp(host, &changed, keys);
+        let removed = self.remove_labels.iter();
+        let removed = removed.filter_map(|key| declared::name(key));
+        for key in removed.filter(|key| host.labels().contains_key(key)) {
+            set.entry(key).or_insert(Value::Null);
+        }
+        // The label of the cluster or the node never changes with an edit.
+        set.remove(&keys.cluster);
+        set.remove(&keys.node);
+        if let Some(wanted) = self.host_labels {
+            let (lent, record) = lend(host.labels(), record_of(host), wanted);
+            set.extend(lent);
+            let none = record.is_empty();
+            annotations.insert(
+                HOST_LABELS.to_owned(),
+                if none { Value::Null } else { written(&record) },
+            );
+        }
+        patch(host, &set, &annotations)
     }
-    for key in remove_labels {
-        changed.labels.remove(key);
-    }
-    changed.labels.extend(
-        set_labels
-            .iter()
-            .map(|(key, text)| (key.clone(), text.clone())),
-    );
-    let (mut set, annotations) = stamp(host, &changed, keys);
-    let removed = remove_labels.iter().filter_map(|key| declared::name(key));
-    for key in removed.filter(|key| host.labels().contains_key(key)) {
-        set.entry(key).or_insert(Value::Null);
-    }
-    // The label of the cluster or the node never changes with an edit.
-    set.remove(&keys.cluster);
-    set.remove(&keys.node);
-    patch(host, &set, &annotations)
 }
 
 /// Gives a claimed host, or one that another tool has labelled, to an heir. The node keeps its id.
@@ -221,10 +243,7 @@ pub(super) fn adopt(
 ) -> Value {
     let (mut set, mut annotations) = stamp(host, heir, keys);
     // What another tool has labelled goes with the claim: else the host would be taken for its node again.
-    let known = host.annotations().get(HOST_LABELS);
-    let mut record: BTreeMap<String, Set> = known
-        .and_then(|json| serde_json::from_str(json).ok())
-        .unwrap_or_default();
+    let mut record = record_of(host);
     for (key, value) in host.labels().iter().filter(|(key, _)| sip::is_claim(key)) {
         let as_it_is = || Set {
             to: value.clone(),
@@ -233,7 +252,7 @@ pub(super) fn adopt(
         record.entry(key.clone()).or_insert_with(as_it_is);
     }
     if !record.is_empty() {
-        annotations.insert(HOST_LABELS.to_owned(), json!(json!(record).to_string()));
+        annotations.insert(HOST_LABELS.to_owned(), written(&record));
     }
     set.insert(keys.node.clone(), json!(labels::value(node_id)));
     if heir.role() == NodeRole::Unspecified {
@@ -366,16 +385,13 @@ mod tests {
             &claim(&before, &identity(), &keys, &HostLabels::new()),
         );
         let set = [("tier".to_owned(), "gold".to_owned())].into();
-        let remove = ["team".to_owned()];
-        let patch = edit(
-            &claimed,
-            &identity(),
-            &keys,
-            Some(NodeRole::Active),
-            &set,
-            &remove,
-        );
-        let edited = apply(&claimed, &patch);
+        let edit = Edit {
+            role: Some(NodeRole::Active),
+            set_labels: &set,
+            remove_labels: &["team".to_owned()],
+            host_labels: None,
+        };
+        let edited = apply(&claimed, &edit.of(&claimed, &identity(), &keys));
         let mark = labels::read(&edited.metadata, &keys).unwrap();
         let changed = mark.identity.unwrap();
         assert_eq!(mark.problem, None);
@@ -383,6 +399,85 @@ mod tests {
         assert_eq!(changed.labels, set);
         assert_eq!(edited.labels()[ROLE], "active");
         assert!(!edited.labels().contains_key("drover.dev/label.team"));
+    }
+
+    fn relabelled(host: &BareMetalHost, wanted: &[(&str, &str)]) -> BareMetalHost {
+        let own = |(key, text): &(&str, &str)| ((*key).to_owned(), (*text).to_owned());
+        let wanted: HostLabels = wanted.iter().map(own).collect();
+        let edit = Edit {
+            role: None,
+            set_labels: &BTreeMap::new(),
+            remove_labels: &[],
+            host_labels: Some(&wanted),
+        };
+        let identity: Identity = serde_json::from_str(&host.annotations()[IDENTITY]).unwrap();
+        apply(host, &edit.of(host, &identity, &LabelKeys::default()))
+    }
+
+    #[test]
+    fn changed_labels_of_a_group_reach_the_host_and_those_it_has_no_more_leave_it_as_it_was() {
+        let keys = LabelKeys::default();
+        let before = host(&[("tenant", "none"), ("rack", "r1")]);
+        let wanted = [("tenant", "blue"), ("tier", "gold")];
+        let own = wanted.map(|(key, text)| (key.to_owned(), text.to_owned()));
+        let claimed = apply(&before, &claim(&before, &identity(), &keys, &own.into()));
+
+        let changed = relabelled(&claimed, &[("tenant", "green"), ("zone", "z")]);
+        let mut expected = claimed.labels().clone();
+        expected.insert("tenant".to_owned(), "green".to_owned());
+        expected.insert("zone".to_owned(), "z".to_owned());
+        expected.remove("tier");
+        assert_eq!(changed.labels(), &expected, "nothing else changes");
+        assert_eq!(
+            relabelled(&changed, &[("tenant", "green"), ("zone", "z")]),
+            changed
+        );
+
+        let none = relabelled(&changed, &[]);
+        assert_eq!(none.labels()["tenant"], "none");
+        assert!(!none.annotations().contains_key(HOST_LABELS));
+        for it in [&changed, &none] {
+            assert_eq!(apply(it, &release(it, &keys)).labels(), before.labels());
+        }
+        let mut theirs = claimed;
+        theirs
+            .labels_mut()
+            .insert("tier".to_owned(), "theirs".to_owned());
+        assert_eq!(relabelled(&theirs, &[]).labels()["tier"], "theirs");
+    }
+
+    #[test]
+    fn labels_of_sip_s_former_family_on_an_adopted_host_give_way_to_those_of_its_group() {
+        let keys = LabelKeys::default();
+        let before = host(&[
+            ("rack", "r1"),
+            ("sip.airshipit.org/workload-cluster", "tenants_blue"),
+            ("sip.airshipit.org/scheduled", "true"),
+            ("sip.airshipit.org/node-type", "worker"),
+        ]);
+        let adopted = apply(
+            &before,
+            &adopt(&before, "hosts/h1", None, &identity(), &keys),
+        );
+        let now = [
+            ("sip.airshipit.org/cluster-namespace", "tenants"),
+            ("sip.airshipit.org/cluster-name", "blue"),
+            ("sip.airshipit.org/node-type", "Worker"),
+        ];
+        let changed = relabelled(&adopted, &now);
+        let of_sip = changed
+            .labels()
+            .iter()
+            .filter(|(key, _)| sip::is_claim(key));
+        let of_sip: BTreeMap<&str, &str> = of_sip.map(|(key, it)| (&**key, &**it)).collect();
+        assert_eq!(of_sip, now.into());
+        let mark = labels::read(&changed.metadata, &keys).unwrap();
+        assert_eq!(
+            (mark.node.as_deref(), mark.problem),
+            (Some("hosts/h1"), None)
+        );
+        let released = apply(&changed, &release(&changed, &keys));
+        assert_eq!(released.labels(), host(&[("rack", "r1")]).labels());
     }
 
     #[test]

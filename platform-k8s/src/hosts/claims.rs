@@ -6,6 +6,7 @@ use drover_core::{Class, Error, Reason, Result};
 use drover_platform::{
     driver::{Batch, Outcome, Target, index},
     identity::Identity,
+    inventory::properties::Properties,
 };
 use drover_proto::platform::v1::Slot;
 use kube::ResourceExt as _;
@@ -13,7 +14,7 @@ use serde_json::Value;
 
 use super::{
     backend::{Backend, MAX_CONFLICTS},
-    choice::{Choice, Properties},
+    choice::Choice,
     claim,
     host::{self, BareMetalHost},
 };
@@ -236,7 +237,7 @@ impl<'a> Claims<'a> {
             let node = listing.nodes.into_iter().next();
             let outcome = match node {
                 Some(found) => Outcome::Made(Box::new(found.node)),
-                None => Outcome::Unknown(Error::internal("a claimed host is no node")),
+                None => Outcome::Unknown(Error::internal("a claimed host is not a node")),
             };
             outcomes.insert(index(slot), outcome);
         }

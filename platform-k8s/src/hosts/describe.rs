@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use drover_convert::value::to_duration;
 use drover_core::Result;
-use drover_platform::{driver::Description, identity::hex};
+use drover_platform::{driver::Description, identity::hex, inventory::properties};
 use drover_proto::platform::v1::{Capability, Limits};
 use drover_resources_kubernetes::{
     client::{ApiClient, Call},
@@ -12,7 +12,6 @@ use drover_resources_kubernetes::{
 };
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, ResourceExt as _};
-use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::host::KIND;
@@ -67,12 +66,8 @@ pub(super) async fn describe(client: &ApiClient, settings: &Settings) -> Result<
         },
         failure_domains: Vec::new(),
         node_classes: Vec::new(),
-        properties_schema: Some(Arc::new(schema())),
-        properties_example: Some(Arc::new(json!({
-            "interfaces": ["oam-ipv4"],
-            "requireBmcCredentials": true,
-            "hostLabels": {"tenant": "blue"}
-        }))),
+        properties_schema: Some(Arc::new(properties::schema())),
+        properties_example: Some(Arc::new(properties::example())),
         warnings: Vec::new(),
     })
 }
@@ -104,35 +99,4 @@ pub(super) async fn rights(client: &ApiClient, settings: &Settings) -> Result<Ve
         }
     }
     Ok(warnings)
-}
-
-/// JSON Schema of the properties of a group.
-fn schema() -> Value {
-    let names = |what: &str| {
-        json!({
-            "type": "array",
-            "items": {"type": "string", "minLength": 1, "maxLength": 253},
-            "maxItems": 64,
-            "description": what
-        })
-    };
-    json!({
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "type": "object",
-        "additionalProperties": false,
-        "properties": {
-            "interfaces": names("Networks in which each host must have an address, by their ids in its network data."),
-            "networks": names("Networks in which each host must be."),
-            "requireBmcCredentials": {
-                "type": "boolean",
-                "description": "Whether a host must have user name and password of its management controller. Default false."
-            },
-            "hostLabels": {
-                "type": "object",
-                "additionalProperties": {"type": "string"},
-                "maxProperties": 64,
-                "description": "Labels that a host has while it is claimed."
-            }
-        }
-    })
 }

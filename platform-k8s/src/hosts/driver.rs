@@ -18,6 +18,7 @@ use drover_platform::{
     inventory::{
         Inventory,
         metal3::{self, RACK},
+        properties::Properties,
     },
     placement::domains,
 };
@@ -30,7 +31,6 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{
     backend::{Backend, READ_TOGETHER},
     cache::Cache,
-    choice::Properties,
     claim,
     claims::Claims,
     describe::{describe, rights},
@@ -280,18 +280,22 @@ impl Driver for HostDriver {
                 role,
                 set_labels,
                 remove_labels,
+                host_labels,
             } => {
                 labels::declared::check("change.set_labels", set_labels.keys())?;
+                if let Some(wanted) = host_labels {
+                    let reader = &self.backend.cache.reader;
+                    let field = "change.host_labels.labels";
+                    claim::check(field, wanted, &target.cluster_id, reader)?;
+                }
+                let edit = claim::Edit {
+                    role: *role,
+                    set_labels,
+                    remove_labels,
+                    host_labels: host_labels.as_ref(),
+                };
                 let edit = |host: &BareMetalHost, identity: Option<&Identity>| {
-                    let identity = identity?;
-                    Some(claim::edit(
-                        host,
-                        identity,
-                        keys,
-                        *role,
-                        set_labels,
-                        remove_labels,
-                    ))
+                    Some(edit.of(host, identity?, keys))
                 };
                 self.backend.change(&id, target, edit).await?
             }

@@ -4,7 +4,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use drover_core::{Error, Result};
-use drover_platform::inventory::metal3::{self, NETWORK_DATA};
+use drover_platform::inventory::metal3::{self, CREDENTIALS, NETWORK_DATA, NO_CREDENTIALS};
 use drover_proto::common::v1::Address;
 use drover_resources_kubernetes::{
     client::{ApiClient, Call},
@@ -21,8 +21,6 @@ use super::host::{self, BareMetalHost};
 const BELIEVED: Duration = Duration::from_secs(60);
 /// How long it is believed that a secret says nothing.
 const DOUBTED: Duration = Duration::from_secs(2);
-/// Keys of credentials.
-const CREDENTIALS: [&str; 2] = ["username", "password"];
 
 /// What the network data of a host says.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -137,7 +135,7 @@ impl Secrets {
     /// What is missing, for people.
     pub(super) async fn check_credentials(&self, host: &BareMetalHost) -> Result<(), String> {
         let Some(key) = host::bmc_secret(host) else {
-            return Err("it has no spec.bmc.credentialsName".to_owned());
+            return Err(NO_CREDENTIALS.to_owned());
         };
         let known = self.credentials.lock().get(&key).copied();
         if known.is_some_and(|read| read.elapsed() < BELIEVED) {
@@ -167,7 +165,7 @@ impl Secrets {
         host: &BareMetalHost,
     ) -> Result<Result<(String, String), String>> {
         let Some(key) = host::bmc_secret(host) else {
-            return Ok(Err("it has no spec.bmc.credentialsName".to_owned()));
+            return Ok(Err(NO_CREDENTIALS.to_owned()));
         };
         let data = match self.get(&key).await {
             Ok(secret) => secret.data.unwrap_or_default(),
@@ -180,7 +178,7 @@ impl Secrets {
             let content = data.get(name).filter(|content| !content.0.is_empty());
             let content = content.ok_or_else(|| format!("Secret {} has no key {name}", key.1))?;
             String::from_utf8(content.0.clone())
-                .map_err(|_| format!("key {name} of Secret {} is no text", key.1))
+                .map_err(|_| format!("key {name} of Secret {} is not text", key.1))
         };
         let [user, password] = CREDENTIALS;
         Ok(text(user).and_then(|user| Ok((user, text(password)?))))

@@ -4,13 +4,14 @@ mod check;
 mod service;
 pub mod targets;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use drover_core::Result;
 use drover_proto::platform::v1::{
     AddonKind, AddonSecret, AddonSpec, AddonState, AddonTarget, Warning,
 };
+use drover_templates::Catalogue;
 
 pub use crate::owner::Owner;
 
@@ -22,6 +23,11 @@ pub use crate::owner::Owner;
 pub trait Addons: Send + Sync {
     /// The kinds that can be made here (`Platform.addon_kinds`).
     fn kinds(&self) -> Vec<AddonKind>;
+
+    /// The catalogue that their templates are in, built-in ones too. `None` if there is none, or any name is one.
+    fn templates(&self) -> Option<Arc<Catalogue>> {
+        None
+    }
 
     /// Validates against the backend, with a server-side dry run where there is one, and makes nothing.
     ///

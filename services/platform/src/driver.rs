@@ -14,7 +14,11 @@ use drover_proto::{
 };
 use futures::stream::BoxStream;
 
-use crate::{addons::Addons, infrastructure::Infrastructure, inventory::Inventory};
+use crate::{
+    addons::Addons,
+    infrastructure::Infrastructure,
+    inventory::{Inventory, properties::HostLabels},
+};
 
 pub use crate::{
     batch::Batch,
@@ -292,6 +296,9 @@ pub enum Change {
         set_labels: BTreeMap<String, String>,
         /// Labels to remove.
         remove_labels: Vec<String>,
+        /// All labels that the host has for its group from now on. `None` to leave them unchanged, and without an
+        /// inventory.
+        host_labels: Option<HostLabels>,
     },
     /// Assigns a new owner and slot. Version, class, labels and endpoints are kept; `fingerprint` is empty.
     Adopt(Box<Identity>),

@@ -1,6 +1,7 @@
 //! Hosts that exist before they are nodes, and their `InventoryService`.
 
 pub mod metal3;
+pub mod properties;
 mod service;
 
 use async_trait::async_trait;

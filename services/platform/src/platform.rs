@@ -7,8 +7,11 @@ use std::{
 
 use drover_convert::value::{object, to_struct};
 use drover_core::{Error, Reason, Result, error::Violation};
-use drover_proto::platform::v1::{Capability, Node, NodeRole, NodeTarget, Platform as Handshake};
+use drover_proto::platform::v1::{
+    Capability, Node, NodeRole, NodeTarget, Platform as Handshake, TemplateEntry,
+};
 use drover_templates::worker;
+use jsonschema::error::ValidationErrorKind;
 use parking_lot::Mutex;
 use prost::Message;
 use prost_types::Struct;
@@ -19,17 +22,19 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
 use crate::{
+    addons::Addons,
     clock::Clock,
     driver::{Description, Driver},
     fences::Fences,
     identity::hex,
+    inventory::properties::{HOST_LABELS, HostLabels},
     limits,
     observer::Observer,
     owner::Working,
     pages::Pages,
-    policy::Policy,
+    policy::{PROPERTIES, Policy},
     provision::{Memory, Requests},
-    templates::Templates,
+    templates::{self, Templates},
     texts::Texts,
 };
 
@@ -220,7 +225,7 @@ impl Platform {
             limits: Some(description.limits),
             failure_domains: description.failure_domains,
             node_classes: description.node_classes,
-            templates: self.templates.entries(),
+            templates: self.template_entries(),
             properties_schema: free(description.properties_schema),
             properties_example: free(description.properties_example),
             etag: String::new(),
@@ -229,6 +234,19 @@ impl Platform {
         };
         handshake.etag = hex(&Sha256::digest(handshake.encode_to_vec())[..16]);
         handshake
+    }
+
+    /// The templates of nodes, and those of addons that nodes have no part in.
+    fn template_entries(&self) -> Vec<TemplateEntry> {
+        let mut entries = self.templates.entries();
+        let addons = self.driver.addons().and_then(Addons::templates);
+        for entry in addons.into_iter().flat_map(|catalogue| catalogue.entries()) {
+            let is_same = |other: &TemplateEntry| other.addon && other.template == entry.template;
+            if entry.addon && !entries.iter().any(is_same) {
+                entries.push(templates::entry(&entry));
+            }
+        }
+        entries
     }
 
     pub(crate) fn etag(&self) -> String {
@@ -264,29 +282,52 @@ impl Platform {
 
     /// Validates properties against the policy and the driver's JSON Schema.
     pub(crate) fn check_properties(&self, properties: Option<&Struct>) -> Result<()> {
-        let properties = properties.map_or(Ok(Map::new()), |properties| {
-            object("group.properties", properties)
-        })?;
+        let properties =
+            properties.map_or(Ok(Map::new()), |properties| object(PROPERTIES, properties))?;
+        none_of(self.violations(properties)?)
+    }
+
+    /// Validates labels of hosts that a change of a node brings, by the rules of the property.
+    pub(crate) fn check_host_labels(&self, labels: &HostLabels) -> Result<()> {
+        let schema = self.driver.description().properties_schema;
+        let property = schema.and_then(|it| it.pointer("/properties")?.get(HOST_LABELS).cloned());
+        if self.driver.inventory().is_none() || property.is_none() {
+            let message = format!("this platform has no property {HOST_LABELS}");
+            return Err(Error::new(Reason::CapabilityMissing, message));
+        }
+        let labels = labels.iter();
+        let labels = labels.map(|(key, text)| (key.clone(), text.clone().into()));
+        let labels = Value::Object(labels.collect());
+        let field = format!("{PROPERTIES}.{HOST_LABELS}");
+        let found = self.violations(Map::from_iter([(HOST_LABELS.to_owned(), labels)]))?;
+        // What else a group must have is none of this.
+        let found = found.into_iter().filter_map(|found| {
+            let rest = found.field.strip_prefix(&field)?;
+            Some(Violation {
+                field: format!("change.host_labels.labels{rest}"),
+                ..found
+            })
+        });
+        none_of(found.collect())
+    }
+
+    /// What policy or schema refuse of properties.
+    fn violations(&self, properties: Map<String, Value>) -> Result<Vec<Violation>> {
         if let Some(policy) = self.policy.get() {
-            policy.check(&properties)?;
+            let refused = policy.violations(&properties);
+            if !refused.is_empty() {
+                return Ok(refused);
+            }
         }
         let Some(schema) = self.driver.description().properties_schema else {
-            return Ok(());
+            return Ok(Vec::new());
         };
         let validator = self.validator(&schema)?;
-        let violations: Vec<_> = validator
-            .iter_errors(&Value::Object(properties))
-            .map(|error| Violation {
-                field: format!("group.properties{}", path(error.instance_path().as_str())),
-                // Properties may contain confidential values, so values are not repeated.
-                description: error.masked().to_string(),
-            })
-            .collect();
-        if violations.is_empty() {
-            Ok(())
-        } else {
-            Err(Error::violations(violations))
-        }
+        let properties = Value::Object(properties);
+        let violations = validator
+            .iter_errors(&properties)
+            .flat_map(|error| violated(&schema, &error));
+        Ok(violations.collect())
     }
 
     fn validator(&self, schema: &Arc<Value>) -> Result<Arc<jsonschema::Validator>> {
@@ -328,6 +369,43 @@ impl Platform {
             _ => Ok(node),
         }
     }
+}
+
+fn none_of(violations: Vec<Violation>) -> Result<()> {
+    if violations.is_empty() {
+        return Ok(());
+    }
+    Err(Error::violations(violations))
+}
+
+/// What an error of validation says of which fields. Properties may contain confidential values, so values are not
+/// repeated.
+fn violated(schema: &Value, error: &jsonschema::ValidationError<'_>) -> Vec<Violation> {
+    let at = format!("{PROPERTIES}{}", path(error.instance_path().as_str()));
+    let ValidationErrorKind::AdditionalProperties { unexpected } = error.kind() else {
+        return vec![Violation {
+            field: at,
+            description: error.masked().to_string(),
+        }];
+    };
+    let place = error.schema_path().as_str();
+    let parent = place.rsplit_once('/').map_or("", |(parent, _)| parent);
+    let known = schema.pointer(&format!("{parent}/properties"));
+    let known: Vec<&str> = known
+        .and_then(Value::as_object)
+        .map_or_else(Vec::new, |known| known.keys().map(String::as_str).collect());
+    let unknown = unexpected.iter().map(|name| {
+        let instead = match drover_core::name::closest(name, known.iter().copied()) {
+            Some(name) => format!(", did you mean `{name}`?"),
+            None if known.is_empty() => String::new(),
+            None => format!("; there are: {}", known.join(", ")),
+        };
+        Violation {
+            field: format!("{at}.{name}"),
+            description: format!("no such property{instead}"),
+        }
+    });
+    unknown.collect()
 }
 
 /// Converts a JSON pointer to a field path.

@@ -6,6 +6,9 @@ use drover_core::{Error, Result, allow::AllowList, error::Violation};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+/// Path of the properties of a group.
+pub(crate) const PROPERTIES: &str = "group.properties";
+
 /// What callers may set. Absent: whatever the schema of properties lets through.
 ///
 /// A platform does not know on whose behalf an orchestrator calls: this holds for everybody, and grants of the
@@ -39,21 +42,13 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Rejects properties of a group that are not allowed.
-    pub(crate) fn check(&self, properties: &Map<String, Value>) -> Result<()> {
-        let wrong: Vec<Violation> = self
-            .properties
-            .refusals(properties)
-            .into_iter()
-            .map(|(property, why)| Violation {
-                field: format!("group.properties.{property}"),
-                description: format!("{why} by the policy of the platform"),
-            })
-            .collect();
-        if wrong.is_empty() {
-            Ok(())
-        } else {
-            Err(Error::violations(wrong))
-        }
+    /// Properties of a group that are not allowed.
+    pub(crate) fn violations(&self, properties: &Map<String, Value>) -> Vec<Violation> {
+        let refused = self.properties.refusals(properties).into_iter();
+        let violation = |(property, why): (String, String)| Violation {
+            field: format!("{PROPERTIES}.{property}"),
+            description: format!("{why} by the policy of the platform"),
+        };
+        refused.map(violation).collect()
     }
 }

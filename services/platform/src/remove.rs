@@ -115,6 +115,11 @@ impl Platform {
             &request.expected_instance_id,
         )?;
         check::update(&request, &self.description())?;
+        if let Some(Update::Change(change)) = &request.update
+            && let Some(labels) = &change.host_labels
+        {
+            self.check_host_labels(&labels.labels)?;
+        }
         let fence = request.fence.clone().unwrap_or_default();
         let this = Arc::clone(self);
         self.changing(&fence, async move { this.change(request).await })
@@ -155,6 +160,7 @@ impl Platform {
                 role: role(change.role),
                 set_labels: change.set_labels,
                 remove_labels: change.remove_labels,
+                host_labels: change.host_labels.map(|it| it.labels),
             },
             None => return Err(Error::invalid("update", "is required: change or adoption")),
         };

@@ -15,12 +15,12 @@ use drover_core::{
 use drover_proto::platform::v1::{
     self as proto, ExecProbe, GrpcProbe, HealthPolicy, HttpProbe, Lifecycle, LifecycleHook,
     ManagementPolicy, PhaseProbe, PortRef, ProvisionRequest, Slot, TcpProbe, TemplateDefaults,
-    TemplateEntry, bootstrap::UserData, health_policy, port_ref,
+    TemplateEntry, TemplateLimits, bootstrap::UserData, health_policy, port_ref,
 };
 use drover_templates::{
     Catalogue, ClusterContext, Context, EndpointContext, Entry, GroupContext, Health, Hook,
-    InfrastructureContext, NodeContext, NodeRole, NodeScope, PeerContext, Port, Probe, Query,
-    Scope, Selected, StorageContext, worker::sees_secrets,
+    Ignored, InfrastructureContext, Limits, NodeContext, NodeRole, NodeScope, PeerContext, Port,
+    Probe, Query, Scope, Selected, StorageContext, worker::sees_secrets,
 };
 use prost_types::Struct;
 use serde_json::{Map, Value};
@@ -495,7 +495,7 @@ fn role(role: proto::NodeRole) -> NodeRole {
     }
 }
 
-fn entry(entry: &Entry) -> TemplateEntry {
+pub(crate) fn entry(entry: &Entry) -> TemplateEntry {
     let matchers: Map<String, Value> = entry
         .matchers
         .iter()
@@ -529,6 +529,17 @@ fn entry(entry: &Entry) -> TemplateEntry {
         ports: entry.ports.clone(),
         defaults: (defaults != TemplateDefaults::default()).then_some(defaults),
         digest: entry.digest.clone(),
+        limits: (entry.limits != Limits::default()).then(|| limits(&entry.limits)),
+    }
+}
+
+fn limits(limits: &Limits) -> TemplateLimits {
+    TemplateLimits {
+        max_size: limits.max_size,
+        max_standby: limits.max_standby,
+        max_size_with_standby: limits.max_size_with_standby,
+        ignores_version: limits.ignores.contains(&Ignored::Version),
+        ignores_node_class: limits.ignores.contains(&Ignored::NodeClass),
     }
 }
 

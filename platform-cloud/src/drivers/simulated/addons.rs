@@ -2,7 +2,7 @@
 
 mod store;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use async_trait::async_trait;
 use drover_core::{Error, Result};
@@ -10,7 +10,7 @@ use drover_platform::addons::{AddonProgress, AddonWanted, Addons, Owner, targets
 use drover_proto::platform::v1::{
     AddonKind, AddonState, AddonTarget, NodeRole, Warning, addon_spec::Kind,
 };
-use drover_templates::{AddonScope, ClusterContext, Context, Scope};
+use drover_templates::{AddonScope, Catalogue, ClusterContext, Context, Scope};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -211,6 +211,10 @@ impl Addons for Simulated {
             AddonWord::Template => AddonKind::Template,
         };
         self.settings.addons.kinds.iter().map(kind).collect()
+    }
+
+    fn templates(&self) -> Option<Arc<Catalogue>> {
+        self.addon_templates.clone()
     }
 
     async fn check(&self, owner: &Owner, wanted: &AddonWanted) -> Result<()> {

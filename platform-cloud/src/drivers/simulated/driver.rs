@@ -73,11 +73,18 @@ impl Simulated {
     }
 
     async fn make(&self, batch: &Batch) -> Vec<Outcome> {
+        let properties = match self.settings.properties(batch) {
+            Ok(properties) => properties,
+            Err(error) => {
+                let failed = |_| Outcome::Failed(error.clone());
+                return batch.slots().map(failed).collect();
+            }
+        };
         let data = self.user_data(batch).await;
         let mut world = self.world.lock();
         let domains = world.failure_domains();
         let mut placer = placement::placer(&world, &domains, &batch.request);
-        let mut hosts = placement::hosts(&world, batch, self.settings.inventory);
+        let mut hosts = placement::hosts(&world, batch, self.settings.inventory, &properties);
         let mut shared = None;
         let storage = batch.request.storage.as_ref();
         let mut make = |slot: &Slot, data: Result<Option<Vec<u8>>>| {
@@ -95,7 +102,8 @@ impl Simulated {
             });
             let made = place.and_then(|(domain, host)| {
                 let (identity, settings) = (batch.identity(slot), &self.settings);
-                let made = world.create(identity, storage, (domain, host), &mut shared, settings);
+                let (place, labels) = ((domain, host), &properties.host_labels);
+                let made = world.create(identity, storage, place, labels, &mut shared, settings);
                 let name = domain.map_or("", |at| domains[at].name.as_str());
                 match (&made, host) {
                     (Ok(_), Some(_)) => placer.count(name, true),
@@ -244,6 +252,7 @@ impl Driver for Simulated {
                 .with_resource("node class", class));
             }
             placement::check(&world, &batch.request, self.settings.inventory)?;
+            self.settings.properties(batch)?;
         }
         match batch.slots().next() {
             Some(slot) => batch.render(slot, Place::default()).await.map(drop),
@@ -354,6 +363,13 @@ impl Driver for Simulated {
     }
 
     async fn update(&self, target: &Target, change: &Change) -> Result<Node> {
+        if let Change::Edit { host_labels, .. } = change
+            && let Some(wanted) = host_labels
+        {
+            let field = "change.host_labels.labels";
+            self.settings
+                .check_host_labels(field, wanted, &target.cluster_id)?;
+        }
         let lost_answer = self.call(Operation::Update).await?;
         let node = self.world.lock().update(target, change)?;
         if lost_answer { Err(lost()) } else { Ok(node) }

@@ -10,7 +10,7 @@ use super::{
     faults::{Death, Fault, Operation},
     world::number,
 };
-use drover_platform::{addons::AddonWanted, identity::Identity};
+use drover_platform::{addons::AddonWanted, identity::Identity, inventory::properties::HostLabels};
 
 /// How often nodes were created for a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -252,7 +252,16 @@ impl SimulatedHandle {
                 "no failure domain has room",
             ));
         }
-        let node = world.create(identity, None, (domain, None), &mut None, &self.0.settings)?;
+        let settings = &self.0.settings;
+        let place = (domain, None);
+        let node = world.create(
+            identity,
+            None,
+            place,
+            &HostLabels::new(),
+            &mut None,
+            settings,
+        )?;
         drop(world);
         self.wake();
         Ok(node)

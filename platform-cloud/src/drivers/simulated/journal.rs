@@ -10,7 +10,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::volumes::Volume;
-use drover_platform::identity::Identity;
+use drover_platform::{identity::Identity, inventory::properties::HostLabels};
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -36,6 +36,9 @@ pub(super) struct Stored {
     pub(super) created: u64,
     pub(super) phase: i32,
     pub(super) message: Option<String>,
+    /// Labels that the host has for the group of the node.
+    #[serde(default)]
+    pub(super) host_labels: HostLabels,
 }
 
 /// The content of a state file.

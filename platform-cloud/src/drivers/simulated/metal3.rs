@@ -43,6 +43,7 @@ fn host(host: Described) -> HostSettings {
         claimed_by: host.claimed_by,
         labels: host.labels,
         unusable: host.unusable,
+        without_credentials: host.without_credentials,
         addresses: addresses
             .map(|address| (address.interface, address.value))
             .collect(),
@@ -76,6 +77,7 @@ mod tests {
         );
         for host in &settings.hosts {
             assert_eq!(host.unusable, "", "{}", host.id);
+            assert_eq!(host.without_credentials, "", "{}", host.id);
             assert!(host.addresses.contains_key("oam-ipv4"), "{}", host.id);
         }
     }

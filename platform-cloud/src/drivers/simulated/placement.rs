@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use drover_core::{Error, Result};
 use drover_platform::{
     driver::{Batch, index},
+    inventory::properties::Properties,
     placement::{
         domains::{self, Placer},
         hosts::{self, Availability, Candidate, Placed},
@@ -12,7 +13,7 @@ use drover_platform::{
 };
 use drover_proto::platform::v1::{FailureDomain, Placement, ProvisionRequest, Slot};
 
-use super::world::World;
+use super::world::{Host, World, unusable};
 
 /// A placer that knows the existing nodes.
 pub(super) fn placer<'a>(
@@ -56,7 +57,12 @@ pub(super) fn check(world: &World, request: &ProvisionRequest, inventory: bool) 
 
 /// The hosts of those slots that get one, by index: which name one, or whose placement selects by labels, or all of
 /// them where every node is a host. These get all of their hosts or none.
-pub(super) fn hosts(world: &World, batch: &Batch, inventory: bool) -> BTreeMap<u32, Result<usize>> {
+pub(super) fn hosts(
+    world: &World,
+    batch: &Batch,
+    inventory: bool,
+    properties: &Properties,
+) -> BTreeMap<u32, Result<usize>> {
     let domain = world.domains.first();
     let key = domain.and_then(|domain| domain.labels.keys().next());
     let key = key.map_or("zone", String::as_str);
@@ -71,7 +77,12 @@ pub(super) fn hosts(world: &World, batch: &Batch, inventory: bool) -> BTreeMap<u
     if named.is_empty() && others.is_empty() {
         return BTreeMap::new();
     }
-    let mut free = Free::new(world, &batch.request);
+    let lacking: Vec<Option<String>> = world
+        .hosts
+        .iter()
+        .map(|host| lacking(host, properties))
+        .collect();
+    let mut free = Free::new(world, &batch.request, &lacking);
     let mut found = BTreeMap::new();
     for slot in named {
         let id = slot.host_id.as_deref().unwrap_or_default();
@@ -102,6 +113,16 @@ pub(super) fn hosts(world: &World, batch: &Batch, inventory: bool) -> BTreeMap<u
     found
 }
 
+/// What a host lacks of what the group asks for, for people. `None`: nothing.
+fn lacking(host: &Host, properties: &Properties) -> Option<String> {
+    let network = properties.lacking(&host.addresses(), &host.labels);
+    let credentials = &host.without_credentials;
+    network.or_else(|| {
+        let wanted = properties.require_bmc_credentials && !credentials.is_empty();
+        wanted.then(|| credentials.clone())
+    })
+}
+
 /// The hosts, and the nodes that count.
 struct Free<'a> {
     hosts: Vec<Candidate<'a>>,
@@ -109,7 +130,7 @@ struct Free<'a> {
 }
 
 impl<'a> Free<'a> {
-    fn new(world: &'a World, request: &ProvisionRequest) -> Self {
+    fn new(world: &'a World, request: &ProvisionRequest, lacking: &'a [Option<String>]) -> Self {
         let cluster = request.cluster.as_ref().map_or("", |cluster| &cluster.id);
         let path = request.group.as_ref().map_or("", |group| &group.path);
         let placed = world.in_cluster(cluster).filter(|node| node.is_placed());
@@ -120,11 +141,15 @@ impl<'a> Free<'a> {
             })
         });
         let domain = |at: Option<usize>| at.map_or("", |at| world.domains[at].name.as_str());
-        let hosts = world.hosts.iter().map(|host| Candidate {
+        let hosts = world.hosts.iter().zip(lacking);
+        let hosts = hosts.map(|(host, lacking)| Candidate {
             id: &host.id,
             labels: &host.labels,
             failure_domain: domain(host.domain),
-            availability: world.availability(host),
+            availability: match (world.availability(host), lacking) {
+                (Availability::Free, Some(why)) => Availability::Unusable(why),
+                (availability, _) => availability,
+            },
         });
         Self {
             hosts: hosts.collect(),
@@ -133,6 +158,9 @@ impl<'a> Free<'a> {
     }
 
     fn named(&mut self, at: usize, placement: &Placement) -> Result<usize> {
+        if let Availability::Unusable(why) = self.hosts[at].availability {
+            return Err(unusable(self.hosts[at].id, why));
+        }
         hosts::check_named(&self.hosts[at], &self.hosts, &self.placed, placement)?;
         self.take(at);
         Ok(at)

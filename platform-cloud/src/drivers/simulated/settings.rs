@@ -1,8 +1,19 @@
 //! Settings of the simulated backend.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    time::Duration,
+};
 
-use drover_core::{Error, Result};
+use drover_core::{Error, Result, name::RESERVED_PREFIX};
+use drover_platform::{
+    driver::Batch,
+    inventory::{
+        metal3,
+        properties::{self, HostLabels, Properties},
+    },
+};
 use drover_server::settings::duration;
 use serde::{Deserialize, Serialize};
 
@@ -57,7 +68,9 @@ pub struct SimulatedSettings {
     /// Hosts that can be requested by name, or by labels if they have some. Default: none. They are not used for other
     /// nodes, except with `inventory`.
     pub hosts: Vec<HostSettings>,
-    /// Whether every node is one of the hosts, of which a request gets all that it needs or none. Default false.
+    /// Whether every node is one of the hosts, of which a request gets all that it needs or none. Without a schema of
+    /// their own, properties are then those of hosts: `interfaces`, `networks`, `requireBmcCredentials` and `hostLabels`.
+    /// Default false.
     pub inventory: bool,
     /// Addons.
     pub addons: AddonSettings,
@@ -164,6 +177,8 @@ pub struct HostSettings {
     pub labels: BTreeMap<String, String>,
     /// Why it cannot be claimed (its secret is missing). Empty if it can.
     pub unusable: String,
+    /// Why its management controller has no user name and password, which a group may require. Empty if it has.
+    pub without_credentials: String,
     /// Its addresses by interface. Default: none; then its node gets one as nodes do that are no host.
     pub addresses: BTreeMap<String, String>,
 }
@@ -291,6 +306,53 @@ impl SimulatedSettings {
                 .map_err(|error| Error::invalid("properties_schema", error.to_string()))?;
         }
         Ok(())
+    }
+
+    /// JSON Schema of properties.
+    pub(super) fn schema(&self) -> Option<serde_json::Value> {
+        let own = self.properties_schema.clone();
+        own.or_else(|| self.inventory.then(properties::schema))
+    }
+
+    /// What a group asks of hosts, where its properties are those of hosts.
+    pub(super) fn properties(&self, batch: &Batch) -> Result<Properties> {
+        if !self.inventory || self.properties_schema.is_some() {
+            return Ok(Properties::default());
+        }
+        let properties = Properties::of(batch)?;
+        let cluster = batch.request.cluster.as_ref();
+        let cluster = cluster.map_or("", |cluster| &cluster.id);
+        self.check_host_labels(
+            "group.properties.hostLabels",
+            &properties.host_labels,
+            cluster,
+        )?;
+        Ok(properties)
+    }
+
+    /// Checks labels that the group of a cluster wants on its hosts.
+    pub(super) fn check_host_labels(
+        &self,
+        field: &str,
+        wanted: &HostLabels,
+        cluster: &str,
+    ) -> Result<()> {
+        let domains = self.failure_domains.iter();
+        let keys: BTreeSet<&String> = domains.flat_map(|it| it.labels.keys()).collect();
+        let topology = metal3::topology();
+        properties::check_host_labels(field, wanted, cluster, |key| {
+            let is_place = key.starts_with(metal3::PREFIX)
+                || keys.iter().any(|own| *own == key)
+                || topology.contains_key(key)
+                || topology.values().flatten().any(|own| own == key);
+            if is_place {
+                Some("says where the host is")
+            } else if key.starts_with(RESERVED_PREFIX) {
+                Some("is written by this platform")
+            } else {
+                None
+            }
+        })
     }
 
     /// Converts a duration to the time scale of this backend.

@@ -23,7 +23,8 @@ use super::{
     volumes::{Volume, Volumes},
 };
 use drover_platform::{
-    clock::Clock, driver::Changes, identity::Identity, placement::hosts::Availability,
+    clock::Clock, driver::Changes, identity::Identity, inventory::properties::HostLabels,
+    placement::hosts::Availability,
 };
 use node::{SimNode, packed, sim_node};
 pub(super) use node::{node_id, number};
@@ -61,6 +62,10 @@ pub(super) struct Host {
     pub(super) unusable: String,
     /// By interface.
     pub(super) addresses: BTreeMap<String, String>,
+    /// Why its management controller has no user name and password. Empty if it has.
+    pub(super) without_credentials: String,
+    /// Labels that it has for the group of the node on it.
+    pub(super) lent: HostLabels,
     /// Number of the node on it.
     node: Option<u32>,
 }
@@ -125,6 +130,8 @@ impl World {
                 labels,
                 unusable: host.unusable.clone(),
                 addresses: host.addresses.clone(),
+                without_credentials: host.without_credentials.clone(),
+                lent: HostLabels::new(),
                 node: None,
             }
         });
@@ -203,6 +210,9 @@ impl World {
             );
         }
         let host = self.hosts.iter().position(|host| host.id == stored.host);
+        if let Some(host) = host.and_then(|at| self.hosts.get_mut(at)) {
+            host.lent = stored.host_labels;
+        }
         let node = sim_node(stored.identity, domain, stored.created);
         self.insert(
             number,
@@ -268,6 +278,7 @@ impl World {
         identity: Identity,
         storage: Option<&Storage>,
         (domain, host): (Option<usize>, Option<usize>),
+        host_labels: &HostLabels,
         like: &mut Option<Arc<Identity>>,
         settings: &SimulatedSettings,
     ) -> Result<Node> {
@@ -318,6 +329,9 @@ impl World {
                 .unwrap_or(Duration::from_secs(u32::MAX.into()));
             self.timers
                 .set(now + settings.scaled(life), number, Event::Die);
+        }
+        if let Some(host) = host.and_then(|at| self.hosts.get_mut(at)) {
+            host.lent.clone_from(host_labels);
         }
         self.insert(number, node);
         self.write(number);
@@ -376,10 +390,7 @@ impl World {
             Some(node) => format!("cluster {}", node.cluster_id()),
             None if !host.claimed_by.is_empty() => host.claimed_by.clone(),
             None if host.unusable.is_empty() => return Ok(at),
-            None => {
-                let message = format!("machine {id:?} cannot be used: {}", host.unusable);
-                return Err(Error::new(Reason::NoCapacity, message).with_resource("host", id));
-            }
+            None => return Err(unusable(id, &host.unusable)),
         };
         Err(Error::new(
             Reason::HostClaimed,
@@ -444,20 +455,24 @@ impl World {
             .domain()
             .and_then(|at| self.domains.get(at))
             .map(|room| room.name.clone());
-        let host = self
-            .hosts
-            .get(usize::from(node.host))
-            .map(|host| host.id.clone());
+        let host = self.hosts.get(usize::from(node.host));
         journal.put(
             number,
             Stored {
                 identity,
                 domain: domain.unwrap_or_default(),
-                host: host.unwrap_or_default(),
+                host: host.map_or_else(String::new, |host| host.id.clone()),
+                host_labels: host.map_or_else(HostLabels::new, |host| host.lent.clone()),
                 created: node.created,
                 phase: node.phase.into(),
                 message: node.message.as_deref().map(str::to_owned),
             },
         );
     }
+}
+
+/// The error for a host that is asked for by its name, and is free but cannot be claimed.
+pub(super) fn unusable(id: &str, why: &str) -> Error {
+    let message = format!("machine {id:?} cannot be used: {why}");
+    Error::new(Reason::NoCapacity, message).with_resource("host", id)
 }

@@ -256,6 +256,7 @@ async fn role_labels_and_owner_change_durably_and_only_if_the_slot_still_fits() 
             ("b".to_owned(), "2".to_owned()),
         ]),
         remove_labels: vec!["b".to_owned()],
+        host_labels: None,
     };
     let changed = world.driver.update(&target(&node), &edit).await.unwrap();
     assert_eq!(changed.role(), NodeRole::Standby);

@@ -19,6 +19,10 @@ pub use documents::{Described, describe};
 pub const RACK: &str = "rack";
 /// Key of the network data in its Secret.
 pub const NETWORK_DATA: &str = "networkData";
+/// Keys of user name and password of a management controller in their Secret.
+pub const CREDENTIALS: [&str; 2] = ["username", "password"];
+/// What a host lacks that names no Secret for its management controller.
+pub const NO_CREDENTIALS: &str = "it has no spec.bmc.credentialsName";
 /// Topology keys, and the labels of hosts that usually have their values.
 const TOPOLOGY: [(&str, [&str; 3]); 2] = [
     (
@@ -122,11 +126,11 @@ pub fn addresses(data: &[u8]) -> Result<Vec<Address>, String> {
             // By DHCP, for example.
             Value::Null => continue,
             Value::String(ip) => ip,
-            _ => return Err(format!("networks[{at}].ip_address is no text")),
+            _ => return Err(format!("networks[{at}].ip_address is not text")),
         };
         let bare = ip.split_once('/').map_or(ip.as_str(), |(bare, _)| bare);
         let Ok(ip) = bare.trim().parse::<IpAddr>() else {
-            return Err(format!("networks[{at}].ip_address is no IP address"));
+            return Err(format!("networks[{at}].ip_address is not an IP address"));
         };
         addresses.push(Address {
             r#type: AddressType::InternalIp.into(),

@@ -1,3 +1,5 @@
+mod properties;
+
 use std::collections::BTreeMap;
 
 use drover_core::{Reason, Result};
@@ -13,6 +15,12 @@ use super::{
     Subject,
     fixture::{Fixture, error, exists, refused, until},
     requests,
+};
+
+pub(super) use properties::{
+    a_host_that_lacks_a_network_of_its_group_is_passed_over,
+    labels_of_a_group_are_on_its_hosts_and_follow_it,
+    labels_of_hosts_are_refused_where_there_are_none,
 };
 
 /// A fixture on a platform with an inventory. `None` if it has none.
@@ -94,6 +102,32 @@ pub(super) async fn hosts_are_listed_in_order_whatever_the_page(subject: &Subjec
         let explained = host.state() == HostState::Free || host.state() == HostState::Claimed;
         assert!(explained || !host.message.is_empty(), "why? {host:?}");
     }
+}
+
+pub(super) async fn pages_of_hosts_are_from_one_read(subject: &Subject) {
+    let Some(fixture) = begin(subject).await else {
+        return;
+    };
+    let before = all(&fixture).await;
+    let mut request = ListHostsRequest {
+        page_size: 1,
+        ..ListHostsRequest::default()
+    };
+    let first = page(&fixture, request.clone()).await.expect("a page");
+    let (_, nodes) = fixture.make(1).await;
+    let mut hosts = first.hosts;
+    request.page_token = first.next_page_token;
+    request.page_size = 0;
+    hosts.extend(listed(&fixture, request.clone()).await);
+    assert_eq!(hosts, before, "{:?} was claimed later", nodes[0].host_id);
+    request.cluster_id.clone_from(&fixture.cluster);
+    let error = refused(
+        page(&fixture, request).await,
+        Reason::Invalid,
+        "another list",
+    );
+    assert_eq!(error.fields()[0].field, "page_token");
+    fixture.clean().await;
 }
 
 pub(super) async fn hosts_are_selected_by_labels_and_by_cluster(subject: &Subject) {

@@ -65,6 +65,7 @@ impl World {
                 role,
                 set_labels,
                 remove_labels,
+                ..
             } => {
                 if let Some(role) = role {
                     next.role = *role as u8;
@@ -107,6 +108,12 @@ impl World {
             }
         }
         let before = node.clone();
+        let host = node.host().and_then(|at| self.hosts.get_mut(at));
+        if let (Change::Edit { host_labels, .. }, Some(host)) = (change, host)
+            && let Some(wanted) = host_labels
+        {
+            host.lent.clone_from(wanted);
+        }
         self.index(number, &before, false);
         self.index(number, &next, true);
         let moved = before.shared.cluster_id != next.shared.cluster_id;
@@ -216,6 +223,7 @@ impl World {
         }
         if let Some(host) = self.hosts.get_mut(usize::from(node.host)) {
             host.node = None;
+            host.lent.clear();
         }
         self.user_data.remove(&number);
         match self.volumes.detach(number, self.now()) {

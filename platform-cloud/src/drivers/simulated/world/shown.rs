@@ -53,7 +53,7 @@ impl World {
             create_time: Some(timestamp(UNIX_EPOCH + Duration::from_millis(node.created))),
             message: node.message.as_deref().unwrap_or_default().to_owned(),
             host_id: host.map(|host| host.id.clone()),
-            addresses: match host.map_or_else(Vec::new, addresses) {
+            addresses: match host.map_or_else(Vec::new, Host::addresses) {
                 none if none.is_empty() => vec![Address {
                     r#type: AddressType::InternalIp.into(),
                     value: format!("10.{b}.{c}.{d}"),
@@ -83,7 +83,12 @@ impl World {
             let shared = node.map(|(_, node)| &node.shared);
             wire::Host {
                 id: host.id.clone(),
-                labels: host.labels.clone(),
+                labels: host
+                    .labels
+                    .iter()
+                    .chain(&host.lent)
+                    .map(|(key, text)| (key.clone(), text.clone()))
+                    .collect(),
                 failure_domain: host
                     .domain
                     .and_then(|at| self.domains.get(at))
@@ -92,7 +97,7 @@ impl World {
                 cluster_id: shared.map_or_else(String::new, |it| it.cluster_id.clone()),
                 owner: shared.map_or_else(String::new, |it| it.owner.clone()),
                 node_id: node.map_or_else(String::new, |(number, _)| node_id(number)),
-                addresses: addresses(host),
+                addresses: host.addresses(),
                 message,
                 ..wire::Host::default()
             }
@@ -228,11 +233,13 @@ impl World {
     }
 }
 
-fn addresses(host: &Host) -> Vec<Address> {
-    let address = |(interface, value): (&String, &String)| Address {
-        r#type: AddressType::InternalIp.into(),
-        value: value.clone(),
-        interface: interface.clone(),
-    };
-    host.addresses.iter().map(address).collect()
+impl Host {
+    pub(in crate::drivers::simulated) fn addresses(&self) -> Vec<Address> {
+        let address = |(interface, value): (&String, &String)| Address {
+            r#type: AddressType::InternalIp.into(),
+            value: value.clone(),
+            interface: interface.clone(),
+        };
+        self.addresses.iter().map(address).collect()
+    }
 }

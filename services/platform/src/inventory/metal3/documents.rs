@@ -8,7 +8,7 @@ use drover_proto::common::v1::Address;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{NETWORK_DATA, RACK, addresses, domain, labels, topology};
+use super::{CREDENTIALS, NETWORK_DATA, NO_CREDENTIALS, RACK, addresses, domain, labels, topology};
 
 /// A host.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -25,6 +25,8 @@ pub struct Described {
     pub claimed_by: String,
     /// Why it cannot be claimed, for people. Empty if it can.
     pub unusable: String,
+    /// Why its management controller has no user name and password, for people. Empty if it has.
+    pub without_credentials: String,
 }
 
 /// The part of a Kubernetes object that is read. Values in it are secret.
@@ -51,8 +53,15 @@ struct Metadata {
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Spec {
+    bmc: Bmc,
     network_data: Option<Reference>,
     consumer_ref: Option<Value>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Bmc {
+    credentials_name: String,
 }
 
 #[derive(Default, Deserialize)]
@@ -150,7 +159,34 @@ fn host(object: &Object, secrets: &BTreeMap<Key, &Object>) -> Result<Described, 
         addresses,
         claimed_by: claimed.map_or_else(String::new, |claimed| claimed.cluster),
         unusable,
+        without_credentials: credentials(&object.spec, &namespace, secrets)
+            .err()
+            .unwrap_or_default(),
     })
+}
+
+/// Checks that the management controller of a host has user name and password.
+fn credentials(
+    spec: &Spec,
+    namespace: &str,
+    secrets: &BTreeMap<Key, &Object>,
+) -> Result<(), String> {
+    let name = &spec.bmc.credentials_name;
+    if name.is_empty() {
+        return Err(NO_CREDENTIALS.to_owned());
+    }
+    let secret = secrets
+        .get(&(namespace.to_owned(), name.clone()))
+        .ok_or_else(|| format!("Secret {name} is missing"))?;
+    let has = |key: &str| {
+        let found = secret.string_data.get(key).or(secret.data.get(key));
+        let text = found.and_then(Value::as_str);
+        text.is_some_and(|text| !text.is_empty())
+    };
+    match CREDENTIALS.iter().find(|key| !has(key)) {
+        None => Ok(()),
+        Some(missing) => Err(format!("Secret {name} has no key {missing}")),
+    }
 }
 
 /// The addresses in the network data that a host names.
@@ -234,9 +270,34 @@ mod tests {
         let wrong = PLAIN.replace("192.0.2.7", "hunter2");
         let why = one(&[HOST, &wrong]).unusable;
         assert!(
-            why.contains("ip_address is no IP address") && !why.contains("hunter2"),
+            why.contains("ip_address is not an IP address") && !why.contains("hunter2"),
             "{why}"
         );
+    }
+
+    #[test]
+    fn a_host_whose_management_controller_has_no_credentials_says_what_is_missing() {
+        let host = HOST.replace(
+            "networkData:",
+            "bmc: {credentialsName: h1-bmc}\n  networkData:",
+        );
+        let secret = |data: &str| {
+            format!(
+                "kind: Secret\nmetadata: {{name: h1-bmc, namespace: hosts}}\nstringData: {data}\n"
+            )
+        };
+        let whole = secret("{username: admin, password: hunter2}");
+        for (documents, why) in [
+            (vec![HOST, PLAIN], "it has no spec.bmc.credentialsName"),
+            (vec![&host, PLAIN], "Secret h1-bmc is missing"),
+            (
+                vec![&host, PLAIN, &secret("{username: admin, password: ''}")],
+                "Secret h1-bmc has no key password",
+            ),
+            (vec![&host, PLAIN, &whole], ""),
+        ] {
+            assert_eq!(one(&documents).without_credentials, why);
+        }
     }
 
     #[test]
