@@ -3,6 +3,7 @@
 
 mod balancer;
 mod bench;
+mod crashes;
 mod faults;
 mod kubelet;
 mod others;
@@ -11,3 +12,4 @@ mod refused;
 mod rights;
 
 use bench::{Bench, mapping, target};
+pub(crate) use others::KEY;

@@ -63,7 +63,7 @@ fn subject(current: &Current, settings: &Settings, namespace: &Arc<Namespace>) -
     subject
 }
 
-fn foreign_addon(namespace: &Arc<Namespace>) -> Hook<(String, String)> {
+pub(crate) fn foreign_addon(namespace: &Arc<Namespace>) -> Hook<(String, String)> {
     let namespace = Arc::clone(namespace);
     Arc::new(move || {
         let namespace = Arc::clone(&namespace);

@@ -7,6 +7,8 @@ mod crashes;
 mod faults;
 mod life;
 mod place;
+mod power;
 mod rights;
+mod wrong;
 
 use place::{Place, host};

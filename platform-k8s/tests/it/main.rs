@@ -13,6 +13,7 @@ mod conformance;
 mod deprovision;
 mod direct;
 mod discovery;
+mod doomed;
 mod encoding;
 mod faults;
 mod hosts;

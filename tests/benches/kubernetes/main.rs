@@ -1,8 +1,8 @@
-//! Drover beside plain clients of a Kubernetes API server, on one API server in one run: the platform ([`platform`]), and
-//! the resources one by one ([`resources`]). Run by `tests/bench`.
+//! Drover beside plain clients of a Kubernetes API server, on one API server in one run: the platform ([`platform`]), hosts
+//! of metal3 ([`hosts`]), and the resources one by one ([`resources`]). Run by `tests/bench`.
 //!
 //! `BENCH_RUNS` (5): number of runs of each side; the median counts. `BENCH_SMALL=1`: ten times smaller.
-//! `BENCH_ONLY=creation|memory|replacement|waits|paths|pods|files`: one part.
+//! `BENCH_ONLY=creation|memory|replacement|waits|paths|pods|files|hosts|choice`: one part.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -11,6 +11,7 @@
     clippy::cast_precision_loss
 )]
 
+mod hosts;
 mod platform;
 mod resources;
 mod server;
@@ -77,7 +78,17 @@ async fn main() {
             return;
         }
     }
+    if wanted("choice") {
+        hosts::choice(of(10_000), of(1000), runs);
+        if only.is_some() {
+            return;
+        }
+    }
     let rig = Rig::shared(Options::kwok(3));
+    if wanted("hosts") {
+        hosts::start(rig, of(10_000), runs).await;
+        hosts::claims(rig, of(1000), runs.min(3)).await;
+    }
     if wanted("creation") {
         platform::creation(rig, of(1000), runs).await;
     }

@@ -43,7 +43,11 @@ async fn a_load_balancer_is_made_follows_its_targets_and_goes_without_a_trace() 
             assert_eq!(labels["drover.dev/addon"], "api", "{kind}");
             assert_eq!(labels["drover.dev/addon-cluster"], "blue");
             assert_eq!(labels["drover.dev/owner"], bench.owner.owner);
-            assert_eq!(labels["drover.dev/cluster"], Value::Null, "it is not a node");
+            assert_eq!(
+                labels["drover.dev/cluster"],
+                Value::Null,
+                "it is not a node"
+            );
         }
     }
 

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use super::{Bench, bench::properties, target};
 use crate::bench::catalogue;
 
-const KEY: &str =
+pub(crate) const KEY: &str =
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGVtdWxhdGVkZW11bGF0ZWRlbXVsYXRlZGVtdWxhdGVk me";
 
 pub(super) fn secret(data: &[(&str, &str)]) -> AddonSecret {

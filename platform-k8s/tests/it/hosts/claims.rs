@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drover_core::Reason;
+use drover_core::{Reason, Result};
 use drover_proto::platform::v1::{
-    HostState, NodeAdoption, ProvisionRequest, Slot, SlotKey, update_node_request::Update,
+    HostState, Node, NodeAdoption, ProvisionRequest, Slot, SlotKey, update_node_request::Update,
 };
-use drover_testing::kubernetes::{Options, Rig};
+use drover_testing::kubernetes::{Options, Rig, until};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -153,21 +153,27 @@ async fn racks_of_nodes_that_are_placed_count_when_more_are_asked_for() {
 }
 
 /// Rounds of a race. `HOSTS_ROUNDS` makes them more.
-fn rounds() -> u32 {
+fn rounds(usual: u32) -> u32 {
     let more = std::env::var("HOSTS_ROUNDS").ok();
-    more.and_then(|text| text.parse().ok()).unwrap_or(20)
+    more.and_then(|text| text.parse().ok()).unwrap_or(usual)
+}
+
+/// The same hosts by way of two processes.
+async fn two_processes(place: &Place) -> ([Place; 2], Vec<Server>) {
+    let kubeconfig = Rig::shared(Options::default()).kubeconfig();
+    let namespace = &place.namespace.name;
+    let processes = [0, 1].map(|_| Server::start(kubeconfig, namespace, &["--driver", "hosts"]));
+    let processes = futures::future::join_all(processes).await;
+    let places = [0, 1].map(|at| place.by_way_of(processes[at].channel.clone()));
+    (places, processes)
 }
 
 /// Bug G: two clusters gathered the same host.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_clusters_never_get_one_host_and_the_last_one_is_never_lost() {
     let direct = Place::with(&[host("last", &[])]).await;
-    let kubeconfig = Rig::shared(Options::default()).kubeconfig();
-    let namespace = &direct.namespace.name;
-    let processes = [0, 1].map(|_| Server::start(kubeconfig, namespace, &["--driver", "hosts"]));
-    let processes = futures::future::join_all(processes).await;
-    let [one, other] = [0, 1].map(|at| direct.by_way_of(processes[at].channel.clone()));
-    for round in 0..rounds() {
+    let ([one, other], _processes) = two_processes(&direct).await;
+    for round in 0..rounds(20) {
         println!("round {round}");
         let blue = one.request(("blue", Uuid::new_v4()), 0..1, &[]);
         let red = other.request(("red", Uuid::new_v4()), 0..1, &[]);
@@ -193,47 +199,79 @@ async fn two_clusters_never_get_one_host_and_the_last_one_is_never_lost() {
     }
 }
 
+/// Many clusters that want more hosts than there are, at once. Answers what each of them got.
+async fn rush(places: &[Place; 2], clusters: &[(String, Uuid)]) -> Vec<Result<Vec<Node>>> {
+    let asked = clusters.iter().enumerate().map(|(at, (name, owner))| {
+        let place = &places[at % 2];
+        let request = place.request((name, *owner), 0..4, &["rack"]);
+        async move { place.provision(&request).await }
+    });
+    futures::future::join_all(asked).await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn many_clusters_at_once_leave_no_host_with_half_a_request() {
-    let one = Place::with(&racks(15)).await;
-    let other = one.another().await;
-    let clusters: Vec<(String, Uuid)> = (0..12)
-        .map(|at| (format!("cluster-{at}"), Uuid::new_v4()))
-        .collect();
-    let asked = clusters.iter().enumerate().map(|(at, (name, owner))| {
-        let place = [&one, &other][at % 2];
-        let request = place.request((name, *owner), 0..3, &["rack"]);
-        async move { place.provision(&request).await.map(|nodes| nodes.len()) }
-    });
-    let outcomes = futures::future::join_all(asked).await;
-    let mut owned: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for node in one.nodes().await {
-        owned
-            .entry(node.cluster_id)
-            .or_default()
-            .push(node.failure_domain);
-    }
-    for ((name, _), outcome) in clusters.iter().zip(&outcomes) {
-        let racks = owned.remove(name).unwrap_or_default();
-        let distinct: BTreeSet<&String> = racks.iter().collect();
-        assert_eq!(
-            racks.len(),
-            distinct.len(),
-            "{name} has two hosts in a rack"
-        );
-        match outcome {
-            Ok(count) => assert_eq!(*count, racks.len()),
-            Err(error) => {
-                assert_eq!(error.reason(), Reason::NoCapacity, "{error}");
-                assert!(racks.is_empty(), "{name} has half a request: {racks:?}");
+    let direct = Place::with(&racks(30)).await;
+    let (places, _processes) = two_processes(&direct).await;
+    for round in 0..rounds(8) / 4 {
+        println!("round {round}");
+        let clusters: Vec<(String, Uuid)> = (0..20)
+            .map(|at| (format!("cluster-{at}"), Uuid::new_v4()))
+            .collect();
+        let outcomes = rush(&places, &clusters).await;
+        let mut owned: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        let nodes = direct.nodes().await;
+        for node in &nodes {
+            let racks = owned.entry(node.cluster_id.clone()).or_default();
+            let alone = racks.insert(node.failure_domain.clone());
+            assert!(alone, "{} has two hosts in a rack", node.cluster_id);
+        }
+        for ((name, _), outcome) in clusters.iter().zip(&outcomes) {
+            let racks = owned.remove(name).unwrap_or_default();
+            match outcome {
+                Ok(nodes) => assert_eq!((nodes.len(), racks.len()), (4, 4), "{name}"),
+                Err(error) => {
+                    assert_eq!(error.reason(), Reason::NoCapacity, "{error}");
+                    assert!(racks.is_empty(), "{name} has half a request: {racks:?}");
+                }
             }
         }
+        let served = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
+        assert!(
+            (10..=15).contains(&served),
+            "60 hosts are enough for 15 clusters; {served} got theirs"
+        );
+        for node in &nodes {
+            direct.remove(node).await.unwrap();
+        }
+        for place in &places {
+            until("all hosts are free", || async {
+                let hosts = place.hosts().await;
+                let mut states = hosts.iter().map(drover_proto::platform::v1::Host::state);
+                states.all(|state| state == HostState::Free).then_some(())
+            })
+            .await;
+        }
     }
-    let served = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
-    assert!(
-        served >= 9,
-        "30 hosts are enough for 10 clusters; {served} got theirs"
-    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_repetition_of_a_request_that_was_whole_takes_no_host_from_its_cluster() {
+    let place = Place::with(&racks(1)).await;
+    let request = place.request(("blue", Uuid::new_v4()), 0..2, &[]);
+    let nodes = place.provision(&request).await.unwrap();
+    let lost = names(&nodes[..1]).remove(0);
+    let path = place.path(&lost);
+    place.namespace.raw.delete(&path).await.unwrap();
+    // Another server remembers nothing of the first answer.
+    for place in [&place, &place.another().await] {
+        let mut repetition = request.clone();
+        repetition.expected_platform_uid.clone_from(&place.uid);
+        let answer = place.answer(&repetition).await.unwrap();
+        assert_eq!(answer.nodes, nodes[1..], "the other one serves");
+        assert_eq!(answer.failures.len(), 1);
+        assert_eq!(place.nodes().await, nodes[1..]);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,9 @@
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
-use drover_platform_k8s::PlatformServer;
+use drover_platform_k8s::{PlatformServer, Settings, addons::AddonsSettings};
+use drover_proto::platform::v1::{
+    GetPlatformRequest, platform_service_client::PlatformServiceClient,
+};
 use drover_testing::{
     kubernetes::{Options, Rig},
     platform::{Subject, conformance},
@@ -13,8 +16,18 @@ use uuid::Uuid;
 
 use super::{
     Place, host,
-    place::{add, open},
+    place::{add, settings},
 };
+use crate::{bench::catalogue, conformance::foreign_addon};
+
+/// What the platform says of the built-in templates of addons.
+async fn templates(server: &PlatformServer) -> BTreeSet<String> {
+    let mut client = PlatformServiceClient::new(drover_client::in_process(server.routes()));
+    let platform = client.get_platform(GetPlatformRequest {}).await.unwrap();
+    let templates = platform.into_inner().platform.unwrap().templates;
+    let addons = templates.into_iter().filter(|entry| entry.addon);
+    addons.map(|entry| entry.template).collect()
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn hosts_of_metal3_conform() {
@@ -25,12 +38,30 @@ async fn hosts_of_metal3_conform() {
         })
         .collect();
     let place = Place::with(&hosts).await;
+    let settings = Settings {
+        addons: AddonsSettings {
+            namespace: Some(place.namespace.name.clone()),
+            ..AddonsSettings::default()
+        },
+        templates: Some(catalogue()),
+        ..settings(Rig::shared(Options::default()), &place.namespace.name)
+    };
+    let server = PlatformServer::open(settings.clone()).await.unwrap();
+    let place = place.served_by(server).await;
+    for built_in in ["load-balancer", "jump-host", "oidc-provider", "notes"] {
+        let offered = templates(&place.server).await;
+        assert!(offered.contains(built_in), "{built_in}: {offered:?}");
+    }
     let current: Arc<Mutex<Arc<PlatformServer>>> = Arc::new(Mutex::new(Arc::clone(&place.server)));
     let server = Arc::clone(&current);
     let mut subject = Subject::new(move || drover_client::in_process(server.lock().routes()));
     subject.patience = PATIENCE;
     subject.becomes_ready = false;
     subject.fuzz_rounds = 100;
+    // Nobody runs their pods.
+    subject.addons_become_ready = false;
+    subject.addon_template = Some("notes".to_owned());
+    subject.make_foreign_addon = Some(foreign_addon(&place.namespace));
     let namespace = Arc::clone(&place.namespace);
     subject.make_foreign = Some(Arc::new(move || {
         let namespace = Arc::clone(&namespace);
@@ -50,14 +81,14 @@ async fn hosts_of_metal3_conform() {
         }
         .boxed()
     }));
-    let (server, name) = (Arc::clone(&current), place.namespace.name.clone());
+    let server = Arc::clone(&current);
     subject.restart = Some(Arc::new(move || {
-        let (server, name) = (Arc::clone(&server), name.clone());
+        let (server, settings) = (Arc::clone(&server), settings.clone());
         async move {
             let before = Arc::clone(&server.lock());
             before.shutdown().await;
-            let after = open(Rig::shared(Options::default()), &name).await;
-            *server.lock() = after;
+            let after = PlatformServer::open(settings).await.unwrap();
+            *server.lock() = Arc::new(after);
         }
         .boxed()
     }));

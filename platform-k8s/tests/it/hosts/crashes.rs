@@ -3,18 +3,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use drover_core::Reason;
 use drover_proto::platform::v1::{
-    HostState, NodeAdoption, NodeRole, Slot, SlotKey, update_node_request::Update,
+    HostLabels, HostState, Node, NodeAdoption, NodeChange, NodePhase, NodeRole, ProvisionRequest,
+    Slot, SlotKey, update_node_request::Update,
 };
-use drover_testing::kubernetes::{Fault, FaultProxy, On, Options, Rig, until};
+use drover_testing::kubernetes::until;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{Place, host};
-use crate::process::Server;
+use super::{Place, host, place::HOSTS};
+use crate::doomed::{Doomed, Point, points};
 
 const RACK: &str = "rack";
-const HOSTS: &str = "baremetalhosts.metal3.io";
 
 /// Labels and annotations of every host.
 async fn written(place: &Place) -> BTreeMap<String, (Value, Value)> {
@@ -28,51 +29,19 @@ async fn written(place: &Place) -> BTreeMap<String, (Value, Value)> {
     all
 }
 
-/// A platform process that dies at one of its calls.
-struct Doomed {
-    proxy: FaultProxy,
-    server: Server,
-    place: Place,
+/// Lets a platform process work at these hosts until it dies at a point.
+async fn dies(place: &Place, point: &Point, work: impl AsyncFnOnce(&Place)) {
+    let doomed = Doomed::start(&place.namespace.name, &["--driver", "hosts"]).await;
+    let through = place.by_way_of(doomed.channel());
+    doomed.dies(point, work(&through)).await;
 }
 
-impl Doomed {
-    async fn over(place: &Place) -> Self {
-        let proxy = FaultProxy::start(Rig::shared(Options::default())).await;
-        let namespace = &place.namespace.name;
-        let arguments = ["--driver", "hosts"];
-        let server = Server::start(&proxy.kubeconfig(), namespace, &arguments).await;
-        Self {
-            place: place.by_way_of(server.channel.clone()),
-            proxy,
-            server,
-        }
-    }
-
-    /// Lets it do something until it dies at its nth call of a kind. Answers whether it came so far.
-    async fn dies(
-        self,
-        (verb, nth): (&'static str, usize),
-        fault: Fault,
-        work: impl AsyncFnOnce(&Place),
-    ) -> bool {
-        self.proxy.fail(On::call(verb, HOSTS).nth(nth), fault);
-        let dead = until("it has died", || async {
-            self.proxy.is_dead().then_some(())
-        });
-        let died = tokio::select! {
-            () = dead => true,
-            () = work(&self.place) => self.proxy.is_dead(),
-        };
-        self.server.kill();
-        died
-    }
-}
-
-/// The calls of a kind at which a platform can die while it does something, and how.
-fn points(verb: &'static str, most: usize) -> Vec<((&'static str, usize), Fault)> {
-    (1..=most)
-        .flat_map(|nth| [Fault::DieBefore, Fault::DieAfter].map(|fault| ((verb, nth), fault)))
-        .collect()
+/// A claim that dies at a point.
+async fn claim_dies(place: &Place, request: &ProvisionRequest, point: &Point) {
+    dies(place, point, async |place| {
+        let _ = place.answer(request).await;
+    })
+    .await;
 }
 
 async fn place() -> Place {
@@ -89,21 +58,19 @@ async fn free(place: &Place, count: usize) {
     .await;
 }
 
+/// The calls of a claim of three hosts: each of them, and that the request is whole.
+fn points_of_a_claim() -> Vec<Point> {
+    points("patch", HOSTS, 4)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_that_dies_anywhere_is_completed_once_by_the_next_platform() {
     let place = place().await;
     let before = written(&place).await;
-    for (call, fault) in points("patch", 3) {
-        let what = format!("{call:?} {}", fault.name());
-        println!("{what}");
+    for point in points_of_a_claim() {
+        let what = &point.what;
         let request = place.request(("blue", Uuid::new_v4()), 0..3, &[RACK]);
-        let doomed = Doomed::over(&place).await;
-        let died = doomed
-            .dies(call, fault, async |place| {
-                let _ = place.answer(&request).await;
-            })
-            .await;
-        assert!(died, "{what} is reached");
+        claim_dies(&place, &request, &point).await;
         let nodes = until(&format!("{what}: the same request again"), || async {
             let answer = place.answer(&request).await.ok()?;
             (answer.nodes.len() == 3).then_some(answer.nodes)
@@ -112,6 +79,8 @@ async fn a_claim_that_dies_anywhere_is_completed_once_by_the_next_platform() {
         let ids: BTreeSet<&String> = nodes.iter().map(|node| &node.node_id).collect();
         let racks: BTreeSet<&String> = nodes.iter().map(|node| &node.failure_domain).collect();
         assert_eq!((ids.len(), racks.len()), (3, 3), "{what}");
+        let whole = nodes.iter().all(|node| node.phase() == NodePhase::Running);
+        assert!(whole, "{what}: a request that is whole serves: {nodes:?}");
         free(&place, 1).await;
         for node in &nodes {
             place.remove(node).await.unwrap();
@@ -124,17 +93,10 @@ async fn a_claim_that_dies_anywhere_is_completed_once_by_the_next_platform() {
 async fn a_claim_that_nobody_repeats_is_released_by_its_owner() {
     let place = place().await;
     let before = written(&place).await;
-    for (call, fault) in points("patch", 3) {
-        let what = format!("{call:?} {}", fault.name());
-        println!("{what}");
+    for point in points_of_a_claim() {
+        let what = &point.what;
         let request = place.request(("blue", Uuid::new_v4()), 0..3, &[RACK]);
-        let doomed = Doomed::over(&place).await;
-        let died = doomed
-            .dies(call, fault, async |place| {
-                let _ = place.answer(&request).await;
-            })
-            .await;
-        assert!(died, "{what} is reached");
+        claim_dies(&place, &request, &point).await;
         // What was claimed is shown with its owner, which is all that is needed to release it.
         for node in place.nodes().await {
             assert_eq!(node.cluster_id, "blue", "{what}");
@@ -146,23 +108,93 @@ async fn a_claim_that_nobody_repeats_is_released_by_its_owner() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn half_a_request_that_can_no_longer_be_whole_is_released_by_its_repetition() {
+    let place = place().await;
+    for point in points("patch", HOSTS, 3) {
+        let what = &point.what;
+        let before = written(&place).await;
+        let request = place.request(("blue", Uuid::new_v4()), 0..3, &[RACK]);
+        claim_dies(&place, &request, &point).await;
+        let half = place.nodes().await;
+        let claimed = point.arrived;
+        assert_eq!(half.len(), claimed, "{what}");
+        if claimed < 3 {
+            let starts = |node: &Node| node.phase() == NodePhase::Pending;
+            assert!(
+                half.iter().all(starts),
+                "{what}: it serves not yet: {half:?}"
+            );
+        }
+        let other = place.request(("red", Uuid::new_v4()), 0..(4 - claimed as u32), &[RACK]);
+        let others = place.provision(&other).await.unwrap();
+        let again = until(&format!("{what}: the same request again"), || async {
+            place.answer(&request).await.map_or_else(
+                |error| (error.reason() == Reason::NoCapacity).then(Vec::new),
+                |answer| answer.unknown.is_empty().then_some(answer.nodes),
+            )
+        })
+        .await;
+        let expected = if claimed == 3 { 3 } else { 0 };
+        assert_eq!(again.len(), expected, "{what}: all of them or none");
+        let left = place.nodes().await;
+        let blue = left.iter().filter(|node| node.cluster_id == "blue");
+        assert_eq!(blue.count(), expected, "{what}: nothing else is left of it");
+        for node in again.iter().chain(&others) {
+            place.remove(node).await.unwrap();
+        }
+        assert_eq!(written(&place).await, before, "{what}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_of_half_a_request_that_somebody_uses_already_is_kept() {
+    let place = place().await;
+    let request = place.request(("blue", Uuid::new_v4()), 0..3, &[RACK]);
+    let second = points("patch", HOSTS, 2).pop().unwrap();
+    claim_dies(&place, &request, &second).await;
+    let half = place.nodes().await;
+    let used = half[0].host_id.as_deref().unwrap();
+    let used = used.split_once('/').unwrap().1;
+    let consumer = serde_json::json!({"kind": "Metal3Machine", "namespace": "t", "name": "m1"});
+    place
+        .merge(used, serde_json::json!({"spec": {"consumerRef": consumer}}))
+        .await;
+    let other = place.request(("red", Uuid::new_v4()), 0..2, &[RACK]);
+    place.provision(&other).await.unwrap();
+    let answer = until("the same request again", || async {
+        place.answer(&request).await.ok()
+    })
+    .await;
+    assert_eq!(
+        (answer.nodes.len(), answer.failures.len()),
+        (2, 1),
+        "{answer:?}"
+    );
+    let serves = |node: &Node| node.phase() == NodePhase::Running;
+    assert!(answer.nodes.iter().all(serves), "{answer:?}");
+    let ids = |nodes: &[Node]| -> BTreeSet<String> {
+        nodes.iter().map(|node| node.node_id.clone()).collect()
+    };
+    assert_eq!(ids(&answer.nodes), ids(&half));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_release_that_dies_anywhere_is_completed_by_the_next_platform() {
     let place = place().await;
     let before = written(&place).await;
-    for (call, fault) in points("patch", 2).into_iter().chain(points("get", 2)) {
-        let what = format!("{call:?} {}", fault.name());
-        println!("{what}");
+    for point in points("patch", HOSTS, 2)
+        .into_iter()
+        .chain(points("get", HOSTS, 2))
+    {
+        let what = &point.what;
         let request = place.request(("blue", Uuid::new_v4()), 0..2, &[RACK]);
         let nodes = place.provision(&request).await.unwrap();
-        let doomed = Doomed::over(&place).await;
-        let died = doomed
-            .dies(call, fault, async |place| {
-                for node in &nodes {
-                    let _ = place.remove(node).await;
-                }
-            })
-            .await;
-        assert!(died, "{what} is reached");
+        dies(&place, &point, async |place| {
+            for node in &nodes {
+                let _ = place.remove(node).await;
+            }
+        })
+        .await;
         for node in &nodes {
             until(&format!("{what}: the release again"), || async {
                 place.remove(node).await.ok()
@@ -175,11 +207,45 @@ async fn a_release_that_dies_anywhere_is_completed_by_the_next_platform() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_the_labels_of_hosts_that_dies_anywhere_is_completed_by_the_next_platform() {
+    let place = place().await;
+    let request = place.request(("blue", Uuid::new_v4()), 0..1, &[]);
+    let node = place.provision(&request).await.unwrap().remove(0);
+    let change = |tenant: &str| {
+        Update::Change(NodeChange {
+            host_labels: Some(HostLabels {
+                labels: [("tenant".to_owned(), tenant.to_owned())].into(),
+            }),
+            ..NodeChange::default()
+        })
+    };
+    for (at, point) in points("get", HOSTS, 1)
+        .into_iter()
+        .chain(points("patch", HOSTS, 1))
+        .enumerate()
+    {
+        let tenant = format!("t{at}");
+        dies(&place, &point, async |place| {
+            let _ = place.update(&node, change(&tenant)).await;
+        })
+        .await;
+        until(&format!("{}: again", point.what), || async {
+            place.update(&node, change(&tenant)).await.ok()
+        })
+        .await;
+        let name = node.host_id.as_deref().unwrap().split_once('/').unwrap().1;
+        let labels = &written(&place).await[name].0;
+        assert_eq!(labels["tenant"], tenant, "{}", point.what);
+    }
+    place.remove(&node).await.unwrap();
+    free(&place, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_takeover_that_dies_anywhere_is_completed_by_the_next_platform() {
     let place = place().await;
-    for (call, fault) in points("patch", 1) {
-        let what = format!("{call:?} {}", fault.name());
-        println!("{what}");
+    for point in points("patch", HOSTS, 1) {
+        let what = &point.what;
         let foreign = serde_json::json!({
             "sip.airshipit.org/cluster-namespace": "tenants",
             "sip.airshipit.org/cluster-name": "blue",
@@ -212,13 +278,10 @@ async fn a_takeover_that_dies_anywhere_is_completed_by_the_next_platform() {
             group: "control-plane".to_owned(),
             spec_hash: "h1-x".to_owned(),
         });
-        let doomed = Doomed::over(&place).await;
-        let died = doomed
-            .dies(call, fault, async |place| {
-                let _ = place.update(&found, update.clone()).await;
-            })
-            .await;
-        assert!(died, "{what} is reached");
+        dies(&place, &point, async |place| {
+            let _ = place.update(&found, update.clone()).await;
+        })
+        .await;
         let node = until(&format!("{what}: again"), || async {
             let _ = place.update(&found, update.clone()).await;
             let ours = |slot: &SlotKey| slot.owner == owner.to_string();

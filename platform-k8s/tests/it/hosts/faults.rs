@@ -3,15 +3,25 @@
 
 use drover_core::Class;
 use drover_platform_k8s::PlatformServer;
+use drover_proto::platform::v1::{HostLabels, NodeChange, update_node_request::Update};
 use drover_testing::kubernetes::{Fault, FaultProxy, On, Options, Rig, refusal, until};
+use serde_json::Value;
 use uuid::Uuid;
 
-use super::{Place, host, place::settings};
+use super::{
+    Place, host,
+    place::{HOSTS, settings},
+};
 
 async fn place() -> (Place, FaultProxy) {
-    let rig = Rig::shared(Options::default());
     let hosts: Vec<_> = (0..4).map(|at| host(&format!("h{at}"), &[])).collect();
-    let direct = Place::with(&hosts).await;
+    over(&hosts).await
+}
+
+/// A platform over these hosts whose calls can fail.
+pub(super) async fn over(hosts: &[Value]) -> (Place, FaultProxy) {
+    let rig = Rig::shared(Options::default());
+    let direct = Place::with(hosts).await;
     let proxy = FaultProxy::start(rig).await;
     let mut settings = settings(rig, &direct.namespace.name);
     settings.kubeconfig = Some(proxy.kubeconfig());
@@ -50,18 +60,15 @@ fn faults() -> Vec<(String, Fault)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_with_any_fault_is_whole_or_not_there_and_its_repetition_ends_well() {
     let (place, proxy) = place().await;
-    // The first host, the second one, and the look at what became of the first without an answer.
-    for (verb, nth) in [("patch", 1), ("patch", 2), ("get", 1)] {
+    // The first host, the second one, that both are claimed, and the look at what became of the first without an answer.
+    for (verb, nth) in [("patch", 1), ("patch", 2), ("patch", 3), ("get", 1)] {
         for (name, fault) in faults() {
             let what = format!("{verb} {nth}: {name}");
             let request = place.request(("blue", Uuid::new_v4()), 0..2, &[]);
             if verb == "get" {
-                proxy.fail(
-                    On::call("patch", "baremetalhosts.metal3.io"),
-                    Fault::LoseAnswer,
-                );
+                proxy.fail(On::call("patch", HOSTS), Fault::LoseAnswer);
             }
-            proxy.fail(On::call(verb, "baremetalhosts.metal3.io").nth(nth), fault);
+            proxy.fail(On::call(verb, HOSTS).nth(nth), fault);
             let answer = place.answer(&request).await;
             assert_eq!(proxy.faults_left(), 0, "{what} was reached");
             proxy.heal();
@@ -108,7 +115,7 @@ async fn a_release_with_any_fault_ends_well_when_it_is_repeated() {
             let what = format!("{verb} {nth}: {name}");
             let request = place.request(("blue", Uuid::new_v4()), 0..1, &[]);
             let node = place.provision(&request).await.unwrap().remove(0);
-            proxy.fail(On::call(verb, "baremetalhosts.metal3.io").nth(nth), fault);
+            proxy.fail(On::call(verb, HOSTS).nth(nth), fault);
             let first = place.remove(&node).await;
             proxy.heal();
             // A GET that was refused with 404 says that there is no host.
@@ -129,13 +136,51 @@ async fn a_release_with_any_fault_ends_well_when_it_is_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_labels_with_any_fault_is_whole_when_it_is_repeated() {
+    let (place, proxy) = place().await;
+    let request = place.request(("blue", Uuid::new_v4()), 0..1, &[]);
+    let node = place.provision(&request).await.unwrap().remove(0);
+    let name = node.host_id.as_deref().unwrap().split_once('/').unwrap().1;
+    let tenant = async || place.object(name).await["metadata"]["labels"]["tenant"].clone();
+    let silent = |fault: &Fault| matches!(fault, Fault::Stall | Fault::StallAfter);
+    let mut round = 0;
+    for verb in ["get", "patch"] {
+        for (name, fault) in faults().into_iter().filter(|(_, fault)| !silent(fault)) {
+            let what = format!("{verb}: {name}");
+            let before = tenant().await;
+            round += 1;
+            let wanted = format!("t{round}");
+            let change = Update::Change(NodeChange {
+                host_labels: Some(HostLabels {
+                    labels: [("tenant".to_owned(), wanted.clone())].into(),
+                }),
+                ..NodeChange::default()
+            });
+            proxy.fail(On::call(verb, HOSTS), fault);
+            let first = place.update(&node, change.clone()).await;
+            assert_eq!(proxy.faults_left(), 0, "{what} was reached");
+            let now = tenant().await;
+            assert!(
+                now == wanted || (now == before && first.is_err()),
+                "{what}: {now}"
+            );
+            until(&format!("{what}: again"), || async {
+                place.update(&node, change.clone()).await.ok()
+            })
+            .await;
+            assert_eq!(tenant().await, wanted, "{what}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_platform_whose_api_server_is_silent_does_not_say_that_nodes_are_gone() {
     let (place, proxy) = place().await;
     let request = place.request(("blue", Uuid::new_v4()), 0..1, &[]);
     place.provision(&request).await.unwrap();
     let (status, body) = refusal(503, "ServiceUnavailable", "no");
     proxy.fail(
-        On::call("list", "baremetalhosts.metal3.io").times(100),
+        On::call("list", HOSTS).times(100),
         Fault::Refuse(status, body),
     );
     assert!(

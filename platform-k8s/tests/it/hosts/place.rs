@@ -20,6 +20,9 @@ use uuid::Uuid;
 
 use crate::bench::without_addons;
 
+/// Their kind, as calls to the API server name it.
+pub(super) const HOSTS: &str = "baremetalhosts.metal3.io";
+
 /// Path of the hosts of a namespace.
 fn hosts_of(namespace: &str) -> String {
     format!("/apis/metal3.io/v1alpha1/namespaces/{namespace}/baremetalhosts")

@@ -170,23 +170,45 @@ fn a_named_host_has_to_fit_the_spread_too() {
     assert!(error.message().contains("spread[0]"), "{error}");
 }
 
+/// Ids and labels of 10,000 hosts.
+fn ten_thousand() -> Vec<(String, Labels)> {
+    let one = |at: usize| {
+        let (rack, host) = (format!("r{}", at % 250), format!("h{}", at % 1_600));
+        let labels = labels(&[("rack", &rack), ("host", &host)]);
+        (format!("host-{at:05}"), labels)
+    };
+    (0..10_000).map(one).collect()
+}
+
 #[test]
 fn a_thousand_hosts_of_ten_thousand_are_chosen_under_two_keys() {
-    let all: Vec<Labels> = (0..10_000)
-        .map(|at| {
-            let (rack, host) = (format!("r{}", at % 250), format!("h{}", at % 1_600));
-            labels(&[("rack", &rack), ("host", &host)])
-        })
-        .collect();
-    let ids: Vec<String> = (0..10_000).map(|at| format!("host-{at:05}")).collect();
-    let hosts: Vec<_> = (ids.iter().zip(&all))
-        .map(|(id, labels)| host(id, labels))
-        .collect();
+    let all = ten_thousand();
+    let hosts: Vec<_> = all.iter().map(|(id, labels)| host(id, labels)).collect();
     let placement = spread(&[limit("rack", 4), limit("host", 1)]);
     assert_eq!(
         choose(&hosts, &[], &placement, 1_000).map(|it| it.len()),
         Ok(1_000)
     );
+}
+
+#[test]
+fn that_none_of_ten_thousand_hosts_fits_is_said_with_numbers() {
+    let all = ten_thousand();
+    let mut hosts: Vec<_> = all.iter().map(|(id, labels)| host(id, labels)).collect();
+    for (at, host) in hosts.iter_mut().enumerate() {
+        host.availability = match at % 2 {
+            0 => Availability::Claimed,
+            _ => Availability::Unusable("its state is \"inspecting\""),
+        };
+    }
+    let placement = spread(&[limit("rack", 4), limit("host", 1)]);
+    let shortage = choose(&hosts, &[], &placement, 1_000).unwrap_err();
+    assert_eq!(shortage.fits, 0);
+    assert_eq!(shortage.blocking, ["free", "usable"]);
+    let message = Error::from(shortage).message().to_owned();
+    let expected =
+        "free: 5000 hosts; usable: 0 (host-00001: its state is \"inspecting\", and 4999 more)";
+    assert!(message.starts_with(expected), "{message}");
 }
 
 /// A world of few hosts, of which every choice can be tried.
