@@ -261,7 +261,7 @@ impl Api {
     }
 
     /// The plan that would result from this desired state.
-    fn supposed(
+    pub(super) fn supposed(
         &self,
         cluster: &Cluster,
         desired: Versioned<Desired>,
@@ -480,7 +480,7 @@ impl Api {
         let suggestions =
             inner.suggestions(&self.shared.platforms.handshakes(&inner.spec().groups));
         for round in 0..MAX_PREVIEW {
-            let plan = reconcile::plan(&self.shared, &ahead, &suggestions, now, round == 0);
+            let plan = reconcile::plan(&self.shared, &ahead, &suggestions, now, true);
             ahead.step(&plan, now);
             adopt::suppose(&mut names, &plan);
             names.requests.extend(
@@ -492,10 +492,11 @@ impl Api {
             );
             let again = plan.again;
             whole.ops.extend(plan.ops);
-            whole.report.extend(plan.report);
             if round == 0 {
+                whole.report = plan.report;
                 whole.renewals = plan.renewals;
             }
+            whole.outlook = plan.outlook;
             if !again {
                 break;
             }
@@ -556,8 +557,12 @@ fn refuse_removed(inner: &ClusterState, resolved: &Resolved, named: &[String]) -
         if nodes == 0 {
             continue;
         }
+        let nodes = match nodes {
+            1 => "1 node".to_owned(),
+            nodes => format!("{nodes} nodes"),
+        };
         if group.protection {
-            let what = format!("removes the group with its {nodes} nodes");
+            let what = format!("removes the group with its {nodes}");
             return Err(super::clusters::protected(inner, &group.path, &what));
         }
         let covered = named
@@ -565,7 +570,7 @@ fn refuse_removed(inner: &ClusterState, resolved: &Resolved, named: &[String]) -
             .any(|n| *n == *group.path || group.path.starts_with(&format!("{n}/")));
         if !covered {
             let message = format!(
-                "the new spec lacks group {}, which has {nodes} nodes; name it in remove_groups to delete them",
+                "the new spec lacks group {}, which has {nodes}; name it in remove_groups to delete them",
                 group.path
             );
             return Err(

@@ -9,7 +9,7 @@ use std::{
 use drover_cluster::{Cluster, Resolved, request, stored_spec};
 use drover_convert::spec::{MAX_SPEC, cluster_spec};
 use drover_core::{
-    Class, Error, Result, Sym,
+    Class, Error, Reason, Result, Sym,
     error::Violation,
     name::{node_id, node_name},
     spec::{Choice, Group, Probe, UserDataSource, check_labels},
@@ -25,6 +25,7 @@ use super::{Api, clusters::find_group, suggest::instead, user_data::Known};
 use crate::resources;
 
 mod origin;
+mod template;
 
 pub(super) use origin::Origin;
 
@@ -160,6 +161,12 @@ impl Api {
                         &mut wrong,
                         &mut warnings,
                     );
+                    if let Some(handshake) = registered.platform.handshake() {
+                        let software = &resolved.software;
+                        wrong.extend(template::check(
+                            &origin, index, group, choice, software, &handshake,
+                        ));
+                    }
                 } else if !assumed.iter().any(|assumed| **assumed == *choice.platform) {
                     let description = format!(
                         "no platform {:?} {}",
@@ -287,28 +294,28 @@ impl Api {
             (
                 !placement.failure_domains.is_empty(),
                 wire::Capability::FailureDomains,
-                "failure domains",
+                "has no failure domains",
             ),
             (
                 required,
                 wire::Capability::SpreadRequired,
-                "a required spread",
+                "cannot promise a required spread",
             ),
             (
                 preferred,
                 wire::Capability::SpreadPreferred,
-                "a preferred spread",
+                "cannot spread nodes",
             ),
             (
                 !placement.hosts.is_empty(),
                 wire::Capability::NamedHosts,
-                "named machines",
+                "has no named machines",
             ),
         ] {
             if wanted && !has(&handshake, capability) {
                 refuse(
                     format!("{}.placement", origin.placement),
-                    format!("platform {} cannot do {what}", choice.platform),
+                    format!("platform {} {what}", choice.platform),
                 );
             }
         }
@@ -349,23 +356,6 @@ impl Api {
             wrong.push((format!("{}.lifecycle.post_promote", group.field), why));
         }
         wrong
-    }
-
-    /// Refuses standby nodes if one of the platforms of the group cannot promote them.
-    pub(super) fn require_standby(&self, group: &Group) -> Result<()> {
-        let group = Group {
-            standby: 1,
-            ..group.clone()
-        };
-        for choice in &group.choices {
-            let registered = self.shared.platform(&choice.platform);
-            let handshake = registered.and_then(|registered| registered.platform.handshake());
-            let wrong = handshake.map(|it| Self::check_roles(&group, &choice.platform, &it));
-            if let Some((_, why)) = wrong.into_iter().flatten().next() {
-                return Err(Error::invalid("standby", why));
-            }
-        }
-        Ok(())
     }
 
     /// Checks for failure domains that a platform does not have.
@@ -439,13 +429,17 @@ impl Api {
                 message.secrets = user_data.secrets(&group.secrets);
                 let source = group.bootstrap.as_ref().map(|own| &own.source);
                 let secret = matches!(source, Some(UserDataSource::Secret(_)));
-                let (field, platform) = (origin.choice(index), choice.platform.clone());
+                let software = &checked.resolved.software;
+                let others = (handshake.templates.iter())
+                    .any(|entry| !entry.addon && entry.store == *software)
+                    && !group.version.is_empty();
+                let (origin, platform) = (origin.clone(), choice.platform.clone());
                 asked.push(async move {
                     let left = end.saturating_duration_since(Instant::now());
                     let hidden = request::hidden(&message, secret);
                     let answer = client.provision(message, left).await;
                     (
-                        field,
+                        (origin, index, others),
                         platform,
                         answer.err().map(|error| hidden.error(error)),
                     )
@@ -457,21 +451,22 @@ impl Api {
             .collect()
             .await;
         let mut wrong = Vec::new();
-        for (field, platform, error) in answers.drain(..) {
+        for ((origin, index, others), platform, error) in answers.drain(..) {
             let Some(error) = error else { continue };
             if error.class() == Class::Cannot {
                 if error.fields().is_empty() {
+                    let field = if error.reason() == Reason::TemplateNotFound {
+                        origin.store(others)
+                    } else {
+                        origin.choice(index)
+                    };
                     wrong.push(Violation {
-                        field: field.clone(),
+                        field,
                         description: format!("{platform}: {error}"),
                     });
                 }
                 for inner in error.fields() {
-                    let description = format!("{platform}: {}: {}", inner.field, inner.description);
-                    wrong.push(Violation {
-                        field: field.clone(),
-                        description,
-                    });
+                    wrong.push(origin.theirs(index, &platform, inner));
                 }
             } else {
                 let warning = format!("platform {platform} could not check the spec: {error}");

@@ -208,7 +208,10 @@ impl Api {
             restarted(&inner, request.group.as_deref())?
         };
         let revision = self.store(&cluster, desired, None).await?;
-        let words = format!("all {node_count} nodes are to be replaced");
+        let words = match node_count {
+            1 => "1 node is to be replaced".to_owned(),
+            count => format!("all {count} nodes are to be replaced"),
+        };
         self.tell(&cluster, "RestartAsked", words, |event| {
             event.group.clone_from(&request.group);
         })

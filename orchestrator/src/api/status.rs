@@ -21,6 +21,7 @@ use drover_store::DigestKey;
 use super::digests::shown_spec;
 use crate::shared::Shared;
 
+mod outlook;
 mod plan;
 
 pub(crate) use plan::plan;

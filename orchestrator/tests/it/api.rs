@@ -34,6 +34,7 @@ mod secrets;
 mod storage;
 mod support;
 mod template;
+mod totals;
 mod unsupported;
 mod user_data;
 mod watch;

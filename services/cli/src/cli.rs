@@ -11,7 +11,8 @@ use clap_complete::Shell;
 
 use crate::output::{Format, GetFormat, ReportFormat};
 pub(crate) use rollout::{
-    RestartArgs, RolloutCommand, RolloutStatusArgs, ScaleArgs, UndoArgs, WaitFlags,
+    ChangeFlags, PlannedFlags, RestartArgs, RolloutCommand, RolloutStatusArgs, ScaleArgs, UndoArgs,
+    WaitFlags,
 };
 
 /// One declarative control plane for clusters of stateful nodes
@@ -93,6 +94,8 @@ pub(crate) enum Command {
     Describe(DescribeArgs),
     /// Platforms, clusters that are not ready, the oldest wait
     Status,
+    /// Nodes and clusters by state, as they change
+    Top(TopArgs),
     /// Change the size of a group
     Scale(ScaleArgs),
     /// How updates go on, earlier specs, going back, replacing all nodes
@@ -102,6 +105,8 @@ pub(crate) enum Command {
     Replace {
         /// CLUSTER/NODE
         node: String,
+        #[command(flatten)]
+        change: ChangeFlags,
     },
     /// Say that you work on a node: it is not replaced for being sick
     Repair {
@@ -110,6 +115,9 @@ pub(crate) enum Command {
         /// The work is done: it is judged like any other
         #[arg(long)]
         done: bool,
+        /// How the result is printed
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Format,
     },
     /// Stop all work on a cluster, healing included
     Pause {
@@ -118,13 +126,16 @@ pub(crate) enum Command {
         /// Why, for those who look at it later
         #[arg(long, default_value = "")]
         reason: String,
+        /// How the result is printed
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Format,
     },
     /// Take up the work on a paused cluster
     Resume {
         /// Name of the cluster
         cluster: String,
         #[command(flatten)]
-        wait: WaitFlags,
+        change: ChangeFlags,
     },
     /// Do one pass over a cluster now
     Reconcile {
@@ -133,26 +144,13 @@ pub(crate) enum Command {
         /// Forget back-off and failed attempts first
         #[arg(long)]
         reset_back_off: bool,
+        #[command(flatten)]
+        change: ChangeFlags,
     },
     /// Delete clusters, platforms, secrets or kept storage
     Delete(DeleteArgs),
     /// Give up what a cluster has on a platform that will never answer again
-    Abandon {
-        /// Name of the cluster
-        cluster: String,
-        /// Name of the platform
-        #[arg(long)]
-        platform: String,
-        /// Uid of the backend [default: the only one that the cluster has there]
-        #[arg(long)]
-        uid: Option<String>,
-        /// Delete nodes that it shows all the same, should it ever answer again; otherwise they are left alone
-        #[arg(long)]
-        delete_nodes: bool,
-        /// Do not ask
-        #[arg(short, long)]
-        yes: bool,
-    },
+    Abandon(AbandonArgs),
     /// Say that a platform is the same backend, though it shows another uid
     Rebind {
         /// Name of the platform
@@ -162,6 +160,9 @@ pub(crate) enum Command {
         /// Do not ask
         #[arg(short, long)]
         yes: bool,
+        /// How the result is printed
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Format,
     },
     /// Say that nodes which vanished from a platform at once are really gone
     ConfirmLoss {
@@ -169,6 +170,9 @@ pub(crate) enum Command {
         platform: String,
         /// How many vanished, as `drover describe platform` says
         count: u32,
+        /// How the result is printed
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Format,
     },
     /// Wait until clusters are as wanted
     Wait(WaitArgs),
@@ -194,6 +198,9 @@ pub(crate) enum Command {
         /// For example cluster.spec.groups.health
         #[arg(default_value = "cluster")]
         field: String,
+        /// All fields below it, with what they expect
+        #[arg(long)]
+        recursive: bool,
     },
     /// Print the JSON Schema of manifests
     Schema,
@@ -205,14 +212,20 @@ pub(crate) enum Command {
     },
     /// Ask any server that serves grpc.health.v1
     Health {
-        /// HOST:PORT or a URL
-        address: String,
+        /// HOST:PORT or a URL [default: that of the orchestrator]
+        address: Option<String>,
         /// Service to ask about
         #[arg(long, default_value = "")]
         service: String,
     },
-    /// Print completions for a shell
+    /// Print completions for a shell; those of bash, zsh and fish know the names of what there is
     Completion { shell: Shell },
+    /// Say what may stand in place of the last word, for completions
+    #[command(hide = true)]
+    Complete {
+        #[arg(last = true)]
+        words: Vec<String>,
+    },
     /// Versions of this program and the orchestrator
     Version,
     /// Names for orchestrators
@@ -277,15 +290,6 @@ pub(crate) struct ApplyArgs {
     /// Files, directories, or - for standard input
     #[arg(short, long = "filename", required = true, value_name = "FILE")]
     pub(crate) filenames: Vec<String>,
-    /// Check everything and change nothing
-    #[arg(long)]
-    pub(crate) dry_run: bool,
-    /// Wait until the clusters are ready
-    #[arg(long)]
-    pub(crate) wait: bool,
-    /// How long to wait
-    #[arg(long, default_value = "10m", value_parser = duration, value_name = "DURATION")]
-    pub(crate) timeout: std::time::Duration,
     /// Generation that the cluster must have; 0: it must not exist
     #[arg(long, value_name = "N")]
     pub(crate) expect_generation: Option<u64>,
@@ -295,9 +299,8 @@ pub(crate) struct ApplyArgs {
     /// Delete the nodes of a group that the manifest no longer has
     #[arg(long, value_name = "PATH")]
     pub(crate) remove_group: Vec<String>,
-    /// Do not ask
-    #[arg(short, long)]
-    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) planned: PlannedFlags,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -308,6 +311,12 @@ pub(crate) struct PlanArgs {
     /// Files, directories, or - for standard input: what would be done
     #[arg(short, long = "filename", value_name = "FILE")]
     pub(crate) filenames: Vec<String>,
+    /// As if the nodes of a group that the files no longer have were deleted
+    #[arg(long, value_name = "PATH", conflicts_with = "cluster")]
+    pub(crate) remove_group: Vec<String>,
+    /// As if what platforms show of these clusters were taken over
+    #[arg(long, conflicts_with = "cluster")]
+    pub(crate) adopt: bool,
     /// Exit with 0 for nothing to do, 1 for an error, 2 for changes
     #[arg(long)]
     pub(crate) detailed_exitcode: bool,
@@ -317,8 +326,8 @@ pub(crate) struct PlanArgs {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct GetArgs {
-    /// KIND [NAME] or KIND/NAME; kinds: clusters, nodes, platforms, hosts, storage, events, discovered, secrets
-    #[arg(required = true, num_args = 1..=2, value_name = "KIND [NAME]")]
+    /// KIND [NAME…] or KIND/NAME…; kinds: clusters, nodes, platforms, hosts, storage, events, discovered, secrets
+    #[arg(required = true, num_args = 1.., value_name = "KIND [NAME]")]
     pub(crate) target: Vec<String>,
     /// Only what has these labels: a=b,c!=d,e,!f
     #[arg(short = 'l', long, value_name = "LABELS")]
@@ -341,6 +350,26 @@ pub(crate) struct DescribeArgs {
     /// Show what is fine too
     #[arg(long)]
     pub(crate) all: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct AbandonArgs {
+    /// Name of the cluster
+    pub(crate) cluster: String,
+    /// Name of the platform
+    #[arg(long)]
+    pub(crate) platform: String,
+    /// Uid of the backend [default: the only one that the cluster has there]
+    #[arg(long)]
+    pub(crate) uid: Option<String>,
+    /// Delete nodes that it shows all the same, should it ever answer again; otherwise they are left alone
+    #[arg(long)]
+    pub(crate) delete_nodes: bool,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) change: ChangeFlags,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -371,6 +400,13 @@ pub(crate) struct DeleteArgs {
     pub(crate) dry_run: bool,
     #[arg(short, long, value_enum, default_value_t)]
     pub(crate) output: Format,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct TopArgs {
+    /// Print once and exit, as without a terminal
+    #[arg(long)]
+    pub(crate) once: bool,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -26,6 +26,8 @@ const UNREACHABLE: Duration = Duration::from_secs(1);
 pub(crate) struct Client {
     pub(crate) api: OrchestratorClient,
     server: String,
+    /// What the address was taken from, for who did not expect it. Empty: nothing says another one.
+    origin: String,
 }
 
 impl Client {
@@ -42,7 +44,14 @@ impl Client {
                 ..Policy::default()
             }),
             server,
+            origin: String::new(),
         }
+    }
+
+    /// The same, with what the address was taken from.
+    pub(crate) fn named_by(mut self, origin: &str) -> Self {
+        origin.clone_into(&mut self.origin);
+        self
     }
 
     /// Address of the orchestrator, for messages.
@@ -60,7 +69,13 @@ impl Client {
                 } else {
                     " (is `drover dev` running?)"
                 };
-                error.context(format!("cannot reach the orchestrator at {server}{hint}"))
+                let origin = match self.origin.as_str() {
+                    "" => String::new(),
+                    origin => format!(", the address of {origin}"),
+                };
+                error.context(format!(
+                    "cannot reach the orchestrator at {server}{origin}{hint}"
+                ))
             } else {
                 error
             }

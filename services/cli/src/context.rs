@@ -135,10 +135,17 @@ impl Security {
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     server: String,
+    /// What says so. Empty: nothing does, it is the default.
+    origin: String,
     secure: Security,
 }
 
 impl Place {
+    /// What the address was taken from: a flag, a variable or a context.
+    pub(crate) fn origin(&self) -> &str {
+        &self.origin
+    }
+
     pub(crate) fn target(&self) -> Outcome<Target> {
         self.secure.apply(address(&self.server, &self.secure)?)
     }
@@ -159,7 +166,7 @@ fn address(text: &str, secure: &Security) -> Outcome<Target> {
     }
     let authority: Authority = text.parse().map_err(|_| {
         Failure::failed(format!(
-            "{text:?} is no address; expected http://HOST:PORT or https://HOST:PORT"
+            "{text:?} is not an address; expected http://HOST:PORT or https://HOST:PORT"
         ))
     })?;
     let text = match authority.port() {
@@ -237,9 +244,15 @@ pub(crate) fn place(global: &Global) -> Outcome<Place> {
     let flags = Security::of(&global.secure);
     // An empty variable counts as unset.
     let server = global.server.as_ref().filter(|text| !text.is_empty());
+    let said = if global.server_is_flag {
+        "--server"
+    } else {
+        "DROVER_SERVER"
+    };
     if let (Some(server), None) = (server, &global.context) {
         return Ok(Place {
             server: server.clone(),
+            origin: said.to_owned(),
             secure: flags,
         });
     }
@@ -247,6 +260,7 @@ pub(crate) fn place(global: &Global) -> Outcome<Place> {
     let Some(name) = global.context.as_ref().or(config.current.as_ref()) else {
         return Ok(Place {
             server: DEFAULT_SERVER.to_owned(),
+            origin: String::new(),
             secure: flags,
         });
     };
@@ -254,13 +268,17 @@ pub(crate) fn place(global: &Global) -> Outcome<Place> {
         .contexts
         .get(name)
         .ok_or_else(|| unknown(name, &config))?;
+    let flag = server.filter(|_| global.server_is_flag);
     Ok(Place {
-        server: server
-            .filter(|_| global.server_is_flag)
-            .unwrap_or(&entry.server)
-            .clone(),
+        server: flag.unwrap_or(&entry.server).clone(),
+        origin: flag.map_or_else(|| format!("context {name}"), |_| said.to_owned()),
         secure: flags.or(entry.secure.clone()),
     })
+}
+
+/// Names of all contexts.
+pub(crate) fn names() -> Outcome<Vec<String>> {
+    Ok(load()?.contexts.into_keys().collect())
 }
 
 fn unknown(name: &str, config: &Config) -> Failure {

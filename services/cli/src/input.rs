@@ -9,6 +9,8 @@ use std::{
 use anyhow::{Context, bail};
 use drover_manifest::Manifests;
 
+use crate::output::quoted;
+
 /// Reads files, directories (their `.yaml`, `.yml` and `.json` files, by name) and standard input (`-`).
 pub(crate) fn manifests(inputs: &[String]) -> anyhow::Result<Manifests> {
     let mut manifests = Manifests::default();
@@ -22,10 +24,24 @@ pub(crate) fn manifests(inputs: &[String]) -> anyhow::Result<Manifests> {
             manifests.add("stdin", PathBuf::from("."), content)?;
             continue;
         }
+        if input.starts_with("http://") || input.starts_with("https://") {
+            bail!(
+                "-f takes files, no URLs; for example: curl -fsS {} | drover apply -f -",
+                quoted(input)
+            );
+        }
         let path = Path::new(input);
         let meta = fs::metadata(path).with_context(|| format!("cannot read {input}"))?;
         if meta.is_dir() {
-            let files = files_in(path).with_context(|| format!("cannot read {input}"))?;
+            let (files, directories) =
+                files_in(path).with_context(|| format!("cannot read {input}"))?;
+            if directories > 0 {
+                let what = match directories {
+                    1 => "1 directory".to_owned(),
+                    number => format!("{number} directories"),
+                };
+                complain!("{input}: {what} inside not read; name what is meant");
+            }
             if files.is_empty() {
                 bail!("{input} has no .yaml, .yml or .json file");
             }
@@ -52,21 +68,22 @@ fn add_file(manifests: &mut Manifests, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The manifests in a directory, sorted by name.
-fn files_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
+/// The manifests in a directory, sorted by name, and how many directories are beside them.
+fn files_in(directory: &Path) -> io::Result<(Vec<PathBuf>, usize)> {
+    let (mut files, mut directories) = (Vec::new(), 0);
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
         let extension = path
             .extension()
             .and_then(|extension| extension.to_str())
             .unwrap_or_default();
+        directories += usize::from(path.is_dir());
         if matches!(extension, "yaml" | "yml" | "json") && path.is_file() {
             files.push(path);
         }
     }
     files.sort();
-    Ok(files)
+    Ok((files, directories))
 }
 
 #[cfg(test)]

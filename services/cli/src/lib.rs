@@ -7,6 +7,7 @@ mod certs;
 mod cli;
 mod client;
 mod commands;
+mod complete;
 mod context;
 mod dev;
 mod failure;

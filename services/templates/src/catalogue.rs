@@ -16,7 +16,7 @@ use serde_saphyr::Spanned;
 
 use crate::{
     digest::digest,
-    index::{Health, IndexFile, Lifecycle, ManagementPolicy, Matcher, Port},
+    index::{Health, IndexFile, Lifecycle, Limits, ManagementPolicy, Matcher, Port},
     render::{self, Position, Rendered},
     scope::Scope,
     version::Requirement,
@@ -95,6 +95,8 @@ pub struct Entry {
     pub management_policy: Option<ManagementPolicy>,
     /// Default lifecycle hooks.
     pub lifecycle: Option<Lifecycle>,
+    /// What groups may ask for.
+    pub limits: Limits,
     /// SHA-256 in hexadecimal of everything that nodes are created from: the template, the files that it refers to (all
     /// files, if it computes a name), options and ports. The same content has the same digest on every machine.
     pub digest: String,
@@ -434,6 +436,7 @@ macro_rules! entry {
             health: file.health.map(|health| health.value),
             management_policy: file.management_policy,
             lifecycle: file.lifecycle,
+            limits: file.limits,
             $($field: $value,)*
         }
     }};

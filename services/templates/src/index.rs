@@ -47,6 +47,8 @@ macro_rules! entry_file {
             pub(crate) management_policy: Option<ManagementPolicy>,
             #[serde(default)]
             pub(crate) lifecycle: Option<Lifecycle>,
+            #[serde(default)]
+            pub(crate) limits: Limits,
         }
     };
 }
@@ -179,6 +181,34 @@ pub enum Port {
     Number(u16),
     /// The port name.
     Name(String),
+}
+
+/// What groups may ask of a template. Absent fields have no limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Limits {
+    /// Maximum number of active nodes.
+    #[serde(default)]
+    pub max_size: Option<u32>,
+    /// Maximum number of standby nodes.
+    #[serde(default)]
+    pub max_standby: Option<u32>,
+    /// Maximum number of active nodes beside standby nodes.
+    #[serde(default)]
+    pub max_size_with_standby: Option<u32>,
+    /// Fields that make no difference to its nodes, so that setting them would promise something untrue.
+    #[serde(default)]
+    pub ignores: Vec<Ignored>,
+}
+
+/// A field of the spec that a template may ignore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Ignored {
+    /// The version of the store.
+    Version,
+    /// The node class.
+    NodeClass,
 }
 
 /// Order in which the nodes of a group are created and removed.

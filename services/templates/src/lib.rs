@@ -21,6 +21,11 @@
 //!         lifecycle:
 //!           preStop: {exec: [redis-cli, shutdown], timeout: 10s}
 //!           postPromote: {exec: [redis-cli, replicaof, "no", one]}
+//!         limits:                 # what groups may ask for; optional, and so is each of them
+//!           maxSize: 3            # active nodes
+//!           maxStandby: 2
+//!           maxSizeWithStandby: 1 # active nodes of a group with standby nodes
+//!           ignores: [version, nodeClass]   # makes no difference to its nodes, so that setting it is refused
 //! addons:                         # found by name; optional
 //!   - name: haproxy
 //!     template: haproxy.yaml
@@ -60,7 +65,7 @@ pub use context::{
     AddonScope, ClusterContext, Context, EndpointContext, GroupContext, InfrastructureContext,
     NodeContext, NodeRole, NodeScope, PeerContext, StorageContext,
 };
-pub use index::{Health, Hook, Lifecycle, ManagementPolicy, Matcher, Port, Probe};
+pub use index::{Health, Hook, Ignored, Lifecycle, Limits, ManagementPolicy, Matcher, Port, Probe};
 pub use render::{Rendered, Text, render_text};
 pub use scope::Scope;
 pub use version::Requirement;

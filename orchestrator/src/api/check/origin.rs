@@ -1,8 +1,10 @@
 //! Locates where a spec sets the values that a group inherits, for error messages.
 
+use drover_core::error::Violation;
 use drover_proto::orchestrator::v1 as pb;
 
 /// Where the inherited values of a group are set: paths of enclosing groups, or its own.
+#[derive(Clone)]
 pub(in crate::api) struct Origin {
     pub(super) platforms: String,
     /// Which of the choices set their own class.
@@ -13,6 +15,8 @@ pub(in crate::api) struct Origin {
     pub(super) storage: String,
     pub(super) health: String,
     pub(super) lifecycle: String,
+    /// Field with the version of the store.
+    version: String,
     /// Where properties are set, outermost first, and their names.
     properties: Vec<(String, Vec<String>)>,
     /// For each choice, the names of the properties that it sets itself.
@@ -39,6 +43,7 @@ impl Origin {
             storage: top(),
             health: top(),
             lifecycle: top(),
+            version: "spec.store.version".to_owned(),
             properties: vec![(top(), names(spec.properties.as_ref()))],
             own_properties: own_properties(&spec.platforms),
         };
@@ -74,9 +79,39 @@ impl Origin {
             if group.lifecycle.is_some() {
                 origin.lifecycle.clone_from(&at);
             }
+            if group.version.is_some() {
+                origin.version = format!("{at}.version");
+            }
             groups = &group.groups;
         }
         origin
+    }
+
+    pub(super) fn version(&self) -> String {
+        self.version.clone()
+    }
+
+    /// What does not fit any template: the version if the platform has the store in others, else the store.
+    pub(super) fn store(&self, has_others: bool) -> String {
+        if has_others {
+            return self.version();
+        }
+        "spec.store.software".to_owned()
+    }
+
+    /// What a platform says of the request for a node of this group.
+    pub(super) fn theirs(&self, index: usize, platform: &str, inner: &Violation) -> Violation {
+        let description = &inner.description;
+        match inner.field.strip_prefix("group.properties.") {
+            Some(property) => Violation {
+                field: self.property(index, property),
+                description: format!("{platform}: {description}"),
+            },
+            None => Violation {
+                field: self.choice(index),
+                description: format!("{platform}: {}: {description}", inner.field),
+            },
+        }
     }
 
     pub(in crate::api) fn bootstrap(&self) -> String {

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use drover_cluster::{Cluster, ClusterState, Resolved, stored_spec};
-use drover_core::{Error, Result, spec::MAX_NODES};
+use drover_core::{
+    Error, Result,
+    spec::{Group, MAX_NODES},
+};
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Desired, Versioned};
 use prost::Message;
@@ -21,11 +24,12 @@ impl Api {
         let cluster = self.find_to_change(&request.cluster)?;
         let _change = self.shared.changing.lock(cluster.uid()).await;
         let (desired, spec) = self.scaled(&cluster, &cluster.lock(), &request)?;
+        // Before a pass makes the first steps.
+        let planned = self.supposed(&cluster, desired.clone(), Some(spec.clone()), &[]);
         let revision = self.store(&cluster, desired, Some(spec)).await?;
-        let plan = self.preview(&cluster);
         Ok(pb::ScaleGroupResponse {
             cluster: Some(self.shown(&cluster)),
-            plan: Some(plan),
+            plan: planned.plan,
             revision,
         })
     }
@@ -85,8 +89,14 @@ impl Api {
             {
                 return Err(protected(inner, &request.group, &what));
             }
-            if let Some(group) = resolved.filter(|_| standby > 0) {
-                self.require_standby(group)?;
+            let grows = size > before || standby > standby_before;
+            if let Some(group) = resolved.filter(|_| grows) {
+                let group = Group {
+                    size: Some(size),
+                    standby,
+                    ..group.clone()
+                };
+                self.check_counts(&group, &inner.spec().software)?;
             }
             group.size = Some(size);
             if standby != standby_before {
@@ -131,7 +141,7 @@ fn mark_removed(
         if !ids.insert(node.id(cluster.uid())) {
             return Err(Error::invalid(
                 field(),
-                format!("{name:?} stands there twice"),
+                format!("{name:?} appears twice"),
             ));
         }
         standing_by += u32::from(!node.role.may_act());

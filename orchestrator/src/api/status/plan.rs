@@ -9,8 +9,15 @@ use drover_core::{Node, error::cut, node::Role, storage::Retention};
 use drover_planner::{Call, Note, Op, Plan, State};
 use drover_proto::orchestrator::v1 as pb;
 
+use super::outlook;
+
 /// Maximum number of actions, and of notes, in a plan.
 const MAX_PLAN: usize = 1_000;
+
+/// Reasons of actions that replace a node.
+const REPLACING: [&str; 8] = [
+    "Dead", "Sick", "Outdated", "Lifetime", "User", "Replace", "Update", "Standby",
+];
 
 /// A plan in a response. `state` is the record that it is based on, `revision` that of its head.
 pub(crate) fn plan(
@@ -42,8 +49,10 @@ pub(crate) fn plan(
     let mut steps = Steps::new(generation, revision);
     for action in &mut actions {
         action.step = steps.next_name();
+        action.replaces = REPLACING.contains(&&*action.reason);
     }
     let mut report: Vec<pb::PlanNote> = plan.report.iter().map(|one| note(one, state)).collect();
+    let totals = outlook::totals(plan, &actions, state);
     let omitted = actions.len().saturating_sub(MAX_PLAN) + report.len().saturating_sub(MAX_PLAN);
     actions.truncate(MAX_PLAN);
     report.truncate(MAX_PLAN);
@@ -54,6 +63,8 @@ pub(crate) fn plan(
         report,
         // Filled in by callers that have the former specs.
         renewals: Vec::new(),
+        outlooks: outlook::outlooks(plan, state),
+        totals: Some(totals),
         omitted: u32::try_from(omitted).unwrap_or(u32::MAX),
     }
 }
@@ -170,6 +181,8 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
         | Op::Restamp { .. }
         | Op::Template { .. }
         | Op::RoleChange { .. }
+        | Op::HostLabels { .. }
+        | Op::Reached { .. }
         | Op::Rollout { .. }
         | Op::Drain { .. }
         | Op::PeakSizeChanged { .. }

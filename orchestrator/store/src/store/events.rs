@@ -256,7 +256,7 @@ async fn read(backend: &dyn Backend, uid: Uuid, after: u64, limit: usize) -> Res
         let mut page = bounds(backend, uid).await?;
         if after > page.last_seq {
             let message = format!(
-                "event {after} was never given out, {} is the newest: the store was restored",
+                "there is no event {after}, {} is the newest; if there was one, the store was restored",
                 page.last_seq
             );
             return Err(Error::new(Reason::StoreRestored, message)

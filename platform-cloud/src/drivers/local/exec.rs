@@ -62,7 +62,7 @@ pub(super) fn run(
     if start.tty {
         return Err(Error::new(
             Reason::Unimplemented,
-            "this platform runs commands without a terminal: leave `tty` out",
+            "this platform runs commands without a terminal",
         ));
     }
     let process = node

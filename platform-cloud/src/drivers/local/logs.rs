@@ -51,13 +51,13 @@ pub(super) fn stream(node: Arc<Node>, request: &StreamLogsRequest) -> Result<Log
     if request.previous {
         return Err(Error::new(
             Reason::NodeNotRunning,
-            "the process of a node is never started again: it has no run before",
+            "processes are never restarted in place, so there is no previous log",
         ));
     }
     if request.since.is_some() {
         return Err(Error::new(
             Reason::Unimplemented,
-            "the lines of a process carry no times: leave `since` out, or say how many lines in `tail_lines`",
+            "the lines of a process carry no times, so they cannot be chosen by age; ask for the last lines by their number",
         ));
     }
     if !request.follow && node.is_pending() {

@@ -1,4 +1,4 @@
-//! Arguments of `scale` and `rollout`, and of waiting after a change.
+//! Arguments of `scale` and `rollout`, and those that all changes have.
 
 use clap::{Args, Subcommand};
 
@@ -19,16 +19,8 @@ pub(crate) struct ScaleArgs {
     /// Generation that the cluster must have
     #[arg(long, value_name = "N")]
     pub(crate) expect_generation: Option<u64>,
-    /// Say what would be done and change nothing
-    #[arg(long)]
-    pub(crate) dry_run: bool,
-    /// Do not ask
-    #[arg(short, long)]
-    pub(crate) yes: bool,
     #[command(flatten)]
-    pub(crate) wait: WaitFlags,
-    #[arg(short, long, value_enum, default_value_t)]
-    pub(crate) output: Format,
+    pub(crate) planned: PlannedFlags,
 }
 
 /// Waiting after a change.
@@ -40,6 +32,29 @@ pub(crate) struct WaitFlags {
     /// How long to wait
     #[arg(long, default_value = "10m", value_parser = duration, value_name = "DURATION")]
     pub(crate) timeout: std::time::Duration,
+}
+
+/// What every change of a cluster has.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ChangeFlags {
+    #[command(flatten)]
+    pub(crate) wait: WaitFlags,
+    /// How the result is printed
+    #[arg(short, long, value_enum, default_value_t)]
+    pub(crate) output: Format,
+}
+
+/// What every change that can be planned has.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PlannedFlags {
+    /// Say what would be done and change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) change: ChangeFlags,
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -64,13 +79,8 @@ pub(crate) struct RestartArgs {
     /// CLUSTER or CLUSTER/GROUP
     #[arg(value_name = "CLUSTER[/GROUP]")]
     pub(crate) target: String,
-    /// Say what would be done and change nothing
-    #[arg(long)]
-    pub(crate) dry_run: bool,
     #[command(flatten)]
-    pub(crate) wait: WaitFlags,
-    #[arg(short, long, value_enum, default_value_t)]
-    pub(crate) output: Format,
+    pub(crate) planned: PlannedFlags,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -101,11 +111,6 @@ pub(crate) struct UndoArgs {
     /// Generation that the cluster must have
     #[arg(long, value_name = "N")]
     pub(crate) expect_generation: Option<u64>,
-    /// Say what would be done and change nothing
-    #[arg(long)]
-    pub(crate) dry_run: bool,
     #[command(flatten)]
-    pub(crate) wait: WaitFlags,
-    #[arg(short, long, value_enum, default_value_t)]
-    pub(crate) output: Format,
+    pub(crate) planned: PlannedFlags,
 }

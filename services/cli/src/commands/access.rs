@@ -65,7 +65,7 @@ fn cut_off(args: &LogsArgs, error: Error) -> Failure {
         let node = &args.node;
         failure
             .message
-            .push_str(&format!("\nhint: drover logs {node} -f --since 1m"));
+            .push_str(&format!("\nhint: drover logs {node} -f --tail 100"));
     }
     failure
 }

@@ -1,10 +1,7 @@
 //! `apply`, and the parts that it shares with `dev` and `plan`: all documents are checked first, and nothing is applied
 //! unless all are valid.
 
-use std::{
-    io::{self, BufRead, IsTerminal, Write},
-    time::{Duration, SystemTime},
-};
+use std::time::SystemTime;
 
 use drover_core::{Error, Reason};
 use drover_manifest::{Diagnostics, Document, Objects};
@@ -13,12 +10,13 @@ use drover_proto::orchestrator::v1::{
     RegisterPlatformRequest, RegisterPlatformResponse,
 };
 
-use super::{report, wait};
+use super::{confirm, report, tally::Tally, wait};
 use crate::{
     cli::ApplyArgs,
     client::{CALL_TIMEOUT, Client},
     failure::{Exit, Failure, Outcome},
-    input, output,
+    input,
+    output::{self, Format, rows},
 };
 
 #[derive(Clone, Debug, Default)]
@@ -41,47 +39,75 @@ pub(crate) async fn run(client: &Client, args: ApplyArgs) -> Outcome {
         remove_groups: args.remove_group.clone(),
     };
     let mut planned = check(client, &objects, &options, ", nothing applied").await?;
-    if args.dry_run {
-        preview(client, &objects).await?;
-        for (document, answer) in objects.clusters.iter().zip(&planned) {
-            output::line(&format!(
-                "{} (dry run)",
-                outcome_line(&document.object, answer.as_ref())
-            ))?;
-            let Some(answer) = answer else { continue };
-            warn(
-                &format!("cluster/{}", document.object.name),
-                &answer.warnings,
-            );
-            let plan = answer.plan.as_ref();
-            // Adoptions and removals are shown before they happen.
-            if let Some(plan) = plan.filter(|plan| args.adopt || report::Tally::of(plan).removes())
-            {
-                output::print(&report::plan(plan, &[], SystemTime::now()))?;
-            }
-        }
-        return Ok(Exit::Done);
+    let format = args.planned.change.output;
+    if args.planned.dry_run {
+        return dry_run(client, &objects, &planned, &args).await;
     }
-    if !args.yes && !confirm(&planned)? {
+    if !args.planned.yes && !agreed(&planned)? {
         return Err(Failure::failed("not applied"));
     }
     planned.clear();
-    let applied = apply(client, &objects, &options).await?;
-    if args.wait {
+    let applied = apply(client, &objects, &options, format).await?;
+    if args.planned.change.wait.wait {
+        let patience = wait::Patience::new(args.planned.change.wait.timeout);
         for cluster in &applied {
-            let name = &cluster.name;
-            wait::ready(client, name, args.timeout).await?;
-            for node in client.list_nodes(Some(name.clone())).await?.nodes {
-                let address = crate::output::rows::address(&node);
-                output::line(
-                    format!(
-                        "node/{name}/{}  {}  {address}",
-                        node.name,
-                        crate::output::rows::node_status(&node)
-                    )
-                    .trim_end(),
-                )?;
-            }
+            wait_for(client, cluster, patience, format).await?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+async fn wait_for(
+    client: &Client,
+    cluster: &Cluster,
+    patience: wait::Patience,
+    format: Format,
+) -> Outcome<()> {
+    let name = &cluster.name;
+    wait::ready(client, name, patience).await?;
+    if !matches!(format, Format::Table | Format::Wide) {
+        return Ok(());
+    }
+    for node in client.list_nodes(Some(name.clone())).await?.nodes {
+        let (status, address) = (rows::node_status(&node), rows::address(&node));
+        let line = format!("node/{name}/{}  {status}  {address}", node.name);
+        output::line(line.trim_end())?;
+    }
+    Ok(())
+}
+
+/// Prints what would be done with checked documents.
+async fn dry_run(
+    client: &Client,
+    objects: &Objects,
+    planned: &[Option<ApplyClusterResponse>],
+    args: &ApplyArgs,
+) -> Outcome {
+    let format = args.planned.change.output;
+    let for_people = matches!(format, Format::Table | Format::Wide);
+    if for_people {
+        preview(client, objects).await?;
+    }
+    for (document, answer) in objects.clusters.iter().zip(planned) {
+        let name = format!("cluster/{}", document.object.name);
+        let words = format!(
+            "{} (dry run)",
+            outcome_line(&document.object, answer.as_ref())
+        );
+        let Some(answer) = answer else {
+            output::line(&words)?;
+            continue;
+        };
+        output::result(format, &name, answer, &words)?;
+        warn(&name, &answer.warnings);
+        let plan = answer.plan.as_ref().filter(|_| for_people);
+        // Adoptions and removals are shown before they happen.
+        let Some(plan) = plan.filter(|plan| args.adopt || Tally::of(plan).removes()) else {
+            continue;
+        };
+        output::print(&report::plan(plan, &[], SystemTime::now()))?;
+        for line in Tally::of(plan).data() {
+            output::line(&line)?;
         }
     }
     Ok(Exit::Done)
@@ -266,29 +292,23 @@ pub(crate) async fn apply(
     client: &Client,
     objects: &Objects,
     options: &Options,
+    format: Format,
 ) -> Outcome<Vec<Cluster>> {
     for document in &objects.secrets {
         let request = document.object.clone();
         let answer = client
             .call(client.api.apply_secret(request, CALL_TIMEOUT))
             .await?;
-        output::line(&format!(
-            "secret/{} {}",
-            document.object.name,
-            outcome_word(answer.outcome())
-        ))?;
+        let name = format!("secret/{}", document.object.name);
+        let words = format!("{name} {}", outcome_word(answer.outcome()));
+        output::result(format, &name, &answer, &words)?;
     }
     for document in &objects.platforms {
         let answer = register(client, document.object.clone(), false).await?;
-        warn(
-            &format!("platform/{}", document.object.name),
-            &answer.warnings,
-        );
-        output::line(&format!(
-            "platform/{} {}",
-            document.object.name,
-            outcome_word(answer.outcome())
-        ))?;
+        let name = format!("platform/{}", document.object.name);
+        warn(&name, &answer.warnings);
+        let words = format!("{name} {}", outcome_word(answer.outcome()));
+        output::result(format, &name, &answer, &words)?;
     }
     let mut applied = Vec::new();
     for document in &objects.clusters {
@@ -306,11 +326,10 @@ pub(crate) async fn apply(
             }
             answer => answer?,
         };
-        warn(
-            &format!("cluster/{}", document.object.name),
-            &answer.warnings,
-        );
-        output::line(&outcome_line(&document.object, Some(&answer)))?;
+        let name = format!("cluster/{}", document.object.name);
+        warn(&name, &answer.warnings);
+        let words = outcome_line(&document.object, Some(&answer));
+        output::result(format, &name, &answer, &words)?;
         tell_paused(answer.cluster.as_ref());
         applied.push(answer.cluster.unwrap_or_else(|| document.object.clone()));
     }
@@ -353,11 +372,7 @@ pub(crate) fn outcome_line(document: &Cluster, answer: Option<&ApplyClusterRespo
     match answer.outcome() {
         ApplyOutcome::Created => line.push_str(&format!(": {}", report::wanted(cluster))),
         ApplyOutcome::Configured => {
-            let tally = answer
-                .plan
-                .as_ref()
-                .map(report::Tally::of)
-                .unwrap_or_default();
+            let tally = answer.plan.as_ref().map(Tally::of).unwrap_or_default();
             line.push_str(&format!(": {}", tally.words()));
         }
         ApplyOutcome::Unchanged | ApplyOutcome::Unspecified => {}
@@ -366,45 +381,19 @@ pub(crate) fn outcome_line(document: &Cluster, answer: Option<&ApplyClusterRespo
 }
 
 /// Asks for confirmation on a terminal if nodes would be deleted or replaced.
-fn confirm(planned: &[Option<ApplyClusterResponse>]) -> Outcome<bool> {
+fn agreed(planned: &[Option<ApplyClusterResponse>]) -> Outcome<bool> {
     let mut question = String::new();
     for answer in planned.iter().flatten() {
-        let tally = answer
-            .plan
-            .as_ref()
-            .map(report::Tally::of)
-            .unwrap_or_default();
+        let tally = answer.plan.as_ref().map(Tally::of).unwrap_or_default();
         if tally.removes()
             && let Some(cluster) = &answer.cluster
         {
-            question.push_str(&format!("cluster/{}: {}\n", cluster.name, tally.words()));
+            question.push_str(&tally.stakes(&cluster.name));
         }
     }
     if question.is_empty() {
         Ok(true)
     } else {
-        ask(&format!("{question}Continue?"))
+        confirm::ask(&format!("{question}Continue?"))
     }
-}
-
-/// Whether there is somebody who can answer.
-pub(crate) fn can_ask() -> bool {
-    io::stdin().is_terminal() && io::stderr().is_terminal()
-}
-
-/// Asks a question on a terminal. Without one the answer is yes, as nobody can be asked.
-pub(crate) fn ask(question: &str) -> Outcome<bool> {
-    if !can_ask() {
-        return Ok(true);
-    }
-    eprint!("{question} [y/N] ");
-    io::stderr().flush()?;
-    let mut answer = String::new();
-    io::stdin().lock().read_line(&mut answer)?;
-    Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
-}
-
-/// Remaining time of a timeout that began at `start`.
-pub(crate) fn left(start: tokio::time::Instant, timeout: Duration) -> Duration {
-    timeout.saturating_sub(start.elapsed())
 }

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use drover_proto::common::v1::Condition;
 use drover_proto::orchestrator::v1::{
     Cluster, ClusterPhase, EventSeverity, GetClusterRequest, GetNodeRequest, ListEventsRequest,
     Node, PlanClusterRequest, PlatformPhase, plan_cluster_request::Subject,
@@ -219,6 +220,7 @@ async fn platform(client: &Client, name: &str) -> Outcome<()> {
     let stores: Vec<String> = handshake
         .templates
         .iter()
+        .filter(|entry| !entry.addon)
         .map(|entry| {
             if entry.store.is_empty() {
                 "(default)".into()
@@ -264,6 +266,7 @@ async fn platform(client: &Client, name: &str) -> Outcome<()> {
         ("READ", age::since(status.observe_time.as_ref(), now)),
         ("CAPABILITIES", capabilities.join(", ")),
         ("STORES", stores.join(", ")),
+        ("ADDONS", rows::addons(&handshake)),
         ("DOMAINS", domains.join(", ")),
         ("CLASSES", classes.join(", ")),
         ("WARNINGS", handshake.warnings.join("; ")),
@@ -331,17 +334,14 @@ pub(crate) async fn status(client: &Client) -> Outcome {
     ))?;
     let mut table = Table::new(&["NAME", "STATUS", "READY", "REASON", "SINCE", "MESSAGE"]);
     for cluster in &troubled {
-        let conditions = cluster.status.clone().unwrap_or_default().conditions;
-        let trouble = worst(&conditions);
+        let trouble = trouble(cluster);
         table.rows.push(vec![
             format!("cluster/{}", cluster.name),
             rows::cluster_status(cluster),
             Readiness::of(cluster).words(),
-            reason(trouble),
-            since(trouble, cluster.create_time.as_ref(), now),
-            trouble
-                .map(|condition| condition.message.clone())
-                .unwrap_or_default(),
+            reason(trouble.condition),
+            since(trouble.condition, cluster.create_time.as_ref(), now),
+            trouble.words(),
         ]);
     }
     output::print_painted(&table.render(!table.rows.is_empty(), output::colours()))?;
@@ -355,19 +355,97 @@ pub(crate) async fn status(client: &Client) -> Outcome {
     Ok(Exit::Done)
 }
 
+/// What best explains why a cluster is not ready.
+struct Trouble<'a> {
+    /// Path of the group. Empty for the whole cluster.
+    group: &'a str,
+    condition: Option<&'a Condition>,
+}
+
+impl Trouble<'_> {
+    fn words(&self) -> String {
+        let message = self.condition.map_or("", |it| it.message.as_str());
+        if self.group.is_empty() || message.is_empty() {
+            return message.to_owned();
+        }
+        format!("group/{}: {message}", self.group)
+    }
+}
+
+/// A condition of the whole cluster often only sums up what one of its groups says.
+fn trouble(cluster: &Cluster) -> Trouble<'_> {
+    let status = cluster.status.as_ref();
+    let whole = status.and_then(|status| worst(&status.conditions));
+    let told = |condition: &&Condition| !condition.message.is_empty();
+    let groups = status.map_or(&[][..], |status| &status.groups);
+    let group = groups.iter().find_map(|group| {
+        let condition = worst(&group.conditions).filter(told)?;
+        (condition.r#type != "Ready").then_some((group.path.as_str(), condition))
+    });
+    match group {
+        Some((group, condition)) if whole.is_none_or(|whole| whole.message.is_empty()) => Trouble {
+            group,
+            condition: Some(condition),
+        },
+        _ => Trouble {
+            group: "",
+            condition: whole,
+        },
+    }
+}
+
 fn oldest_wait<'a>(clusters: &[&'a Cluster]) -> Option<(&'a Timestamp, &'a str, String)> {
     let waits = clusters.iter().filter_map(|cluster| {
-        let condition = worst(&cluster.status.as_ref()?.conditions)?;
-        let text = if condition.message.is_empty() {
-            condition.reason.clone()
-        } else {
-            condition.message.clone()
+        let trouble = trouble(cluster);
+        let condition = trouble.condition?;
+        let words = match trouble.words() {
+            words if words.is_empty() => condition.reason.clone(),
+            words => words,
         };
-        Some((
-            condition.last_transition_time.as_ref()?,
-            cluster.name.as_str(),
-            text,
-        ))
+        let since = condition.last_transition_time.as_ref();
+        let since = since.or(cluster.create_time.as_ref())?;
+        Some((since, cluster.name.as_str(), words))
     });
     waits.min_by_key(|(time, ..)| (time.seconds, time.nanos))
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_proto::orchestrator::v1::{ClusterStatus, GroupStatus};
+
+    use super::*;
+
+    fn holds(name: &str, message: &str) -> Condition {
+        Condition {
+            r#type: name.into(),
+            status: Some(true),
+            reason: name.into(),
+            message: message.into(),
+            last_transition_time: Some(Timestamp::default()),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn the_reason_of_a_cluster_in_trouble_is_that_of_its_group() {
+        let group = GroupStatus {
+            path: "web".into(),
+            conditions: vec![holds("RemediationBlocked", "2 of 3 are sick, more than 1")],
+            ..Default::default()
+        };
+        let cluster = Cluster {
+            name: "hello".into(),
+            status: Some(ClusterStatus {
+                conditions: vec![holds("Remediating", "")],
+                groups: vec![group],
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let found = trouble(&cluster);
+        assert_eq!(reason(found.condition), "RemediationBlocked");
+        assert_eq!(found.words(), "group/web: 2 of 3 are sick, more than 1");
+        let (_, name, words) = oldest_wait(&[&cluster]).unwrap();
+        assert_eq!((name, words), ("hello", found.words()));
+    }
 }

@@ -1,26 +1,26 @@
 //! Commands that change one object: `replace`, `pause`, `resume`, `reconcile`, `delete`.
 
-use drover_core::Error;
+use drover_core::{Error, Reason};
 use drover_proto::orchestrator::v1::{
     DeleteClusterRequest, DeleteSecretRequest, ListSecretsRequest, PauseClusterRequest,
-    ReconcileClusterRequest, ReplaceNodeRequest, ResumeClusterRequest, SetNodeRepairRequest,
-    UnregisterPlatformRequest, plan_cluster_request::Subject,
+    ReconcileClusterRequest, ReconcileClusterResponse, ReplaceNodeRequest, ResumeClusterRequest,
+    SetNodeRepairRequest, UnregisterPlatformRequest, plan_cluster_request::Subject,
 };
-use tokio::time::Instant;
 
 use super::{
-    apply, report, rollout, storage,
+    apply, confirm, report, rollout, storage,
     target::{self, Kind, Target},
     wait,
 };
 use crate::{
-    cli::{DeleteArgs, WaitFlags},
+    cli::{ChangeFlags, DeleteArgs},
     client::{CALL_TIMEOUT, Client},
     failure::{Exit, Failure, Outcome},
-    input, output,
+    input,
+    output::{self, Format},
 };
 
-pub(crate) async fn replace(client: &Client, node: &str) -> Outcome {
+pub(crate) async fn replace(client: &Client, node: &str, flags: &ChangeFlags) -> Outcome {
     let (cluster, id) = target::node(node)?;
     let request = ReplaceNodeRequest {
         cluster: cluster.clone(),
@@ -29,15 +29,14 @@ pub(crate) async fn replace(client: &Client, node: &str) -> Outcome {
     let answer = client
         .call(client.api.replace_node(request, CALL_TIMEOUT))
         .await?;
-    let node = answer.node.unwrap_or_default();
-    output::line(&format!(
-        "node/{cluster}/{} ({}) will be replaced",
-        node.name, node.id
-    ))?;
-    Ok(Exit::Done)
+    let node = answer.node.clone().unwrap_or_default();
+    let name = format!("node/{cluster}/{}", node.name);
+    let words = format!("{name} ({}) will be replaced", node.id);
+    output::result(flags.output, &name, &answer, &words)?;
+    wait::after(client, &cluster, &flags.wait).await
 }
 
-pub(crate) async fn repair(client: &Client, node: &str, done: bool) -> Outcome {
+pub(crate) async fn repair(client: &Client, node: &str, done: bool, format: Format) -> Outcome {
     let (cluster, id) = target::node(node)?;
     let request = SetNodeRepairRequest {
         cluster: cluster.clone(),
@@ -47,44 +46,52 @@ pub(crate) async fn repair(client: &Client, node: &str, done: bool) -> Outcome {
     let answer = client
         .call(client.api.set_node_repair(request, CALL_TIMEOUT))
         .await?;
-    let node = answer.node.unwrap_or_default();
+    let node = answer.node.clone().unwrap_or_default();
     let name = format!("{cluster}/{}", node.name);
-    output::line(&if done {
+    let words = if done {
         format!("node/{name} ({}) is judged like any other", node.id)
     } else {
         format!(
             "node/{name} ({}) is not replaced for being sick until: drover repair {name} --done",
             node.id
         )
-    })?;
+    };
+    output::result(format, &format!("node/{name}"), &answer, &words)?;
     Ok(Exit::Done)
 }
 
-pub(crate) async fn pause(client: &Client, cluster: &str, reason: &str) -> Outcome {
+pub(crate) async fn pause(client: &Client, cluster: &str, reason: &str, format: Format) -> Outcome {
     let name = target::cluster(cluster).to_owned();
     let request = PauseClusterRequest {
         name: name.clone(),
         reason: reason.to_owned(),
     };
-    client
+    let answer = client
         .call(client.api.pause_cluster(request, CALL_TIMEOUT))
         .await?;
-    output::line(&format!("cluster/{name} paused"))?;
+    let of = format!("cluster/{name}");
+    output::result(format, &of, &answer, &format!("{of} paused"))?;
     complain!("nothing is healed, scaled, updated or deleted until: drover resume {name}");
     Ok(Exit::Done)
 }
 
-pub(crate) async fn resume(client: &Client, cluster: &str, flags: &WaitFlags) -> Outcome {
+pub(crate) async fn resume(client: &Client, cluster: &str, flags: &ChangeFlags) -> Outcome {
     let name = target::cluster(cluster).to_owned();
     let request = ResumeClusterRequest { name: name.clone() };
-    client
+    let answer = client
         .call(client.api.resume_cluster(request, CALL_TIMEOUT))
         .await?;
-    output::line(&format!("cluster/{name} resumed"))?;
-    wait::after(client, &name, flags).await
+    let of = format!("cluster/{name}");
+    output::result(flags.output, &of, &answer, &format!("{of} resumed"))?;
+    wait::after(client, &name, &flags.wait).await
 }
 
-pub(crate) async fn reconcile(client: &Client, cluster: &str, reset_back_off: bool) -> Outcome {
+pub(crate) async fn reconcile(
+    client: &Client,
+    cluster: &str,
+    reset_back_off: bool,
+    flags: &ChangeFlags,
+) -> Outcome {
     let name = target::cluster(cluster).to_owned();
     let request = ReconcileClusterRequest {
         name: name.clone(),
@@ -93,29 +100,37 @@ pub(crate) async fn reconcile(client: &Client, cluster: &str, reset_back_off: bo
     let answer = client
         .call(client.api.reconcile_cluster(request, CALL_TIMEOUT))
         .await?;
-    let actions = answer.plan.unwrap_or_default().actions;
-    let mut failed = 0;
-    for action in &actions {
-        let result = answer
-            .results
-            .iter()
-            .find(|result| result.step == action.step);
-        match result.and_then(|result| result.error.as_ref()) {
-            Some(error) => {
-                failed += 1;
-                output::line(&format!(
-                    "failed  {}: {}",
-                    report::action(action),
-                    error.message
-                ))?;
-            }
-            None => output::line(&format!("done    {}", report::action(action)))?,
-        }
+    let (words, failed) = pass(&name, &answer);
+    output::result(flags.output, &format!("cluster/{name}"), &answer, &words)?;
+    if failed {
+        return Ok(Exit::Failed);
     }
+    wait::after(client, &name, &flags.wait).await
+}
+
+/// What a pass did, one line for each action, and whether any failed.
+fn pass(name: &str, answer: &ReconcileClusterResponse) -> (String, bool) {
+    let actions = answer.plan.as_ref().map_or(&[][..], |plan| &plan.actions);
     if actions.is_empty() {
-        output::line(&format!("cluster/{name}: nothing to do"))?;
+        return (format!("cluster/{name}: nothing to do"), false);
     }
-    Ok(if failed > 0 { Exit::Failed } else { Exit::Done })
+    let mut failed = false;
+    let lines: Vec<String> = actions
+        .iter()
+        .map(|action| {
+            let mut results = answer.results.iter();
+            let result = results.find(|result| result.step == action.step);
+            let words = report::action(action);
+            match result.and_then(|result| result.error.as_ref()) {
+                Some(error) => {
+                    failed = true;
+                    format!("failed  {words}: {}", error.message)
+                }
+                None => format!("done    {words}"),
+            }
+        })
+        .collect();
+    (lines.join("\n"), failed)
 }
 
 pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
@@ -157,15 +172,19 @@ pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
             .iter()
             .map(|(kind, name)| format!("{}/{name}", kind.word()))
             .collect();
-        let question = format!("Delete {}? This cannot be undone.", names.join(", "));
-        if !apply::ask(&question)? {
+        let stakes = stakes(client, &things).await;
+        let question = format!(
+            "{stakes}Delete {}? This cannot be undone.",
+            names.join(", ")
+        );
+        if !confirm::ask(&question)? {
             return Err(Failure::failed("nothing deleted"));
         }
     }
-    let start = Instant::now();
+    let patience = wait::Patience::new(args.timeout);
     let mut missing = false;
     for (kind, name) in &things {
-        match delete_one(client, *kind, name).await {
+        match delete_one(client, *kind, name, args.output).await {
             Ok(()) => {}
             // Deleting the content of files continues, so that it can be repeated.
             Err(failure) if failure.exit == Exit::NotFound => {
@@ -181,11 +200,36 @@ pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
         let then_more =
             !args.filenames.is_empty() && things.iter().any(|(kind, _)| *kind != Kind::Cluster);
         if *kind == Kind::Cluster && (args.wait || then_more) {
-            wait::gone(client, name, apply::left(start, args.timeout)).await?;
-            output::line(&format!("cluster/{name} gone"))?;
+            wait::gone(client, name, patience).await?;
+            if matches!(args.output, Format::Table | Format::Wide) {
+                output::line(&format!("cluster/{name} gone"))?;
+            }
         }
     }
     Ok(if missing { Exit::NotFound } else { Exit::Done })
+}
+
+/// What goes with clusters, for who can still say no.
+async fn stakes(client: &Client, things: &[(Kind, String)]) -> String {
+    let mut text = String::new();
+    let clusters = things.iter().filter(|(kind, _)| *kind == Kind::Cluster);
+    for (_, name) in clusters.filter(|_| confirm::can_ask()) {
+        let subject = Subject::Delete(DeleteClusterRequest {
+            name: name.clone(),
+            expected_generation: None,
+        });
+        match confirm::tally(client, subject).await {
+            Ok(tally) => text.push_str(&tally.stakes(name)),
+            // The deletion says so, and goes on with the others.
+            Err(error) if error.reason() == Reason::NotFound => {}
+            Err(error) => {
+                text.push_str(&format!(
+                    "cluster/{name}: its nodes are not known: {error}\n"
+                ));
+            }
+        }
+    }
+    text
 }
 
 /// The objects to delete, in order: clusters, platforms, secrets.
@@ -240,7 +284,8 @@ async fn chosen(client: &Client, args: &DeleteArgs) -> Outcome<Vec<(Kind, String
     }
 }
 
-async fn delete_one(client: &Client, kind: Kind, name: &str) -> Outcome<()> {
+async fn delete_one(client: &Client, kind: Kind, name: &str, format: Format) -> Outcome<()> {
+    let of = format!("{}/{name}", kind.word());
     match kind {
         Kind::Cluster => {
             let request = DeleteClusterRequest {
@@ -250,17 +295,17 @@ async fn delete_one(client: &Client, kind: Kind, name: &str) -> Outcome<()> {
             let answer = client
                 .call(client.api.delete_cluster(request, CALL_TIMEOUT))
                 .await?;
-            output::line(&format!("cluster/{name} deletion requested"))?;
+            output::result(format, &of, &answer, &format!("{of} deletion requested"))?;
             apply::tell_paused(answer.cluster.as_ref());
         }
         Kind::Platform => {
             let request = UnregisterPlatformRequest {
                 name: name.to_owned(),
             };
-            client
+            let answer = client
                 .call(client.api.unregister_platform(request, CALL_TIMEOUT))
                 .await?;
-            output::line(&format!("platform/{name} deleted"))?;
+            output::result(format, &of, &answer, &format!("{of} deleted"))?;
         }
         _ => {
             // The API does not report a missing secret as an error.
@@ -277,10 +322,10 @@ async fn delete_one(client: &Client, kind: Kind, name: &str) -> Outcome<()> {
             let request = DeleteSecretRequest {
                 name: name.to_owned(),
             };
-            client
+            let answer = client
                 .call(client.api.delete_secret(request, CALL_TIMEOUT))
                 .await?;
-            output::line(&format!("secret/{name} deleted"))?;
+            output::result(format, &of, &answer, &format!("{of} deleted"))?;
         }
     }
     Ok(())

@@ -1,6 +1,7 @@
 //! `get`: lists objects, and follows their changes.
 
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, HashMap},
     ops::ControlFlow,
     time::SystemTime,
@@ -33,7 +34,43 @@ use crate::{
 };
 
 pub(crate) async fn run(client: &Client, args: GetArgs) -> Outcome {
-    let target = Target::parse(&args.target)?;
+    let targets = Target::several(&args.target)?;
+    if let [target] = targets.as_slice() {
+        return one(client, target.clone(), &args, None).await;
+    }
+    if args.watch {
+        return Err(Failure::usage(
+            "one thing at a time can be watched, or all of a kind",
+        ));
+    }
+    let together = RefCell::default();
+    let mut missing = false;
+    for target in targets {
+        match one(client, target, &args, Some(&together)).await {
+            Ok(_) => {}
+            // The others are shown all the same.
+            Err(failure) if failure.exit == Exit::NotFound => {
+                complain!("{failure}");
+                missing = true;
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+    let tables = together.into_inner();
+    let tables: Vec<String> = tables
+        .iter()
+        .map(|table| table.render(!args.no_headers, output::colours()))
+        .collect();
+    output::print_painted(&tables.join("\n"))?;
+    Ok(if missing { Exit::NotFound } else { Exit::Done })
+}
+
+async fn one(
+    client: &Client,
+    target: Target,
+    args: &GetArgs,
+    together: Option<&RefCell<Vec<Table>>>,
+) -> Outcome {
     let selector = args.selector.as_deref().map(target::selector).transpose()?;
     if selector.is_some() && !matches!(target.kind, Kind::Cluster | Kind::Host) {
         return Err(Failure::usage(
@@ -41,11 +78,12 @@ pub(crate) async fn run(client: &Client, args: GetArgs) -> Outcome {
         ));
     }
     let Some(format) = args.output.of_answer() else {
-        return manifests(client, target, selector, args.watch).await;
+        return manifests(client, target, selector, args.watch, together.is_some()).await;
     };
     let view = View {
         format,
         header: !args.no_headers,
+        together,
     };
     match (target.kind, args.watch) {
         (Kind::Cluster, false) => clusters(client, target.name, selector, view).await?,
@@ -80,12 +118,14 @@ pub(crate) async fn run(client: &Client, args: GetArgs) -> Outcome {
 
 /// Output options of a list.
 #[derive(Clone, Copy, Debug)]
-struct View {
+struct View<'a> {
     format: Format,
     header: bool,
+    /// Where rows are put until all of several things are read. `None` to print them at once.
+    together: Option<&'a RefCell<Vec<Table>>>,
 }
 
-impl View {
+impl View<'_> {
     fn wide(self) -> bool {
         self.format == Format::Wide
     }
@@ -108,7 +148,13 @@ impl View {
             )?,
             Format::Table | Format::Wide => {
                 let table = table();
-                if table.rows.is_empty() {
+                if let Some(together) = self.together {
+                    let mut tables = together.borrow_mut();
+                    match tables.last_mut() {
+                        Some(last) if last.header == table.header => last.rows.extend(table.rows),
+                        _ => tables.push(table),
+                    }
+                } else if table.rows.is_empty() {
                     complain!("nothing found");
                 } else {
                     output::print_painted(&table.render(self.header, output::colours()))?;
@@ -129,6 +175,7 @@ async fn manifests(
     target: Target,
     selector: Option<LabelSelector>,
     watch: bool,
+    one_of_several: bool,
 ) -> Outcome {
     if watch {
         return Err(Failure::usage("manifests are not watched; leave -w out"));
@@ -169,7 +216,8 @@ async fn manifests(
         complain!("nothing found");
     }
     let texts: Vec<String> = documents.iter().map(yaml::write).collect();
-    output::print(&texts.join("---\n"))?;
+    let separator = if one_of_several { "---\n" } else { "" };
+    output::print(&format!("{separator}{}", texts.join("---\n")))?;
     Ok(Exit::Done)
 }
 
@@ -177,7 +225,7 @@ async fn clusters(
     client: &Client,
     name: Option<String>,
     selector: Option<LabelSelector>,
-    view: View,
+    view: View<'_>,
 ) -> Outcome<()> {
     let now = SystemTime::now();
     let (found, answer): (Vec<Cluster>, Option<_>) = match name {
@@ -231,7 +279,7 @@ fn in_order(nodes: &[Node]) -> Vec<&Node> {
 }
 
 /// `get nodes`, `get nodes CLUSTER`, `get node CLUSTER/NODE`.
-async fn nodes(client: &Client, name: Option<String>, view: View) -> Outcome<()> {
+async fn nodes(client: &Client, name: Option<String>, view: View<'_>) -> Outcome<()> {
     let now = SystemTime::now();
     let table = |nodes: &[Node]| {
         let mut table = rows::nodes(view.wide());
@@ -269,7 +317,7 @@ async fn nodes(client: &Client, name: Option<String>, view: View) -> Outcome<()>
     view.print(&answer, || names(&answer.nodes), || table(&answer.nodes))
 }
 
-async fn platforms(client: &Client, name: Option<String>, view: View) -> Outcome<()> {
+async fn platforms(client: &Client, name: Option<String>, view: View<'_>) -> Outcome<()> {
     let now = SystemTime::now();
     let table = |platforms: &[drover_proto::orchestrator::v1::Platform]| {
         let mut table = rows::platforms_table(view.wide());
@@ -311,7 +359,7 @@ async fn hosts(
     client: &Client,
     platform: &str,
     selector: Option<LabelSelector>,
-    view: View,
+    view: View<'_>,
 ) -> Outcome<()> {
     let mut all = ListHostsResponse::default();
     loop {
@@ -342,7 +390,7 @@ async fn hosts(
     })
 }
 
-async fn discovered(client: &Client, platform: Option<String>, view: View) -> Outcome<()> {
+async fn discovered(client: &Client, platform: Option<String>, view: View<'_>) -> Outcome<()> {
     let now = SystemTime::now();
     let mut all = ListDiscoveredClustersResponse::default();
     loop {
@@ -376,7 +424,7 @@ async fn discovered(client: &Client, platform: Option<String>, view: View) -> Ou
     })
 }
 
-async fn kept_storage(client: &Client, name: Option<String>, view: View) -> Outcome<()> {
+async fn kept_storage(client: &Client, name: Option<String>, view: View<'_>) -> Outcome<()> {
     let all = storage::list(client, name.as_deref()).await?;
     if let (Some(name), true) = (name, all.storage.is_empty()) {
         return Err(Error::not_found("storage", name).into());
@@ -390,7 +438,7 @@ async fn kept_storage(client: &Client, name: Option<String>, view: View) -> Outc
     view.print(&all, names, || storage::table(&all.storage))
 }
 
-async fn secrets(client: &Client, name: Option<String>, view: View) -> Outcome<()> {
+async fn secrets(client: &Client, name: Option<String>, view: View<'_>) -> Outcome<()> {
     let now = SystemTime::now();
     let mut all = ListSecretsResponse::default();
     loop {
@@ -429,16 +477,16 @@ async fn secrets(client: &Client, name: Option<String>, view: View) -> Outcome<(
 }
 
 /// Prints rows as they change: first one table with all rows, then one row for each change.
-struct Follower {
-    view: View,
+struct Follower<'a> {
+    view: View<'a>,
     table: Table,
     shown: BTreeMap<String, Vec<String>>,
     /// Column widths of the first table, once it is complete.
     widths: Option<Vec<usize>>,
 }
 
-impl Follower {
-    fn new(view: View, table: Table) -> Self {
+impl<'a> Follower<'a> {
+    fn new(view: View<'a>, table: Table) -> Self {
         Self {
             view,
             table,
@@ -520,7 +568,7 @@ async fn watch_clusters(
     client: &Client,
     name: Option<String>,
     selector: Option<LabelSelector>,
-    view: View,
+    view: View<'_>,
 ) -> Outcome<()> {
     let mut follower = Follower::new(view, rows::clusters(view.wide()));
     let failure = client
@@ -539,7 +587,7 @@ async fn watch_clusters(
     Err(failure)
 }
 
-async fn watch_nodes(client: &Client, name: Option<String>, view: View) -> Outcome<()> {
+async fn watch_nodes(client: &Client, name: Option<String>, view: View<'_>) -> Outcome<()> {
     let (cluster, only) = match name.as_deref().map(target::cluster) {
         Some(name) if name.contains('/') => {
             target::node(name).map(|(cluster, node)| (Some(cluster), Some(node)))?

@@ -5,6 +5,7 @@ mod addons;
 pub(crate) mod apply;
 mod audit;
 mod backend;
+mod confirm;
 mod describe;
 mod edit;
 mod events;
@@ -18,7 +19,9 @@ mod rollout;
 pub(crate) mod scale;
 mod secret;
 mod storage;
-mod target;
+mod tally;
+pub(crate) mod target;
+mod top;
 mod tree;
 pub(crate) mod wait;
 
@@ -28,13 +31,16 @@ use crate::{
     certs,
     cli::{Command, Global},
     client::Client,
-    context, dev,
+    complete, context, dev,
     failure::{Failure, Outcome},
 };
 
 /// Runs a subcommand that needs an async runtime.
 pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, Failure> {
-    let client = || -> Outcome<Client> { Ok(Client::connect(&context::place(global)?.target()?)) };
+    let client = || -> Outcome<Client> {
+        let place = context::place(global)?;
+        Ok(Client::connect(&place.target()?).named_by(place.origin()))
+    };
     let exit = match command {
         Command::Dev(args) => dev::run(global, args).await,
         Command::Apply(args) => apply::run(&client()?, args).await,
@@ -42,42 +48,52 @@ pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, F
         Command::Get(args) => get::run(&client()?, args).await,
         Command::Describe(args) => describe::run(&client()?, args).await,
         Command::Status => describe::status(&client()?).await,
+        Command::Top(args) => top::run(&client()?, args).await,
         Command::Scale(args) => scale::run(&client()?, args).await,
         Command::Rollout(command) => rollout::run(&client()?, command).await,
-        Command::Replace { node } => edit::replace(&client()?, &node).await,
-        Command::Repair { node, done } => edit::repair(&client()?, &node, done).await,
-        Command::Pause { cluster, reason } => edit::pause(&client()?, &cluster, &reason).await,
-        Command::Resume { cluster, wait } => edit::resume(&client()?, &cluster, &wait).await,
+        Command::Replace { node, change } => edit::replace(&client()?, &node, &change).await,
+        Command::Repair { node, done, output } => {
+            edit::repair(&client()?, &node, done, output).await
+        }
+        Command::Pause {
+            cluster,
+            reason,
+            output,
+        } => edit::pause(&client()?, &cluster, &reason, output).await,
+        Command::Resume { cluster, change } => edit::resume(&client()?, &cluster, &change).await,
         Command::Reconcile {
             cluster,
             reset_back_off,
-        } => edit::reconcile(&client()?, &cluster, reset_back_off).await,
-        Command::Abandon {
-            cluster,
+            change,
+        } => edit::reconcile(&client()?, &cluster, reset_back_off, &change).await,
+        Command::Abandon(args) => backend::abandon(&client()?, args).await,
+        Command::Rebind {
             platform,
             uid,
-            delete_nodes,
             yes,
-        } => backend::abandon(&client()?, &cluster, &platform, uid, delete_nodes, yes).await,
-        Command::Rebind { platform, uid, yes } => {
-            backend::rebind(&client()?, &platform, &uid, yes).await
-        }
-        Command::ConfirmLoss { platform, count } => {
-            backend::confirm_loss(&client()?, &platform, count).await
-        }
+            output,
+        } => backend::rebind(&client()?, &platform, &uid, yes, output).await,
+        Command::ConfirmLoss {
+            platform,
+            count,
+            output,
+        } => backend::confirm_loss(&client()?, &platform, count, output).await,
         Command::Delete(args) => edit::delete(&client()?, args).await,
         Command::Wait(args) => wait::run(&client()?, args).await,
         Command::Logs(args) => access::logs(&client()?, args).await,
         Command::Exec(args) => return access::exec(&client()?, args).await,
         Command::Events(args) => events::run(&client()?, args).await,
-        Command::Health { address, service } => probe::health(global, &address, &service).await,
+        Command::Health { address, service } => {
+            probe::health(global, address.as_deref(), &service).await
+        }
         Command::Version => probe::version(&client()?).await,
         Command::Init { kind } => offline::init(kind),
         Command::Validate { filenames } => offline::validate(&filenames),
-        Command::Explain { field } => offline::explain(&field),
+        Command::Explain { field, recursive } => offline::explain(&field, recursive),
         Command::Schema => offline::schema(),
         Command::Convert { filenames } => offline::convert(&filenames),
         Command::Completion { shell } => offline::completion(shell),
+        Command::Complete { words } => complete::run(global, &words).await,
         Command::Context(command) => context::run(global, command),
         Command::Certs(command) => certs::run(command),
         Command::Audit(command) => audit::run(command),

@@ -10,6 +10,7 @@ use drover_proto::orchestrator::v1::Cluster;
 
 use crate::{
     cli::{Cli, Starter},
+    complete,
     failure::{Exit, Failure, Outcome},
     input,
     output::{self, count},
@@ -106,8 +107,13 @@ pub(crate) fn convert(filenames: &[String]) -> Outcome {
     Ok(Exit::Done)
 }
 
-pub(crate) fn explain(field: &str) -> Outcome {
-    match explain::explain(field) {
+pub(crate) fn explain(field: &str, recursive: bool) -> Outcome {
+    let found = if recursive {
+        explain::tree(field)
+    } else {
+        explain::explain(field)
+    };
+    match found {
         Ok(text) => {
             output::print(&text)?;
             Ok(Exit::Done)
@@ -125,6 +131,10 @@ pub(crate) fn schema() -> Outcome {
 }
 
 pub(crate) fn completion(shell: Shell) -> Outcome {
+    if let Some(script) = complete::script(shell) {
+        output::print(script)?;
+        return Ok(Exit::Done);
+    }
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "drover", &mut script);
     output::print(&String::from_utf8_lossy(&script))?;

@@ -11,19 +11,21 @@ use drover_proto::orchestrator::v1::{
 
 use super::{
     apply::{self, Options},
-    report, target,
+    report,
+    tally::Tally,
+    target,
 };
 use crate::{
     cli::PlanArgs,
     client::{CALL_TIMEOUT, Client},
     failure::{Exit, Outcome},
-    output::{self, Format, json},
+    output::{self, Format, json, quoted},
 };
 
 pub(crate) async fn run(client: &Client, args: PlanArgs) -> Outcome {
     let changes = match &args.cluster {
         Some(name) => stored(client, target::cluster(name), args.output).await?,
-        None => documents(client, &args.filenames, args.output).await?,
+        None => documents(client, &args).await?,
     };
     Ok(if changes && args.detailed_exitcode {
         Exit::Changes
@@ -44,7 +46,12 @@ async fn stored(client: &Client, name: &str, format: Format) -> Outcome<bool> {
     match format {
         Format::Json => output::print(&json::pretty(&answer)?)?,
         Format::Yaml => output::print(&yaml::write(&json::to_yaml(&json::value(&answer)?)))?,
-        Format::Table | Format::Wide | Format::Name => {
+        Format::Name => {
+            if !plan.actions.is_empty() {
+                output::line(&format!("cluster/{name}"))?;
+            }
+        }
+        Format::Table | Format::Wide => {
             output::line(&format!("cluster/{name}  generation {}", plan.generation))?;
             output::print(&report::plan(&plan, &[], SystemTime::now()))?;
             output::line(&summary(&plan))?;
@@ -53,12 +60,18 @@ async fn stored(client: &Client, name: &str, format: Format) -> Outcome<bool> {
     Ok(!plan.actions.is_empty())
 }
 
-async fn documents(client: &Client, filenames: &[String], format: Format) -> Outcome<bool> {
+async fn documents(client: &Client, args: &PlanArgs) -> Outcome<bool> {
+    let (filenames, format) = (&args.filenames, args.output);
+    let options = Options {
+        adopt: args.adopt,
+        remove_groups: args.remove_group.clone(),
+        expect_generation: None,
+    };
     let objects = apply::read(client, filenames).await?;
-    let planned = apply::check(client, &objects, &Options::default(), "").await?;
+    let planned = apply::check(client, &objects, &options, "").await?;
     let mut changes = match format {
-        Format::Json | Format::Yaml => false,
-        Format::Table | Format::Wide | Format::Name => apply::preview(client, &objects).await?,
+        Format::Json | Format::Yaml | Format::Name => false,
+        Format::Table | Format::Wide => apply::preview(client, &objects).await?,
     };
     for (document, answer) in objects.clusters.iter().zip(planned) {
         let Some(answer) = answer else {
@@ -69,8 +82,15 @@ async fn documents(client: &Client, filenames: &[String], format: Format) -> Out
             changes = true;
             continue;
         };
-        changes |= answer.outcome() != ApplyOutcome::Unchanged;
+        let changed = answer.outcome() != ApplyOutcome::Unchanged;
+        changes |= changed;
         match format {
+            Format::Name => {
+                if changed {
+                    output::line(&format!("cluster/{}", document.object.name))?;
+                }
+                continue;
+            }
             Format::Json => {
                 output::print(&json::pretty(&answer)?)?;
                 continue;
@@ -79,7 +99,10 @@ async fn documents(client: &Client, filenames: &[String], format: Format) -> Out
                 output::print(&yaml::write(&json::to_yaml(&json::value(&answer)?)))?;
                 continue;
             }
-            Format::Table | Format::Wide | Format::Name => {}
+            Format::Table | Format::Wide => {}
+        }
+        for warning in &answer.warnings {
+            complain!("warning: cluster/{}: {warning}", document.object.name);
         }
         let plan = answer.plan.clone().unwrap_or_default();
         let after = answer.cluster.clone().unwrap_or_default();
@@ -110,13 +133,19 @@ async fn documents(client: &Client, filenames: &[String], format: Format) -> Out
         };
         output::print(&report::plan(&plan, &differences, SystemTime::now()))?;
         let mut line = summary(&plan);
-        if let [file] = filenames
+        if let [file] = filenames.as_slice()
             && file != "-"
             && objects.clusters.len() == 1
             && answer.outcome() != ApplyOutcome::Unchanged
         {
+            let mut flags = String::new();
+            for group in &args.remove_group {
+                flags.push_str(&format!(" --remove-group {}", quoted(group)));
+            }
+            flags.push_str(if args.adopt { " --adopt" } else { "" });
             line.push_str(&format!(
-                " Exactly this: drover apply -f {file} --expect-generation {}",
+                " Exactly this: drover apply -f {}{flags} --expect-generation {}",
+                quoted(file),
                 generation.unwrap_or(0)
             ));
         }
@@ -126,7 +155,12 @@ async fn documents(client: &Client, filenames: &[String], format: Format) -> Out
 }
 
 pub(crate) fn summary(plan: &Plan) -> String {
-    let mut line = format!("Plan: {}", report::Tally::of(plan).words());
+    let tally = Tally::of(plan);
+    let mut line = String::new();
+    for data in tally.data() {
+        line.push_str(&format!("Plan: {data}.\n"));
+    }
+    line.push_str(&format!("Plan: {}", tally.words()));
     for renewal in &plan.renewals {
         line.push_str(&format!("; {}", report::budget(renewal)));
     }

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use drover_client::health::{self as probe, ServingStatus};
+use drover_client::{
+    Target,
+    health::{self as probe, ServingStatus},
+};
 
 use crate::{
     cli::Global,
     client::Client,
-    context::Security,
+    context::{self, Security},
     failure::{Exit, Outcome},
     output,
 };
@@ -16,14 +19,10 @@ use crate::{
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Calls grpc.health.v1. Exit code 0: serving, 1: not serving, 3: unknown service, 5: unreachable.
-pub(crate) async fn health(global: &Global, address: &str, service: &str) -> Outcome {
-    let secure = Security::of(&global.secure);
-    // Authorities imply TLS.
-    let target = probe::target(address, secure.ca.is_some())?;
-    let target = if target.is_encrypted() {
-        secure.apply(target)?
-    } else {
-        target
+pub(crate) async fn health(global: &Global, address: Option<&str>, service: &str) -> Outcome {
+    let target = match address {
+        Some(address) => server(global, address)?,
+        None => context::place(global)?.target()?,
     };
     let (word, exit) = match probe::check(&target, service).await? {
         ServingStatus::Serving => ("serving", Exit::Done),
@@ -33,6 +32,17 @@ pub(crate) async fn health(global: &Global, address: &str, service: &str) -> Out
     };
     output::line(word)?;
     Ok(exit)
+}
+
+fn server(global: &Global, address: &str) -> Outcome<Target> {
+    let secure = Security::of(&global.secure);
+    // Authorities imply TLS.
+    let target = probe::target(address, secure.ca.is_some())?;
+    if target.is_encrypted() {
+        secure.apply(target)
+    } else {
+        Ok(target)
+    }
 }
 
 /// Prints the version of this program, and of every platform that the orchestrator knows.

@@ -1,4 +1,4 @@
-//! Plans as text: numbers of created and removed nodes, and the actions on each.
+//! Plans as text: what is done to each node, now and later, and what waits.
 
 use drover_manifest::{
     encode,
@@ -6,71 +6,11 @@ use drover_manifest::{
     yaml::{self, Yaml},
 };
 use drover_proto::orchestrator::v1::{
-    Action, ActionKind, Cluster, GroupRenewal, GroupSpec, NodeRenewal, Plan, PlanActivity,
-    StorageRetention,
+    Action, ActionKind, Cluster, GroupOutlook, GroupRenewal, GroupSpec, NodeRenewal, Plan,
+    PlanActivity, StorageRetention,
 };
 
 use crate::output::{age, count, one_line, rows};
-
-/// Reasons for the removal of a node that is then replaced.
-const REPLACING: [&str; 8] = [
-    "Dead", "Sick", "Outdated", "Lifetime", "User", "Replace", "Update", "Standby",
-];
-
-/// Numbers of nodes that a plan creates, replaces and deletes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
-    pub(crate) create: u32,
-    pub(crate) replace: u32,
-    pub(crate) delete: u32,
-}
-
-impl Tally {
-    pub(crate) fn of(plan: &Plan) -> Self {
-        let mut tally = Self::default();
-        for action in &plan.actions {
-            let nodes = action.count.max(1);
-            let replacing = REPLACING.contains(&action.reason.as_str());
-            match action.kind() {
-                ActionKind::Provision if !replacing => tally.create += nodes,
-                ActionKind::Deprovision if replacing => tally.replace += nodes,
-                ActionKind::Deprovision => tally.delete += nodes,
-                _ => {}
-            }
-        }
-        for renewal in &plan.renewals {
-            let begun = plan
-                .actions
-                .iter()
-                .filter(|action| is_removal_of(action, renewal))
-                .count();
-            let begun = u32::try_from(begun).unwrap_or(u32::MAX);
-            tally.replace += renewal.node_count.saturating_sub(begun);
-        }
-        tally
-    }
-
-    /// Whether nodes are deleted or replaced.
-    pub(crate) fn removes(self) -> bool {
-        self.replace + self.delete > 0
-    }
-
-    pub(crate) fn words(self) -> String {
-        format!(
-            "{} to create, {} to replace, {} to delete",
-            self.create, self.replace, self.delete
-        )
-    }
-}
-
-/// Whether a current action removes a node that the renewal also counts.
-fn is_removal_of(action: &Action, renewal: &GroupRenewal) -> bool {
-    action.kind() == ActionKind::Deprovision
-        && renewal
-            .nodes
-            .iter()
-            .any(|node| action.node.as_deref() == Some(&node.node))
-}
 
 /// Limits for the replacement of nodes in a group: `db: at most 4 nodes, at least 3 available, at most 51m`.
 pub(crate) fn budget(renewal: &GroupRenewal) -> String {
@@ -164,7 +104,7 @@ fn flatten(path: &str, value: &Yaml, out: &mut Vec<(String, String)>) {
 
 /// Symbol and verb of an action.
 fn symbol(action: &Action) -> (&'static str, &'static str) {
-    let replacing = REPLACING.contains(&action.reason.as_str());
+    let replacing = action.replaces;
     match action.kind() {
         ActionKind::Provision if replacing => ("-/+", "create"),
         ActionKind::Provision => ("+", "create"),
@@ -246,12 +186,16 @@ pub(crate) fn plan(
     for renewal in &plan.renewals {
         renewed(plan, renewal, &mut lines);
     }
+    for outlook in &plan.outlooks {
+        later(plan, outlook, &mut lines);
+    }
     for note in plan
         .report
         .iter()
         .filter(|note| note.activity() == PlanActivity::Waiting)
         // Already listed with the node, in the order of replacement.
         .filter(|note| !(note.reason == "Budget" && is_renewed(plan, note.node.as_deref())))
+        .filter(|note| !is_removed_later(plan, note.node.as_deref()))
     {
         let who = note.node.clone().unwrap_or_else(|| {
             if note.group.is_empty() {
@@ -333,6 +277,49 @@ fn renewed(plan: &Plan, renewal: &GroupRenewal, lines: &mut Vec<[String; 4]>) {
     }
 }
 
+/// Appends what is created and removed when others are ready or gone.
+fn later(plan: &Plan, outlook: &GroupOutlook, lines: &mut Vec<[String; 4]>) {
+    if outlook.create_count > 0 {
+        let nodes = count(outlook.create_count as usize, "node");
+        lines.push([
+            "+".into(),
+            format!("{nodes} in {}", outlook.group),
+            "create".into(),
+            "later".into(),
+        ]);
+    }
+    for node in outlook.removals.iter().take(MAX_NAMED) {
+        let note = (plan.report.iter())
+            .find(|note| note.node.as_deref() == Some(&node.node) && !note.message.is_empty());
+        let mut why = note.map_or_else(|| "later".to_owned(), |note| note.message.clone());
+        why.push_str(data(node.storage()));
+        lines.push([
+            "-".into(),
+            node.node_name.clone(),
+            format!("delete on {}", node.platform),
+            why,
+        ]);
+    }
+    let named = outlook.removals.len().min(MAX_NAMED);
+    let more = (outlook.removal_count as usize).saturating_sub(named);
+    if more > 0 {
+        lines.push([
+            "-".into(),
+            format!("{more} more in {}", outlook.group),
+            "delete".into(),
+            "later".into(),
+        ]);
+    }
+}
+
+fn is_removed_later(plan: &Plan, node: Option<&str>) -> bool {
+    let listed = |outlook: &GroupOutlook| {
+        let mut named = outlook.removals.iter().take(MAX_NAMED);
+        node.is_some_and(|id| named.any(|removal| removal.node == id))
+    };
+    plan.outlooks.iter().any(listed)
+}
+
 fn is_renewed(plan: &Plan, node: Option<&str>) -> bool {
     let mut nodes = plan.renewals.iter().flat_map(|renewal| &renewal.nodes);
     node.is_some_and(|id| nodes.any(|node| node.node == id))
@@ -348,7 +335,9 @@ fn data(storage: StorageRetention) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use drover_proto::orchestrator::v1::{ClusterSpec, PlatformChoice};
+    use drover_proto::orchestrator::v1::{
+        ClusterSpec, GroupOutlook, NodeRemoval, PlanNote, PlanTotals, PlatformChoice,
+    };
 
     use super::*;
 
@@ -357,6 +346,7 @@ mod tests {
             kind: kind.into(),
             node_name: Some(name.into()),
             reason: reason.into(),
+            replaces: reason != "ScaleDown" && reason != "Delete",
             count: 1,
             ..Default::default()
         }
@@ -380,35 +370,6 @@ mod tests {
             }),
             ..Default::default()
         }
-    }
-
-    #[test]
-    fn nodes_are_counted_by_what_becomes_of_them() {
-        let plan = Plan {
-            actions: vec![
-                Action {
-                    kind: ActionKind::Provision.into(),
-                    count: 3,
-                    reason: "ScaleUp".into(),
-                    ..Default::default()
-                },
-                act(ActionKind::Deprovision, "db-1", "Outdated"),
-                act(ActionKind::Deprovision, "db-2", "ScaleDown"),
-                act(ActionKind::Promote, "db-3", "Promote"),
-            ],
-            ..Default::default()
-        };
-        let tally = Tally::of(&plan);
-        assert_eq!(
-            tally,
-            Tally {
-                create: 3,
-                replace: 1,
-                delete: 1
-            }
-        );
-        assert!(tally.removes());
-        assert_eq!(tally.words(), "3 to create, 1 to replace, 1 to delete");
     }
 
     #[test]
@@ -462,12 +423,13 @@ mod tests {
                     nanos: 0,
                 }),
             }],
+            totals: Some(PlanTotals {
+                replace_count: 3,
+                replace_now_count: 1,
+                ..Default::default()
+            }),
             ..Default::default()
         };
-        assert_eq!(
-            Tally::of(&shown).words(),
-            "0 to create, 3 to replace, 0 to delete"
-        );
         let text = plan(&shown, &[], std::time::SystemTime::now());
         assert!(
             text.contains("db-1  replace on local  attributes.max, version changed"),
@@ -477,7 +439,48 @@ mod tests {
         let line = super::super::plan::summary(&shown);
         assert_eq!(
             line,
-            "Plan: 0 to create, 3 to replace, 0 to delete; db: at most 4 nodes, at least 2 available, 51m at most if none fails."
+            "Plan: 0 to create, 3 to replace (1 now), 0 to delete; db: at most 4 nodes, at least 2 available, 51m at most if none fails."
+        );
+    }
+
+    #[test]
+    fn nodes_that_go_later_are_listed_with_their_data_instead_of_their_wait() {
+        let node = |name: &str| NodeRemoval {
+            node: format!("{name}-x"),
+            node_name: name.into(),
+            platform: "local".into(),
+            storage: StorageRetention::Delete.into(),
+        };
+        let shown = Plan {
+            actions: vec![act(ActionKind::Deprovision, "app-0", "Delete")],
+            report: vec![PlanNote {
+                node: Some("db-0-x".into()),
+                activity: PlanActivity::Waiting.into(),
+                reason: "Ordered".into(),
+                message: "goes when group app is gone".into(),
+                ..Default::default()
+            }],
+            outlooks: vec![
+                GroupOutlook {
+                    group: "db".into(),
+                    removals: vec![node("db-0"), node("db-1")],
+                    removal_count: 2,
+                    ..Default::default()
+                },
+                GroupOutlook {
+                    group: "web".into(),
+                    create_count: 7,
+                    ..Default::default()
+                },
+            ],
+            ..Default::default()
+        };
+        assert_eq!(
+            plan(&shown, &[], std::time::SystemTime::now()),
+            "  -  app-0           delete           no longer wanted\n  \
+             -  db-0            delete on local  goes when group app is gone · data DELETED\n  \
+             -  db-1            delete on local  later · data DELETED\n  \
+             +  7 nodes in web  create           later\n"
         );
     }
 

@@ -8,7 +8,7 @@ use drover_proto::orchestrator::v1::{
     PlanClusterRequest, RestartGroupRequest, UndoClusterRequest, plan_cluster_request::Subject,
 };
 
-use super::{plan, report, target, wait};
+use super::{apply, confirm, plan, report, tally::Tally, target, wait};
 use crate::{
     cli::{RestartArgs, RolloutCommand, RolloutStatusArgs, UndoArgs},
     client::{CALL_TIMEOUT, Change, Client},
@@ -253,27 +253,31 @@ async fn undo(client: &Client, args: UndoArgs) -> Outcome {
         expected_generation: args.expect_generation,
         remove_groups: args.remove_group,
     };
-    if args.dry_run {
-        return dry_run(client, &name, Subject::Undo(request), args.output).await;
+    let change = &args.planned.change;
+    if args.planned.dry_run {
+        return dry_run(client, &name, Subject::Undo(request), change.output).await;
+    }
+    let subject = Subject::Undo(request.clone());
+    if !confirm::may_change(client, &name, subject, args.planned.yes).await? {
+        return Err(Failure::failed("nothing changed"));
     }
     let answer = client
         .call(client.api.undo_cluster(request, CALL_TIMEOUT))
         .await?;
-    if args.output == Format::Json {
-        output::print(&json::pretty(&answer)?)?;
-        return wait::after(client, &name, &args.wait).await;
-    }
     for warning in &answer.warnings {
         complain!("warning: cluster/{name}: {warning}");
     }
-    let tally = report::Tally::of(&answer.plan.unwrap_or_default());
-    let generation = answer.cluster.map_or(0, |cluster| cluster.generation);
-    output::line(&format!(
-        "cluster/{name} back to revision {} (generation {generation}): {}",
+    let tally = answer.plan.as_ref().map(Tally::of).unwrap_or_default();
+    let generation = answer.cluster.as_ref().map_or(0, |it| it.generation);
+    let of = format!("cluster/{name}");
+    let words = format!(
+        "{of} back to revision {} (generation {generation}): {}",
         answer.from_generation,
         tally.words()
-    ))?;
-    wait::after(client, &name, &args.wait).await
+    );
+    output::result(change.output, &of, &answer, &words)?;
+    apply::tell_paused(answer.cluster.as_ref());
+    wait::after(client, &name, &change.wait).await
 }
 
 async fn restart(client: &Client, args: RestartArgs) -> Outcome {
@@ -283,25 +287,27 @@ async fn restart(client: &Client, args: RestartArgs) -> Outcome {
         cluster: name.to_owned(),
         group: path.map(str::to_owned),
     };
-    if args.dry_run {
-        return dry_run(client, name, Subject::Restart(request), args.output).await;
+    let change = &args.planned.change;
+    if args.planned.dry_run {
+        return dry_run(client, name, Subject::Restart(request), change.output).await;
+    }
+    let subject = Subject::Restart(request.clone());
+    if !confirm::may_change(client, name, subject, args.planned.yes).await? {
+        return Err(Failure::failed("nothing changed"));
     }
     let answer = client
         .call(client.api.restart_group(request, CALL_TIMEOUT))
         .await?;
-    if args.output == Format::Json {
-        output::print(&json::pretty(&answer)?)?;
-        return wait::after(client, name, &args.wait).await;
+    let of = target::cluster(target);
+    let nodes = output::count(answer.node_count as usize, "node");
+    let words = format!("{of} will be replaced: {nodes}");
+    let kind = if path.is_some() { "group" } else { "cluster" };
+    output::result(change.output, &format!("{kind}/{of}"), &answer, &words)?;
+    apply::tell_paused(answer.cluster.as_ref());
+    if !change.wait.wait {
+        complain!("watch it: drover rollout status {of} --wait");
     }
-    output::line(&format!(
-        "{} will be replaced: {}",
-        target::cluster(target),
-        output::count(answer.node_count as usize, "node")
-    ))?;
-    if !args.wait.wait {
-        complain!("watch it: drover rollout status {target} --wait");
-    }
-    wait::after(client, name, &args.wait).await
+    wait::after(client, name, &change.wait).await
 }
 
 /// Prints the effects of a change.
@@ -322,7 +328,8 @@ pub(crate) async fn dry_run(
     match format {
         Format::Json => output::print(&json::pretty(&answer)?)?,
         Format::Yaml => output::print(&yaml::write(&json::to_yaml(&json::value(&answer)?)))?,
-        Format::Table | Format::Wide | Format::Name => {
+        Format::Name => output::line(&format!("cluster/{name}"))?,
+        Format::Table | Format::Wide => {
             let shown = answer.plan.unwrap_or_default();
             let after = answer.cluster.unwrap_or_default();
             for warning in &answer.warnings {

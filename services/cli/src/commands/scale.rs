@@ -4,16 +4,16 @@ use std::{num::IntErrorKind, str::FromStr};
 
 use drover_core::{Reason, spec::MAX_NODES};
 use drover_proto::orchestrator::v1::{
-    Cluster, GetClusterRequest, GroupSpec, PlanClusterRequest, ScaleGroupRequest,
-    ScaleGroupResponse, plan_cluster_request::Subject,
+    Cluster, GetClusterRequest, GroupSpec, ScaleGroupRequest, ScaleGroupResponse,
+    plan_cluster_request::Subject,
 };
 
-use super::{apply, report, rollout, target, wait};
+use super::{apply, confirm, rollout, tally::Tally, target, wait};
 use crate::{
     cli::ScaleArgs,
     client::{CALL_TIMEOUT, Client},
     failure::{Failure, Outcome},
-    output::{self, Format, count, json},
+    output::{self, Format, count},
 };
 
 /// Attempts to change a size by so many nodes while others change the cluster.
@@ -127,19 +127,22 @@ pub(crate) async fn run(client: &Client, args: ScaleArgs) -> Outcome {
                 .collect(),
         },
     };
-    if args.dry_run {
+    if args.planned.dry_run {
         let (request, _) = wanted.request(client).await?;
-        return rollout::dry_run(client, &cluster, Subject::Scale(request), args.output).await;
+        return rollout::dry_run(
+            client,
+            &cluster,
+            Subject::Scale(request),
+            args.planned.change.output,
+        )
+        .await;
     }
-    let Some((before, answer)) = scaled(client, &wanted, args.yes).await? else {
+    let Some((before, answer)) = scaled(client, &wanted, args.planned.yes).await? else {
         return Err(Failure::failed("not scaled"));
     };
-    if args.output == Format::Json {
-        output::print(&json::pretty(&answer)?)?;
-    } else {
-        tell(&cluster, &group, before, &answer)?;
-    }
-    wait::after(client, &cluster, &args.wait).await
+    let format = args.planned.change.output;
+    tell(format, &cluster, &group, before, &answer)?;
+    wait::after(client, &cluster, &args.planned.change.wait).await
 }
 
 struct Wanted {
@@ -212,7 +215,8 @@ async fn scaled(
     loop {
         attempts -= 1;
         let (request, generation) = wanted.request(client).await?;
-        if !yes && !confirm(client, &request).await? {
+        let subject = Subject::Scale(request.clone());
+        if !confirm::may_change(client, &request.cluster, subject, yes).await? {
             return Ok(None);
         }
         let answer = client
@@ -230,24 +234,8 @@ async fn scaled(
     }
 }
 
-async fn confirm(client: &Client, request: &ScaleGroupRequest) -> Outcome<bool> {
-    if !apply::can_ask() {
-        return Ok(true);
-    }
-    let plan = PlanClusterRequest {
-        subject: Some(Subject::Scale(request.clone())),
-        min_revision: None,
-    };
-    let planned = client.call(client.api.plan_cluster(plan, CALL_TIMEOUT));
-    let tally = report::Tally::of(&planned.await?.plan.unwrap_or_default());
-    if !tally.removes() {
-        return Ok(true);
-    }
-    let (cluster, words) = (&request.cluster, tally.words());
-    apply::ask(&format!("cluster/{cluster}: {words}\nContinue?"))
-}
-
 fn tell(
+    format: Format,
     cluster: &str,
     group: &str,
     before: Option<u64>,
@@ -260,11 +248,11 @@ fn tell(
         "scaled"
     };
     let plan = answer.plan.as_ref();
-    let tally = plan.map(report::Tally::of).unwrap_or_default();
+    let tally = plan.map(Tally::of).unwrap_or_default();
     let words = tally.words();
-    output::line(&format!(
-        "group/{cluster}/{group} {word} (generation {generation}): {words}"
-    ))?;
+    let name = format!("group/{cluster}/{group}");
+    let words = format!("{name} {word} (generation {generation}): {words}");
+    output::result(format, &name, answer, &words)?;
     apply::tell_paused(answer.cluster.as_ref());
     Ok(())
 }

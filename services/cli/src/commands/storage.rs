@@ -7,7 +7,7 @@ use drover_proto::orchestrator::v1::{
     DeleteStorageRequest, KeptStorage, ListStorageRequest, ListStorageResponse, Node, StorageClaim,
 };
 
-use super::apply;
+use super::confirm;
 use crate::{
     cli::DeleteArgs,
     client::{CALL_TIMEOUT, Client},
@@ -114,7 +114,7 @@ pub(crate) async fn delete(client: &Client, name: &str, args: &DeleteArgs) -> Ou
         complain!("{what} would be deleted; whether it may be is checked only then");
         return Ok(Exit::Done);
     }
-    if !args.yes && !apply::ask(&format!("Delete {what}? This cannot be undone."))? {
+    if !args.yes && !confirm::ask(&format!("Delete {what}? This cannot be undone."))? {
         return Err(Failure::failed("nothing deleted"));
     }
     let request = DeleteStorageRequest {

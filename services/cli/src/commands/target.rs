@@ -17,7 +17,7 @@ pub(crate) enum Kind {
     Storage,
 }
 
-const KINDS: [(&str, &str, Kind); 8] = [
+pub(crate) const KINDS: [(&str, &str, Kind); 8] = [
     ("cluster", "clusters", Kind::Cluster),
     ("node", "nodes", Kind::Node),
     ("platform", "platforms", Kind::Platform),
@@ -29,7 +29,7 @@ const KINDS: [(&str, &str, Kind); 8] = [
 ];
 
 impl Kind {
-    fn parse(word: &str) -> Outcome<Self> {
+    pub(crate) fn parse(word: &str) -> Outcome<Self> {
         let lower = word.to_lowercase();
         let found = KINDS
             .iter()
@@ -137,7 +137,7 @@ pub(crate) fn node(text: &str) -> Outcome<(String, String)> {
             Ok((cluster.into(), node.into()))
         }
         _ => Err(Failure::usage(format!(
-            "`{text}` is no node; write CLUSTER/NODE, for example orders/db-1"
+            "`{text}` is not a node name; write CLUSTER/NODE, for example orders/db-1"
         ))),
     }
 }

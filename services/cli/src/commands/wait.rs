@@ -6,20 +6,61 @@ use std::{
     time::Duration,
 };
 
+use drover_core::name::closest;
 use drover_proto::orchestrator::v1::{Cluster, ClusterPhase};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::Instant;
 
-use super::{
-    apply,
-    target::{self, Kind, Target},
-};
+use super::target::{self, Kind, Target};
 use crate::{
     cli::{WaitArgs, WaitFlags},
     client::{Change, Client},
     failure::{Exit, Failure, Outcome},
     output::{self, rows},
 };
+
+/// How long is waited in all, from when on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    start: Instant,
+    timeout: Duration,
+}
+
+impl Patience {
+    pub(crate) fn new(timeout: Duration) -> Self {
+        Self {
+            start: Instant::now(),
+            timeout,
+        }
+    }
+
+    fn left(self) -> Duration {
+        self.timeout.saturating_sub(self.start.elapsed())
+    }
+}
+
+/// Conditions of clusters.
+const CONDITIONS: [&str; 19] = [
+    "Ready",
+    "NodesReady",
+    "UpToDate",
+    "ScalingUp",
+    "ScalingDown",
+    "Remediating",
+    "Draining",
+    "InfrastructureReady",
+    "InfrastructureFailed",
+    "AddonsReady",
+    "AddonsFailed",
+    "Paused",
+    "Deleting",
+    "DeletionBlocked",
+    "StoreBehind",
+    "StoreUnavailable",
+    "ForeignNodes",
+    "Orphans",
+    "Failed",
+];
 
 /// Interval between two frames of the spinner.
 const SPIN: Duration = Duration::from_millis(120);
@@ -46,10 +87,15 @@ impl Goal {
                 let (name, value) = condition.split_once('=').unwrap_or((condition, "true"));
                 let value = value.to_lowercase().parse().map_err(|_| wrong())?;
                 if name.is_empty() {
-                    Err(wrong())
-                } else {
-                    Ok(Self::Condition(name.to_owned(), value))
+                    return Err(wrong());
                 }
+                let known = CONDITIONS
+                    .iter()
+                    .find(|known| known.eq_ignore_ascii_case(name));
+                known.map_or_else(
+                    || Err(unknown(name)),
+                    |known| Ok(Self::Condition((*known).to_owned(), value)),
+                )
             }
         }
     }
@@ -87,6 +133,16 @@ impl Goal {
     }
 }
 
+/// A condition that no cluster ever has would be waited for in vain.
+fn unknown(name: &str) -> Failure {
+    let meant = closest(name, CONDITIONS);
+    let meant = meant.map_or_else(String::new, |name| format!(", did you mean `{name}`?"));
+    Failure::usage(format!(
+        "unknown condition `{name}`{meant} (conditions: {})",
+        CONDITIONS.join(", ")
+    ))
+}
+
 pub(crate) async fn run(client: &Client, args: WaitArgs) -> Outcome {
     let goal = Goal::parse(&args.condition)?;
     let mut names = Vec::new();
@@ -98,9 +154,9 @@ pub(crate) async fn run(client: &Client, args: WaitArgs) -> Outcome {
         }
         names.push(target.name()?.to_owned());
     }
-    let start = Instant::now();
+    let patience = Patience::new(args.timeout);
     for name in names {
-        until(client, &name, &goal, apply::left(start, args.timeout)).await?;
+        until(client, &name, &goal, patience).await?;
         output::line(&format!("cluster/{name} is {}", goal.words()))?;
     }
     Ok(Exit::Done)
@@ -109,25 +165,36 @@ pub(crate) async fn run(client: &Client, args: WaitArgs) -> Outcome {
 /// Waits after a change if that is asked for, and says how it ended.
 pub(crate) async fn after(client: &Client, name: &str, flags: &WaitFlags) -> Outcome {
     if flags.wait {
-        let start = Instant::now();
-        ready(client, name, flags.timeout).await?;
-        let took = start.elapsed().as_secs_f64();
-        complain!("cluster/{name} is ready ({took:.1} s)");
+        ready(client, name, Patience::new(flags.timeout)).await?;
     }
     Ok(Exit::Done)
 }
 
-/// Waits until a cluster is ready.
-pub(crate) async fn ready(client: &Client, name: &str, timeout: Duration) -> Outcome<()> {
-    until(client, name, &Goal::Ready, timeout).await
+/// Waits until a cluster is ready, and says so: `cluster/shop is ready: 8 of 8 (0.6 s)`.
+pub(crate) async fn ready(client: &Client, name: &str, patience: Patience) -> Outcome<()> {
+    let start = Instant::now();
+    let cluster = until(client, name, &Goal::Ready, patience).await?;
+    let took = start.elapsed().as_secs_f64();
+    let nodes = cluster.as_ref().map_or_else(String::new, |cluster| {
+        format!(": {}", rows::Readiness::of(cluster).words())
+    });
+    complain!("cluster/{name} is ready{nodes} ({took:.1} s)");
+    Ok(())
 }
 
 /// Waits until a cluster is gone.
-pub(crate) async fn gone(client: &Client, name: &str, timeout: Duration) -> Outcome<()> {
-    until(client, name, &Goal::Gone, timeout).await
+pub(crate) async fn gone(client: &Client, name: &str, patience: Patience) -> Outcome<()> {
+    until(client, name, &Goal::Gone, patience).await?;
+    Ok(())
 }
 
-async fn until(client: &Client, name: &str, goal: &Goal, timeout: Duration) -> Outcome<()> {
+/// Waits for a goal. Returns the cluster as it was last seen.
+async fn until(
+    client: &Client,
+    name: &str,
+    goal: &Goal,
+    patience: Patience,
+) -> Outcome<Option<Cluster>> {
     let name = target::cluster(name);
     let mut progress = Progress::new();
     let mut last = None;
@@ -144,10 +211,10 @@ async fn until(client: &Client, name: &str, goal: &Goal, timeout: Duration) -> O
         Change::Complete if last.is_none() => ControlFlow::Break(*goal == Goal::Gone),
         Change::Complete => ControlFlow::Continue(()),
     });
-    let found = tokio::time::timeout(timeout, watch).await;
+    let found = tokio::time::timeout(patience.left(), watch).await;
     progress.finish();
     match found {
-        Ok(Ok(true)) => Ok(()),
+        Ok(Ok(true)) => Ok(last),
         Ok(Ok(false)) => Err(Failure::new(
             Exit::NotFound,
             format!("error: there is no cluster {name:?}\nhint: drover get clusters"),
@@ -156,7 +223,7 @@ async fn until(client: &Client, name: &str, goal: &Goal, timeout: Duration) -> O
         Ok(Err(error))
             if error.reason() == drover_core::Reason::NotFound && *goal == Goal::Gone =>
         {
-            Ok(())
+            Ok(None)
         }
         Ok(Err(error)) => Err(error.into()),
         Err(_) => {
@@ -164,7 +231,7 @@ async fn until(client: &Client, name: &str, goal: &Goal, timeout: Duration) -> O
                 .as_ref()
                 .map(|cluster| format!("; {}", line(cluster)))
                 .unwrap_or_default();
-            let waited = crate::output::age::short(timeout);
+            let waited = crate::output::age::short(patience.timeout);
             Err(Failure::timed_out(format!(
                 "cluster {name} was not {} within {waited}{state}\nhint: drover describe cluster {name}",
                 goal.words()
@@ -276,12 +343,31 @@ mod tests {
     }
 
     #[test]
+    fn every_documented_condition_of_clusters_can_be_waited_for() {
+        let reference = include_str!("../../../../docs/reference/conditions.md");
+        let documented = reference.lines().filter_map(|line| {
+            let mut cells = line.split('|').map(str::trim).skip(1);
+            let name = cells.next()?.strip_prefix('`')?.strip_suffix('`')?;
+            let of = cells.next()?;
+            of.split(", ").any(|one| one == "cluster").then_some(name)
+        });
+        let documented: Vec<&str> = documented.collect();
+        assert_eq!(documented.len(), CONDITIONS.len(), "{documented:?}");
+        for name in documented {
+            Goal::parse(&format!("condition={name}")).unwrap();
+        }
+    }
+
+    #[test]
     fn goals_are_read_as_documented() {
         assert_eq!(
             Goal::parse("condition=UpToDate").unwrap(),
             Goal::Condition("UpToDate".into(), true)
         );
         assert_eq!(Goal::parse("delete").unwrap(), Goal::Gone);
+        let failure = Goal::parse("condition=Redy").unwrap_err();
+        let said = "unknown condition `Redy`, did you mean `Ready`?";
+        assert!(failure.message.contains(said), "{failure}");
         assert!(
             Goal::parse("condition=").is_err()
                 && Goal::parse("done").is_err()

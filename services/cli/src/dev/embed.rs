@@ -24,7 +24,12 @@ use super::{
 
 pub(super) struct Servers {
     orchestrator: Orchestrator,
-    api: Running,
+    /// Where only this process looks for the API, until it is opened.
+    inside: Option<Running>,
+    api: Option<Running>,
+    /// Where the API will be served. Callers that come early wait.
+    listener: Option<Listener>,
+    place: Place,
     platforms: Vec<(PlatformServer, Running)>,
     emulators: Emulators,
     /// Endpoints of the platforms by name; `unix:PATH` for a server on a socket.
@@ -136,10 +141,16 @@ impl Servers {
             ..drover_orchestrator::Settings::default()
         };
         let own = endpoints.values().cloned().collect();
-        let (orchestrator, api) = start_orchestrator(&settings, listener, own).await?;
+        let orchestrator =
+            Orchestrator::open_through(&settings, |usual| through(own, usual)).await?;
+        let inside = listen_beside(&place, "start").await?;
+        let inside = serve(&orchestrator, inside)?;
         Ok(Self {
             orchestrator,
-            api,
+            inside: Some(inside),
+            api: None,
+            listener: Some(listener),
+            place,
             platforms,
             emulators,
             endpoints,
@@ -153,20 +164,34 @@ impl Servers {
 
     /// Address of the API.
     pub(super) fn place(&self) -> &Place {
-        self.api.place()
+        &self.place
     }
 
-    /// Client target of the API.
+    /// Client target of the API, also before it is opened.
     pub(super) fn target(&self) -> anyhow::Result<Target> {
-        Ok(match self.api.place() {
+        let place = self.inside.as_ref().map_or(&self.place, Running::place);
+        Ok(match place {
             Place::Port(address) => format!("http://{address}").parse()?,
             Place::Socket(path) => Target::on_socket(path),
         })
     }
 
+    /// Serves the API to everybody: its platforms are registered, so nobody is told that there are none.
+    pub(super) async fn open(&mut self) -> anyhow::Result<()> {
+        if let Some(inside) = self.inside.take() {
+            inside.shutdown().await;
+        }
+        if let Some(listener) = self.listener.take() {
+            self.api = Some(serve(&self.orchestrator, listener)?);
+        }
+        Ok(())
+    }
+
     /// Stops everything except the nodes: callers before the servers that they call.
     pub(super) async fn shutdown(self) {
-        self.api.shutdown().await;
+        for running in self.api.into_iter().chain(self.inside) {
+            running.shutdown().await;
+        }
         self.orchestrator.shutdown().await;
         for (platform, running) in self.platforms {
             platform.shutdown().await;
@@ -186,13 +211,13 @@ async fn start_platform(
     Ok((platform, running))
 }
 
-async fn start_orchestrator(
-    settings: &drover_orchestrator::Settings,
-    listener: Listener,
-    own: Vec<String>,
-) -> anyhow::Result<(Orchestrator, Running)> {
-    let orchestrator = Orchestrator::open_through(settings, |usual| through(own, usual)).await?;
-    let server = ServerSettings::default();
-    let running = drover_server::spawn(orchestrator.service(), listener, &server, Shutdown::new())?;
-    Ok((orchestrator, running))
+fn serve(orchestrator: &Orchestrator, listener: Listener) -> anyhow::Result<Running> {
+    let settings = ServerSettings::default();
+    let service = orchestrator.service();
+    Ok(drover_server::spawn(
+        service,
+        listener,
+        &settings,
+        Shutdown::new(),
+    )?)
 }

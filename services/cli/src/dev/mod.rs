@@ -20,9 +20,11 @@ use crate::{
     client::{Change, Client},
     commands::apply::{self, Options},
     failure::{Exit, Failure, Outcome},
-    output::{self, count},
+    output::{self, Format, count, quoted},
 };
 
+/// Address of the API if none is given.
+const DEFAULT_ADDRESS: &str = "127.0.0.1:7400";
 /// Maximum number of nodes listed at the end.
 const MAX_NAMED: usize = 5;
 
@@ -54,6 +56,13 @@ pub(crate) async fn run(global: &Global, args: DevArgs) -> Outcome {
             .chain(of_hosts(hosts.is_some())),
     );
     emulate::parse(&args.emulate, &taken(&asked, &elsewhere))?;
+    if args.socket.is_none() && !args.listen.ip().to_canonical().is_loopback() {
+        return Err(Failure::usage(format!(
+            "{} can be reached from outside, and `drover dev` knows no login; listen on 127.0.0.1, or run \
+             drover-orchestrator with certificates (docs/tasks/servers.md)",
+            args.listen
+        )));
+    }
     let listener = embed::listen(args.listen, args.socket.as_deref())
         .await
         .map_err(|error| Failure::failed(error.to_string()))?;
@@ -67,7 +76,7 @@ pub(crate) async fn run(global: &Global, args: DevArgs) -> Outcome {
             .chain(data.known_simulated()),
     );
     let emulated = emulate::parse(&args.emulate, &taken(&simulated, &elsewhere))?;
-    let servers = {
+    let mut servers = {
         // For platforms that run elsewhere.
         let secure = &global.secure;
         let tls = PlatformTlsSettings {
@@ -80,13 +89,13 @@ pub(crate) async fn run(global: &Global, args: DevArgs) -> Outcome {
         Servers::start(&data, (&simulated, hosts), &emulated, listener, tls).await?
     };
     // Whatever fails from here on, the servers are shut down in order.
-    let result = serve(&args, &servers, &data, elsewhere).await;
+    let result = serve(&args, &mut servers, &data, elsewhere).await;
     servers.shutdown().await;
     let lines = result?;
     if args.rm {
         clean(&args.data_dir)?;
     } else {
-        output::line(&farewell(&lines, &args.data_dir))?;
+        output::line(&farewell(&lines, &args))?;
     }
     Ok(Exit::Done)
 }
@@ -98,7 +107,7 @@ fn elsewhere(words: &[String]) -> Outcome<Vec<(String, String)>> {
             Ok((name.to_owned(), url.to_owned()))
         }
         _ => Err(Failure::usage(format!(
-            "`{word}` is no platform; write NAME=http://HOST:PORT"
+            "`{word}` is not a platform; write NAME=http://HOST:PORT"
         ))),
     };
     words.iter().map(parse).collect()
@@ -137,11 +146,10 @@ fn count_processes(number: usize) -> String {
 
 async fn serve(
     args: &DevArgs,
-    servers: &Servers,
+    servers: &mut Servers,
     data: &DataDir,
     elsewhere: Vec<(String, String)>,
 ) -> Outcome<Arc<Mutex<Lines>>> {
-    let client = Client::connect(&servers.target()?);
     let mut names: Vec<String> = servers.endpoints.keys().cloned().collect();
     names.extend(elsewhere.iter().map(|(name, _)| name.clone()));
     output::line(&format!(
@@ -169,28 +177,9 @@ async fn serve(
             .collect();
         output::line(&format!("  emulators {}", emulators.join(", ")))?;
     }
-    let endpoints = servers
-        .endpoints
-        .iter()
-        .map(|(name, endpoint)| (name.clone(), endpoint.clone()));
-    for (name, endpoint) in endpoints.chain(elsewhere) {
-        let spec = PlatformSpec {
-            endpoint,
-            ..Default::default()
-        };
-        let platform = Platform {
-            name: name.clone(),
-            spec: Some(spec),
-            ..Default::default()
-        };
-        let answer = client
-            .call(apply::register(&client, platform, false))
-            .await?;
-        answer
-            .warnings
-            .iter()
-            .for_each(|warning| complain!("warning: platform/{name}: {warning}"));
-    }
+    register(servers, elsewhere).await?;
+    servers.open().await?;
+    let client = Client::connect(&servers.target()?);
     let lines = Arc::new(Mutex::new(Lines::new(output::colours())));
     let mut watches = JoinSet::new();
     let applied = if args.filenames.is_empty() {
@@ -198,11 +187,11 @@ async fn serve(
     } else {
         let objects = apply::read(&client, &args.filenames).await?;
         apply::check(&client, &objects, &Options::default(), ", nothing applied").await?;
-        apply::apply(&client, &objects, &Options::default()).await?
+        apply::apply(&client, &objects, &Options::default(), Format::Table).await?
     };
     let hint = Arc::new(Mutex::new(Hint {
         server: match servers.place() {
-            Place::Port(address) if address.to_string() == "127.0.0.1:7400" => None,
+            Place::Port(address) if address.to_string() == DEFAULT_ADDRESS => None,
             Place::Port(address) => Some(format!("http://{address}")),
             place @ Place::Socket(_) => Some(place.to_string()),
         },
@@ -227,6 +216,34 @@ async fn serve(
     }
     watches.shutdown().await;
     Ok(lines)
+}
+
+/// Registers the platforms of this process, and those that run elsewhere.
+async fn register(servers: &Servers, elsewhere: Vec<(String, String)>) -> Outcome<()> {
+    let client = Client::connect(&servers.target()?);
+    let endpoints = servers
+        .endpoints
+        .iter()
+        .map(|(name, endpoint)| (name.clone(), endpoint.clone()));
+    for (name, endpoint) in endpoints.chain(elsewhere) {
+        let spec = PlatformSpec {
+            endpoint,
+            ..Default::default()
+        };
+        let platform = Platform {
+            name: name.clone(),
+            spec: Some(spec),
+            ..Default::default()
+        };
+        let answer = client
+            .call(apply::register(&client, platform, false))
+            .await?;
+        answer
+            .warnings
+            .iter()
+            .for_each(|warning| complain!("warning: platform/{name}: {warning}"));
+    }
+    Ok(())
 }
 
 /// A path in the form in which people type it.
@@ -325,7 +342,7 @@ impl Hint {
                     .count();
                 commands.extend(crate::output::rows::pid(node).map(|pid| format!("kill -9 {pid}")));
                 commands.push(format!("drover get nodes {cluster}"));
-                commands.push(format!("drover scale {cluster} {group} {}", size + 2));
+                commands.push(format!("drover scale {cluster}/{group} {}", size + 2));
                 commands.push(format!("drover describe cluster {cluster}"));
             }
             _ => {
@@ -342,7 +359,8 @@ impl Hint {
 }
 
 /// Lists the nodes that keep running, and how to remove them.
-fn farewell(lines: &Mutex<Lines>, directory: &Path) -> String {
+fn farewell(lines: &Mutex<Lines>, args: &DevArgs) -> String {
+    let directory = &*args.data_dir;
     let lines = lines.lock();
     let running: Vec<String> = lines
         .nodes()
@@ -354,7 +372,12 @@ fn farewell(lines: &Mutex<Lines>, directory: &Path) -> String {
     let data = if directory == Path::new(".drover") {
         String::new()
     } else {
-        format!(" --data-dir {}", directory.display())
+        format!(" --data-dir {}", quoted(&directory.display().to_string()))
+    };
+    let listen = match &args.socket {
+        Some(socket) => format!(" --socket {}", quoted(&socket.display().to_string())),
+        None if args.listen.to_string() == DEFAULT_ADDRESS => String::new(),
+        None => format!(" --listen {}", args.listen),
     };
     if running.is_empty() {
         return format!(
@@ -372,7 +395,7 @@ fn farewell(lines: &Mutex<Lines>, directory: &Path) -> String {
         named.push_str(&format!(" and {} more", running.len() - MAX_NAMED));
     }
     format!(
-        "Stopped; {} keep running: {named}\nGo on with them: drover dev{data} · remove nodes and data: drover dev{data} --clean",
+        "Stopped; {} keep running: {named}\nGo on with them: drover dev{data}{listen} · remove nodes and data: drover dev{data} --clean",
         count(running.len(), "node")
     )
 }

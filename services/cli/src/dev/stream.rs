@@ -5,7 +5,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use drover_proto::orchestrator::v1::{Cluster, ClusterPhase, Node, NodeState};
+use drover_proto::{
+    orchestrator::v1::{Cluster, ClusterPhase, Node, NodeState},
+    platform::v1::NodeRole,
+};
 use tokio::time::Instant;
 
 use crate::output::{age, one_line, paint, rows};
@@ -25,6 +28,10 @@ pub(super) struct Lines {
     /// Ready clusters some of whose nodes were not shown yet: nodes and clusters come from different watches.
     held: BTreeMap<String, (Cluster, Instant)>,
     colours: bool,
+    /// Time of the last line.
+    last: SystemTime,
+    /// Widths of the columns of names and states: as wide as what was shown.
+    widths: (usize, usize),
 }
 
 #[derive(Debug)]
@@ -41,6 +48,8 @@ impl Lines {
             clusters: BTreeMap::new(),
             held: BTreeMap::new(),
             colours,
+            last: SystemTime::UNIX_EPOCH,
+            widths: (NAME_WIDTH, STATE_WIDTH),
         }
     }
 
@@ -62,7 +71,14 @@ impl Lines {
         let before = self
             .nodes
             .insert(format!("{}/{}", node.cluster, node.id), node.clone());
-        let told = |node: &Node| (node.state, node.reason.clone());
+        if let Some(line) = before.as_ref().and_then(|was| self.role(was, node)) {
+            return Some(line);
+        }
+        // A node that stays ready has nothing to tell but its role, whatever else is said of it.
+        let told = |node: &Node| match node.state() {
+            NodeState::Ready => (node.state, String::new()),
+            _ => (node.state, node.reason.clone()),
+        };
         if before.as_ref().map(told) == Some(told(node)) {
             return None;
         }
@@ -98,6 +114,18 @@ impl Lines {
             &state,
             &about,
         ))
+    }
+
+    /// The line for a node that has another role now.
+    fn role(&mut self, was: &Node, node: &Node) -> Option<String> {
+        let word = match (was.role(), node.role()) {
+            (NodeRole::Standby, NodeRole::Active) => "promoted, was standby",
+            (NodeRole::Active, NodeRole::Standby) => "demoted, was active",
+            _ => return None,
+        };
+        let name = format!("{}/{}", node.cluster, node.name);
+        let role = rows::word(node.role().as_str_name(), "NODE_ROLE_");
+        Some(self.line(SystemTime::now(), &name, &role, &[word.to_owned()]))
     }
 
     /// The line for a node that is gone.
@@ -194,9 +222,14 @@ impl Lines {
         Some(self.line(SystemTime::now(), name, "Gone", &[]))
     }
 
-    fn line(&self, time: SystemTime, name: &str, state: &str, about: &[String]) -> String {
+    fn line(&mut self, time: SystemTime, name: &str, state: &str, about: &[String]) -> String {
         let (name, state) = (one_line(name), one_line(state));
-        let padding = " ".repeat(STATE_WIDTH.saturating_sub(state.chars().count()));
+        // Two watches tell of nodes and clusters; what comes late is shown when it came.
+        self.last = self.last.max(time);
+        let width = |known: usize, text: &str| known.max(text.chars().count());
+        self.widths = (width(self.widths.0, &name), width(self.widths.1, &state));
+        let (name_width, state_width) = self.widths;
+        let padding = " ".repeat(state_width.saturating_sub(state.chars().count()));
         let state = if self.colours { paint(&state) } else { state };
         let about: Vec<&str> = about
             .iter()
@@ -204,8 +237,8 @@ impl Lines {
             .filter(|text| !text.is_empty())
             .collect();
         let line = format!(
-            "{}  {name:NAME_WIDTH$}  {state}{padding} {}",
-            age::clock(time),
+            "{}  {name:name_width$}  {state}{padding} {}",
+            age::clock(self.last),
             one_line(&about.join("  "))
         );
         line.trim_end().to_owned()
@@ -323,6 +356,44 @@ mod tests {
             "  hello         Ready    3 of 3 in 0.30 s"
         );
         assert_eq!(lines.all_ready(), Some(1));
+    }
+
+    #[test]
+    fn a_failover_is_told_as_a_change_of_roles() {
+        let mut lines = Lines::new(false);
+        let mut standby = node(NodeState::Ready);
+        standby.name = "db-1".into();
+        standby.role = NodeRole::Standby.into();
+        assert!(lines.node(&standby).is_some());
+        let promoting = Node {
+            reason: "Promoting".into(),
+            ..standby.clone()
+        };
+        assert_eq!(lines.node(&promoting), None, "it is as ready as before");
+        let active = Node {
+            role: NodeRole::Active.into(),
+            ..standby.clone()
+        };
+        assert_eq!(
+            rest(lines.node(&active)),
+            "  hello/db-1    Active   promoted, was standby"
+        );
+        assert_eq!(lines.node(&active), None);
+        let back = rest(lines.node(&standby));
+        assert_eq!(back, "  hello/db-1    Standby  demoted, was active");
+    }
+
+    #[test]
+    fn columns_grow_with_what_is_in_them() {
+        let mut lines = Lines::new(false);
+        let mut long = node(NodeState::Deprovisioning);
+        long.name = "a-long-name-0".into();
+        long.reason = "Surplus".into();
+        let first = rest(lines.node(&long));
+        let second = rest(lines.node(&node(NodeState::Ready)));
+        let column = first.find("Surplus");
+        assert!(column.is_some());
+        assert_eq!(second.find("agent"), column, "{first}\n{second}");
     }
 
     #[test]

@@ -79,6 +79,34 @@ pub(crate) enum ReportFormat {
     Json,
 }
 
+/// A word as a shell has to be given it.
+pub(crate) fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%+,".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// Prints the result of a change: a line for people, or the answer.
+pub(crate) fn result<M: prost::Message + prost::Name>(
+    format: Format,
+    name: &str,
+    answer: &M,
+    words: &str,
+) -> crate::failure::Outcome<()> {
+    match format {
+        Format::Table | Format::Wide => line(words)?,
+        Format::Name => line(name)?,
+        Format::Json => print(&json::pretty(answer)?)?,
+        Format::Yaml => {
+            let document = json::to_yaml(&json::value(answer)?);
+            print(&format!("---\n{}", drover_manifest::yaml::write(&document)))?;
+        }
+    }
+    Ok(())
+}
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     pub(crate) header: Vec<&'static str>,

@@ -10,7 +10,7 @@ use drover_proto::{
         KeptStorage, Node, NodeState, Platform, PlatformPhase, PlatformStatus, Secret,
         SecretPurpose, StorageClaim,
     },
-    platform::v1::{Host, HostState, NodeRole},
+    platform::v1::{AddonKind, Host, HostState, NodeRole, Platform as Handshake},
 };
 
 use super::{Table, age};
@@ -243,7 +243,7 @@ pub(crate) fn platforms_table(wide: bool) -> Table {
         "NAME", "KIND", "STATUS", "NODES", "VERSION", "ENDPOINT", "AGE",
     ];
     if wide {
-        header.extend(["DRIVER", "UID", "MESSAGE"]);
+        header.extend(["DRIVER", "ADDONS", "UID", "MESSAGE"]);
     }
     Table::new(&header)
 }
@@ -255,6 +255,21 @@ pub(crate) fn platform_status(platform: &Platform) -> String {
         .as_ref()
         .map_or(PlatformPhase::Connecting, PlatformStatus::phase);
     word(phase.as_str_name(), "PLATFORM_PHASE_")
+}
+
+/// Kinds of addons that a platform can make, and the templates for those that are made from one.
+pub(crate) fn addons(handshake: &Handshake) -> String {
+    let entries = handshake.templates.iter().filter(|entry| entry.addon);
+    let templates: Vec<&str> = entries.map(|entry| entry.template.as_str()).collect();
+    let kinds = handshake.addon_kinds().map(|kind| {
+        let name = word(kind.as_str_name(), "ADDON_KIND_");
+        if kind == AddonKind::Template && !templates.is_empty() {
+            format!("{name} ({})", templates.join(", "))
+        } else {
+            name
+        }
+    });
+    kinds.collect::<Vec<_>>().join(", ")
 }
 
 pub(crate) fn platform(platform: &Platform, wide: bool, now: SystemTime) -> Vec<String> {
@@ -276,6 +291,7 @@ pub(crate) fn platform(platform: &Platform, wide: bool, now: SystemTime) -> Vec<
     if wide {
         row.extend([
             or_dash(&handshake.driver),
+            or_dash(&addons(&handshake)),
             or_dash(&status.uid),
             or_dash(&status.message),
         ]);
@@ -369,7 +385,7 @@ pub(crate) fn storage(one: &KeptStorage, now: SystemTime) -> Vec<String> {
     let asked = kept.storage.unwrap_or_default();
     let whom = match one.claim() {
         StorageClaim::Cluster => "its next node",
-        StorageClaim::None => "nobody: its cluster is deleted",
+        StorageClaim::None => "none (cluster deleted)",
         StorageClaim::Foreign => "another orchestrator",
         StorageClaim::Unspecified => "-",
     };

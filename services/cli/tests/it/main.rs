@@ -14,5 +14,5 @@ mod home;
 mod hosts;
 mod secure;
 mod socket;
-
 mod terminal;
+mod wrong_inputs;

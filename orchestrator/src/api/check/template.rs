@@ -1,0 +1,197 @@
+//! What a group may ask of the template that makes its nodes.
+
+use drover_cluster::template;
+use drover_core::{
+    Error, Result,
+    error::Violation,
+    spec::{Choice, Group},
+};
+use drover_proto::platform::v1 as wire;
+
+use super::{Api, Origin};
+
+/// Refuses what the template of a group cannot provide.
+pub(super) fn check(
+    origin: &Origin,
+    index: usize,
+    group: &Group,
+    choice: &Choice,
+    software: &str,
+    handshake: &wire::Platform,
+) -> Vec<Violation> {
+    let Some(entry) = template::entry(handshake, software, group) else {
+        return Vec::new();
+    };
+    let Some(limits) = &entry.limits else {
+        return Vec::new();
+    };
+    let named = named(entry, software, &choice.platform);
+    let mut wrong: Vec<Violation> = counts(group, limits)
+        .into_iter()
+        .map(|(field, why)| Violation {
+            field: format!("{}.{field}", group.field),
+            description: format!("{named} {why}"),
+        })
+        .collect();
+    if limits.ignores_version && !group.version.is_empty() {
+        wrong.push(Violation {
+            field: origin.version(),
+            description: format!("{named} takes whichever version is there; leave the version out"),
+        });
+    }
+    if limits.ignores_node_class && !choice.class.is_empty() && handshake.node_classes.is_empty() {
+        wrong.push(Violation {
+            field: origin.node_class(index),
+            description: format!("{named} knows no node classes; leave the node class out"),
+        });
+    }
+    wrong
+}
+
+fn named(entry: &wire::TemplateEntry, software: &str, platform: &str) -> String {
+    let of = if software.is_empty() { "" } else { " of " };
+    format!(
+        "template {}{of}{software} on platform {platform}",
+        entry.template
+    )
+}
+
+/// Fields with more nodes than the template provides for, and why.
+fn counts(group: &Group, limits: &wire::TemplateLimits) -> Vec<(&'static str, String)> {
+    let size = group.size.unwrap_or(1);
+    let nodes = |most: u32, role: &str| match most {
+        0 => format!("has no {role} nodes"),
+        1 => format!("has at most 1 {role} node"),
+        most => format!("has at most {most} {role} nodes"),
+    };
+    let mut wrong = Vec::new();
+    let standby_too = limits.max_standby != Some(0);
+    if let Some(most) = limits.max_size.filter(|most| size > *most) {
+        let instead = if standby_too {
+            "; further nodes are `standby` nodes"
+        } else {
+            ""
+        };
+        wrong.push(("size", format!("{}{instead}", nodes(most, "active"))));
+    } else if let Some(most) = limits.max_size_with_standby
+        && group.standby > 0
+        && size > most
+    {
+        let why = format!(
+            "{} in a group with standby nodes, which would not know whom to follow",
+            nodes(most, "active")
+        );
+        wrong.push(("size", why));
+    }
+    if let Some(most) = limits.max_standby.filter(|most| group.standby > *most) {
+        let instead = if most == 0 {
+            "; raise `size` instead"
+        } else {
+            ""
+        };
+        wrong.push(("standby", format!("{}{instead}", nodes(most, "standby"))));
+    }
+    wrong
+}
+
+impl Api {
+    /// Refuses more nodes than a group had if one of its platforms cannot provide for them.
+    pub(in crate::api) fn check_counts(&self, group: &Group, software: &str) -> Result<()> {
+        for choice in &group.choices {
+            let registered = self.shared.platform(&choice.platform);
+            let Some(handshake) = registered.and_then(|it| it.platform.handshake()) else {
+                continue;
+            };
+            if let Some((_, why)) = Self::check_roles(group, &choice.platform, &handshake)
+                .into_iter()
+                .next()
+            {
+                return Err(Error::invalid("standby", why));
+            }
+            let Some(entry) = template::entry(&handshake, software, group) else {
+                continue;
+            };
+            let limits = entry.limits.unwrap_or_default();
+            if let Some((field, why)) = counts(group, &limits).into_iter().next() {
+                let named = named(entry, software, &choice.platform);
+                return Err(Error::invalid(field, format!("{named} {why}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(most: (Option<u32>, Option<u32>, Option<u32>)) -> wire::TemplateLimits {
+        wire::TemplateLimits {
+            max_size: most.0,
+            max_standby: most.1,
+            max_size_with_standby: most.2,
+            ..wire::TemplateLimits::default()
+        }
+    }
+
+    #[test]
+    fn a_group_has_no_more_nodes_than_its_template_provides_for() {
+        let spec = drover_core::spec::ClusterSpec {
+            settings: drover_core::spec::Settings {
+                platforms: vec![drover_core::spec::PlatformChoice {
+                    name: "local".to_owned(),
+                    ..Default::default()
+                }],
+                ..Default::default()
+            },
+            groups: vec![drover_core::spec::GroupSpec {
+                name: "db".to_owned(),
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let group = spec.resolve().unwrap().remove(0);
+        let primary = (Some(1), None, None);
+        let members = (None, Some(0), None);
+        let alone_or_followed = (None, None, Some(1));
+        for (most, size, standby, refused) in [
+            (primary, 1, 2, &[][..]),
+            (primary, 0, 0, &[]),
+            (
+                primary,
+                2,
+                0,
+                &["size: has at most 1 active node; further nodes are `standby` nodes"],
+            ),
+            (members, 5, 0, &[]),
+            (
+                members,
+                3,
+                1,
+                &["standby: has no standby nodes; raise `size` instead"],
+            ),
+            (alone_or_followed, 4, 0, &[]),
+            (alone_or_followed, 1, 4, &[]),
+            (
+                alone_or_followed,
+                2,
+                1,
+                &[
+                    "size: has at most 1 active node in a group with standby nodes, which would not know whom to follow",
+                ],
+            ),
+            ((None, None, None), 9, 9, &[]),
+        ] {
+            let group = Group {
+                size: Some(size),
+                standby,
+                ..group.clone()
+            };
+            let found: Vec<String> = counts(&group, &limits(most))
+                .into_iter()
+                .map(|(field, why)| format!("{field}: {why}"))
+                .collect();
+            assert_eq!(found, refused, "{most:?} {size} {standby}");
+        }
+    }
+}

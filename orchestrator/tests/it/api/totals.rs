@@ -1,0 +1,88 @@
+//! Plans tell all steps, not only those of now, and what becomes of all data.
+
+use drover_proto::{
+    orchestrator::v1::{self as pb, PlanTotals, StorageRetention, plan_cluster_request::Subject},
+    platform::v1::ManagementPolicy,
+};
+
+use crate::api::support::{World, changed, document};
+
+/// A group whose nodes come one after the other and lose their data when the cluster is deleted, and one that needs it.
+fn shop() -> pb::Cluster {
+    changed(document("shop", &[("db", 3), ("app", 2)]), |spec| {
+        let [db, app] = &mut spec.groups[..] else {
+            panic!("{spec:?}");
+        };
+        db.management_policy = ManagementPolicy::OrderedReady.into();
+        db.storage = Some(pb::StorageSpec {
+            size: "1Gi".into(),
+            when_scaled: StorageRetention::Retain.into(),
+            when_deleted: StorageRetention::Delete.into(),
+            ..Default::default()
+        });
+        app.depends_on = vec!["db".into()];
+    })
+}
+
+async fn planned(world: &World, subject: Subject) -> pb::Plan {
+    let request = pb::PlanClusterRequest {
+        subject: Some(subject),
+        ..Default::default()
+    };
+    let answer = world.clusters().plan_cluster(request).await.unwrap();
+    answer.into_inner().plan.unwrap()
+}
+
+#[tokio::test]
+async fn a_plan_tells_all_steps_and_what_becomes_of_all_data() {
+    let world = World::new().await;
+    let created = planned(&world, Subject::Cluster(shop())).await;
+    let totals = PlanTotals {
+        create_count: 5,
+        create_now_count: 1,
+        ..Default::default()
+    };
+    assert_eq!(created.totals, Some(totals));
+    let later: Vec<(&str, u32)> = (created.outlooks.iter())
+        .map(|outlook| (&*outlook.group, outlook.create_count))
+        .collect();
+    assert_eq!(later, [("db", 2), ("app", 2)]);
+
+    world.apply(shop()).await.unwrap();
+    world.ready("shop").await;
+    let scale = pb::ScaleGroupRequest {
+        cluster: "shop".into(),
+        group: "db".into(),
+        size: Some(1),
+        ..Default::default()
+    };
+    let fewer = planned(&world, Subject::Scale(scale)).await;
+    let totals = PlanTotals {
+        delete_count: 2,
+        delete_now_count: 1,
+        storage_kept_count: 2,
+        ..Default::default()
+    };
+    assert_eq!(fewer.totals, Some(totals));
+    assert_eq!(fewer.outlooks[0].removals[0].node_name, "db-1");
+
+    let delete = pb::DeleteClusterRequest {
+        name: "shop".into(),
+        ..Default::default()
+    };
+    let gone = planned(&world, Subject::Delete(delete)).await;
+    let totals = PlanTotals {
+        delete_count: 5,
+        delete_now_count: 2,
+        storage_deleted_count: 3,
+        ..Default::default()
+    };
+    assert_eq!(gone.totals, Some(totals));
+    let later = &gone.outlooks[0];
+    assert_eq!((&*later.group, later.removal_count), ("db", 3));
+    assert!(
+        (later.removals.iter()).all(|removal| removal.storage() == StorageRetention::Delete),
+        "{later:?}"
+    );
+    world.stop().await;
+}
