@@ -5,10 +5,21 @@ use std::{collections::HashSet, sync::Arc};
 use drover_cluster::{CallEnd, Cluster, ClusterState, CompleteRead, Observation, Source};
 use drover_core::{Millis, Urgency, resource::Asked};
 use drover_executor::{Complete, Ended, Shown};
-use drover_planner::Call;
+use drover_planner::{Call, Op, Plan, ResourceChange};
 use drover_telemetry::{context, current};
 
 use crate::{intake, shared::Shared};
+
+/// How urgent a call of a plan is. An addon that is told of other targets still sends connections to those that are gone.
+pub(crate) fn urgency_of(plan: &Plan, call: &Call, pass: Urgency) -> Urgency {
+    let Call::Resource { key, .. } = call else {
+        return pass;
+    };
+    let follows = plan.ops.iter().any(|op| {
+        matches!(op, Op::Resource { key: own, change: ResourceChange::Follow, .. } if own == key)
+    });
+    if follows { Urgency::Urgent } else { pass }
+}
 
 /// Starts a call as a task of its own.
 pub(crate) fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>, call: &Call, urgency: Urgency) {

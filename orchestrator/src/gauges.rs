@@ -7,7 +7,7 @@ use std::{
 };
 
 use drover_cluster::{Cluster, ClusterState};
-use drover_core::{Millis, NodeState, Sym};
+use drover_core::{Millis, NodeState, Sym, resource::ResourceRecord};
 use drover_proto::orchestrator::v1::ClusterPhase;
 use drover_server::telemetry::Exposition;
 use metrics::{describe_counter, describe_histogram};
@@ -56,6 +56,7 @@ struct Sums {
     wanted: i64,
     ready: i64,
     nodes: BTreeMap<(Sym, &'static str), i64>,
+    addons: BTreeMap<(Sym, &'static str), i64>,
     back_offs: BTreeMap<Sym, i64>,
 }
 
@@ -72,6 +73,7 @@ impl Sums {
         }
         add(&mut self.phases, &other.phases, sign);
         add(&mut self.nodes, &other.nodes, sign);
+        add(&mut self.addons, &other.addons, sign);
         add(&mut self.back_offs, &other.back_offs, sign);
         self.wanted += sign * other.wanted;
         self.ready += sign * other.ready;
@@ -143,6 +145,10 @@ fn one(cluster: &Cluster, visible: &Visible, now: Millis) -> One {
         let key = (node.platform.clone(), state(node.state));
         *sums.nodes.entry(key).or_default() += 1;
     }
+    for (key, record) in inner.state().resources.iter().filter(|(key, _)| key.is_addon()) {
+        let key = (key.platform.clone(), addon_state(record));
+        *sums.addons.entry(key).or_default() += 1;
+    }
     for (key, _) in inner.state().backoffs.iter() {
         *sums.back_offs.entry(key.platform.clone()).or_default() += 1;
     }
@@ -167,6 +173,18 @@ fn state(state: NodeState) -> &'static str {
         NodeState::Deprovisioning => "deprovisioning",
         NodeState::Unhealthy => "unhealthy",
         NodeState::Failed => "failed",
+    }
+}
+
+fn addon_state(record: &ResourceRecord) -> &'static str {
+    if record.releasing {
+        "removing"
+    } else if !record.reason.is_empty() {
+        "failed"
+    } else if record.is_ready() {
+        "ready"
+    } else {
+        "pending"
     }
 }
 
@@ -210,6 +228,18 @@ fn write_clusters(all: &Sums, oldest: Millis, out: &mut Exposition) {
         "drover_nodes",
         "Nodes on record by platform and state.",
         nodes,
+    );
+    let addons = all.addons.iter().map(|((platform, state), count)| {
+        let labels = vec![
+            ("platform", platform.to_string()),
+            ("state", (*state).to_owned()),
+        ];
+        (labels, float(*count))
+    });
+    out.gauge(
+        "drover_addons",
+        "Addons on record by platform and state: ready, pending (being made, or told of other nodes), failed, removing.",
+        addons,
     );
 }
 

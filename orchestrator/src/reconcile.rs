@@ -177,7 +177,9 @@ async fn carry_out(
     }
     if let Some(step) = step {
         shared.hooks.reach(Point::BeforeCommit).await;
-        let lane = match urgency {
+        let most = plan.calls.iter();
+        let most = most.map(|call| calls::urgency_of(&plan, call, urgency));
+        let lane = match most.fold(urgency, Urgency::max) {
             Urgency::Urgent => Lane::Urgent,
             Urgency::Bulk => Lane::Bulk,
         };
@@ -207,6 +209,7 @@ async fn carry_out(
         waiter.plan(planned);
     }
     for call in &plan.calls {
+        let urgency = calls::urgency_of(&plan, call, urgency);
         calls::start(shared, cluster, call, urgency);
     }
     if plan.again || plan.finished {

@@ -1,8 +1,9 @@
 //! Nodes that a platform no longer shows: what each way of not showing them proves.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
-use drover_core::{Millis, Node, Sym};
+use drover_core::{Millis, Node, Sym, resource::ResourceKey};
+use drover_planner::ResourceOrphan;
 use drover_proto::platform::v1 as wire;
 use uuid::Uuid;
 
@@ -130,6 +131,37 @@ impl ClusterState {
         (self.state.foreign).retain(|(name, _), one| shown(name, one.last));
         (self.state.orphans).retain(|(name, _), one| shown(name, one.last));
         end
+    }
+
+    /// Takes in the complete list of infrastructure, or of addons, that a backend has of this cluster, each with the highest
+    /// sequence of a request that made a part of it. Returns whether other ones than before have no record.
+    pub fn resources_listed(
+        &mut self,
+        source: Source<'_>,
+        addons: bool,
+        listed: &BTreeMap<ResourceKey, Option<u64>>,
+        now: Millis,
+    ) -> bool {
+        let state = &mut self.state;
+        let is_of =
+            |key: &ResourceKey| key.is_addon() == addons && key.is_on(source.platform, source.uid);
+        let is_orphan = |key: &ResourceKey| {
+            let sequence = listed.get(key)?;
+            let given_out = sequence.is_none_or(|sequence| state.gave_out(sequence));
+            (!given_out || !state.resources.contains_key(key)).then_some(*sequence)
+        };
+        let mut orphans: BTreeMap<ResourceKey, ResourceOrphan> = BTreeMap::new();
+        for key in listed.keys() {
+            if let Some(sequence) = is_orphan(key) {
+                let since = state.resource_orphans.get(key).map_or(now, |one| one.since);
+                orphans.insert(key.clone(), ResourceOrphan { sequence, since });
+            }
+        }
+        let others = state.resource_orphans.iter().filter(|(key, _)| !is_of(key));
+        orphans.extend(others.map(|(key, one)| (key.clone(), one.clone())));
+        let changed = orphans != state.resource_orphans;
+        state.resource_orphans = orphans;
+        changed
     }
 
     /// Takes in what a complete read does not show: neither its list nor a look-up by id has these nodes, unless a warning

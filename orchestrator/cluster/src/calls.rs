@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use drover_core::{
     Class, Error, Millis, Node, Reason, Result, Sym, back_off, millis,
-    node::{Answer, Call, Outcome, Role},
+    node::{Answer, Call, Outcome, Relabel, Role},
     resource::{Asked, Observed, ResourceAnswer, ResourceKey},
 };
 use uuid::Uuid;
@@ -20,6 +20,8 @@ const CONFIRM_PAUSE: Millis = 2_000;
 const RETRY_FIRST: Millis = 500;
 /// Longest wait after a failed call.
 const RETRY_MOST: Millis = 60_000;
+/// Wait before a change of labels is repeated that the platform refused as stale.
+const STALE_RETRY: Millis = 100;
 /// First wait after a failed role change; it doubles. Clients of the service are waiting.
 const ROLE_RETRY_FIRST: Millis = 250;
 /// Longest wait after a failed role change.
@@ -61,6 +63,13 @@ pub enum CallEnd {
         role: Role,
         /// Whether it has taken the role.
         answer: Result<(), RoleChangeFailure>,
+    },
+    /// A platform was asked to change the labels of a node's host.
+    Relabel {
+        /// Slot of the node.
+        slot: u64,
+        /// Hash of the labels that the host has now.
+        answer: Result<Sym>,
     },
     /// A platform was asked to hand a node over.
     Adopt {
@@ -123,9 +132,10 @@ impl CallEnd {
                 answer,
                 ..
             } => (Subject::Resource(*sequence), answer.as_ref().err()),
-            Self::PreStop { .. } | Self::Confirm { .. } | Self::Resource { .. } => {
-                return None;
-            }
+            Self::PreStop { .. }
+            | Self::Relabel { .. }
+            | Self::Confirm { .. }
+            | Self::Resource { .. } => return None,
         })
     }
 }
@@ -182,6 +192,9 @@ impl ClusterState {
             CallEnd::PreStop { slot, ran } => hook_ended(self.state.node_mut(slot)?, ran, now),
             CallEnd::RoleChange { slot, role, answer } => {
                 role_change_ended(self.state.node_mut(slot)?, role, answer, now);
+            }
+            CallEnd::Relabel { slot, answer } => {
+                relabel_ended(self.state.node_mut(slot)?, answer, now);
             }
             CallEnd::Adopt { slot, answer } => {
                 adoption_ended(self.state.node_mut(slot)?, answer, now);
@@ -260,6 +273,24 @@ fn role_change_ended(
             let most = back_off(ROLE_RETRY_FIRST, ROLE_RETRY_MOST, change.call.failures);
             change.call.next = now + fastrand::u64(most / 2..=most);
             change.failed(refused, error.message());
+        }
+    }
+}
+
+fn relabel_ended(node: &mut Node, answer: Result<Sym>, now: Millis) {
+    let change = node.relabel.get_or_insert_default();
+    match answer {
+        Ok(hash) => {
+            **change = Relabel {
+                done: Some(hash),
+                ..Relabel::default()
+            };
+        }
+        // The call is repeated with a newer fence or instance.
+        Err(error) if error.class() == Class::Stale => change.call = idle_until(now + STALE_RETRY),
+        Err(error) => {
+            change.message = error.message().into();
+            retry_later(&mut change.call, &error, now);
         }
     }
 }

@@ -7,6 +7,7 @@ use drover_planner::State;
 /// Carries over everything that is not in the store.
 pub(crate) fn over(old: State, new: &mut State) {
     new.orphans = old.orphans;
+    new.resource_orphans = old.resource_orphans;
     new.foreign = old.foreign;
     new.confirms = old.confirms;
     for (key, before) in old.resources.iter() {
@@ -48,6 +49,10 @@ fn carry_node(mut old: Node, new: &mut Node) {
     }
     new.probe = std::mem::take(&mut old.probe);
     new.role_change = old.role_change.take().filter(|_| new.role == old.role);
+    new.relabel = old
+        .relabel
+        .take()
+        .filter(|_| new.labels_hash == old.labels_hash);
     // Each stage of a removal or adoption begins without a call.
     if new.removal == old.removal && new.is_adopting() == old.is_adopting() {
         new.call = old.call;

@@ -5,7 +5,10 @@ use std::collections::{BTreeSet, HashMap};
 use bytes::Bytes;
 use drover_core::{
     Error, Millis, Node, NodeState, Result, Sym,
-    node::{Call, Former, ProbeResult, Removal, RemovalReason, Request, Role, Seen},
+    node::{
+        Call, Former, ProbeResult, Reached, Removal, RemovalReason, Request, Role, Seen,
+        SeenAddress,
+    },
     storage::{Policy, Retention},
 };
 use drover_planner::{
@@ -148,6 +151,7 @@ pub(crate) fn encode_node(node: &Node) -> Bytes {
         version: node.version.to_string(),
         spec_hash: node.spec_hash.to_string(),
         template: node.template.to_string(),
+        labels_hash: node.labels_hash.to_string(),
         attempts: node.attempts,
         create_time: node.create_time,
         state: number(&STATES, &node.state),
@@ -174,9 +178,40 @@ pub(crate) fn encode_node(node: &Node) -> Bytes {
             index: former.index,
         }),
         given_id: node.given_id.as_ref().map(ToString::to_string),
+        reached: node.reached.as_deref().map(encode_reached),
     }
     .encode_to_vec()
     .into()
+}
+
+fn encode_reached(reached: &Reached) -> ReachedRow {
+    let addresses = reached.addresses.iter().map(|one| AddressRow {
+        kind: one.kind,
+        value: one.value.to_string(),
+        interface: one.interface.to_string(),
+    });
+    let endpoints = reached.endpoints.iter().map(|(name, address)| EndpointRow {
+        name: name.to_string(),
+        address: address.to_string(),
+    });
+    ReachedRow {
+        addresses: addresses.collect(),
+        endpoints: endpoints.collect(),
+    }
+}
+
+fn decode_reached(row: ReachedRow, interner: &Interner) -> Reached {
+    let addresses = row.addresses.into_iter().map(|one| SeenAddress {
+        kind: one.kind,
+        value: one.value.into(),
+        interface: interner.get(&one.interface),
+    });
+    let endpoints = row.endpoints.into_iter();
+    let endpoints = endpoints.map(|one| (interner.get(&one.name), one.address.into()));
+    Reached {
+        addresses: addresses.collect(),
+        endpoints: endpoints.collect(),
+    }
 }
 
 /// Decodes the record of a node, which has most texts in common with the one `before` it.
@@ -217,6 +252,7 @@ pub fn decode_node(
         version: interner.like(&row.version, before.map(|node| &node.version)),
         spec_hash: interner.like(&row.spec_hash, before.map(|node| &node.spec_hash)),
         template: interner.like(&row.template, before.map(|node| &node.template)),
+        labels_hash: interner.like(&row.labels_hash, before.map(|node| &node.labels_hash)),
         attempts: row.attempts,
         create_time: row.create_time,
         state: item(&STATES, row.state).ok_or_else(|| damaged("node"))?,
@@ -232,6 +268,7 @@ pub fn decode_node(
         removal,
         settled: row.settled,
         maybe_until: row.maybe_until,
+        reached: (row.reached).map(|reached| Box::new(decode_reached(reached, interner))),
         adoption: row.adoption.map(|former| {
             Box::new(Former {
                 owner: former.owner.into(),
@@ -247,6 +284,7 @@ pub fn decode_node(
         probe: ProbeResult::default(),
         call: Call::default(),
         role_change: None,
+        relabel: None,
         hook: None,
     })
 }

@@ -2,7 +2,7 @@
 
 use drover_core::{
     Millis, NodeState,
-    node::{RemovalReason, Role},
+    node::{CHANGING, RemovalReason, Role},
     resource::ResourceKey,
 };
 use drover_planner::{Condition, ConditionKey, ConditionKind, Op, Rollout, State};
@@ -108,6 +108,8 @@ pub fn is_step(op: &Op) -> bool {
         | Op::Condition { .. }
         | Op::Restamp { .. }
         | Op::Template { .. }
+        | Op::HostLabels { .. }
+        | Op::Reached { .. }
         | Op::Rollout { .. }
         | Op::Drain { .. }
         | Op::PeakSizeChanged { .. }
@@ -281,6 +283,10 @@ impl Maker<'_> {
                 event.platform = Some(platform);
             }
             Op::RoleChange { slot, role } => self.change_role(*slot, *role),
+            Op::HostLabels { slot, hash } if **hash != *CHANGING => {
+                let message = "its host has the labels that its group wants".to_owned();
+                self.node(*slot, Info, "HostLabelled", message);
+            }
             Op::Own { slot } => {
                 let message = "belongs to this cluster now".to_owned();
                 self.node(*slot, Info, "NodeAdopted", message);
@@ -326,6 +332,8 @@ impl Maker<'_> {
             | Op::Attempt { .. }
             | Op::MadeNothing { .. }
             | Op::Close { .. }
+            | Op::HostLabels { .. }
+            | Op::Reached { .. }
             | Op::Restamp { .. }
             | Op::Template { .. }
             | Op::PeakSizeChanged { .. }

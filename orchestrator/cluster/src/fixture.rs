@@ -86,6 +86,7 @@ pub fn node(slot: u64, state: NodeState) -> Node {
         version: "".into(),
         spec_hash: "h".into(),
         template: "".into(),
+        labels_hash: "".into(),
         attempts: 1,
         create_time: 1_000,
         state,
@@ -101,11 +102,13 @@ pub fn node(slot: u64, state: NodeState) -> Node {
         settled: 0,
         maybe_until: 0,
         given_id: None,
+        reached: None,
         adoption: None,
         seen: Seen::default(),
         probe: ProbeResult::default(),
         call: Call::default(),
         role_change: None,
+        relabel: None,
         hook: None,
     }
 }

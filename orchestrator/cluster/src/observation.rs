@@ -1,6 +1,9 @@
 //! Nodes as platforms show them, taken into the state of their cluster.
 
-use drover_core::{Millis, Phase, Sym, Urgency, node::Former};
+use drover_core::{
+    Millis, Phase, Sym, Urgency,
+    node::{Former, Reached, Seen},
+};
 use drover_planner::{Foreign, Orphan};
 use drover_proto::platform::v1 as wire;
 use uuid::Uuid;
@@ -59,6 +62,13 @@ pub enum Effect {
     ClaimEnded,
     /// Nothing records the node.
     Stranger,
+}
+
+fn reached(seen: &Seen) -> Reached {
+    Reached {
+        addresses: seen.addresses.clone(),
+        endpoints: seen.endpoints.clone(),
+    }
 }
 
 /// What to do after an observation.
@@ -138,7 +148,9 @@ impl ClusterState {
             ..
         } = seen;
         let mut observed = Observed::default();
+        let mut addons = self.spec.addons.iter();
         let record = &mut self.state.nodes[at];
+        let targeted = addons.any(|addon| addon.serves(&record.group));
         if std::mem::take(&mut record.seen.vanished) {
             observed.effects.push(Effect::Returned);
         }
@@ -151,6 +163,7 @@ impl ClusterState {
             && drover_convert::node::phase(node.phase) != Phase::Terminated;
         record.seen.gone &= !back;
         record.seen.unproven = !listed && (record.seen.unproven || record.seen.last == 0);
+        let mut moved = false;
         let mut changed = if newer {
             // Doubts that arose after the question was asked are not settled by its answer.
             let doubted =
@@ -161,7 +174,13 @@ impl ClusterState {
             doubted
         } else {
             let intern = &mut |text: &str| interner.get(text);
-            drover_convert::node::observe(&mut record.seen, node, now, intern)
+            let reached = targeted.then(|| reached(&record.seen));
+            let changed = drover_convert::node::observe(&mut record.seen, node, now, intern);
+            // An addon sends connections to where the node was.
+            moved = reached.is_some_and(|before| {
+                !before.addresses.is_empty() && before != self::reached(&record.seen)
+            });
+            changed
         };
         changed |= back;
         if record.node_id.is_none() && *record.seen.node_id != *node.node_id {
@@ -177,7 +196,7 @@ impl ClusterState {
             observed.effects.push(Effect::Probe { group, slot });
         }
         let death = matches!(phase, Phase::Failed | Phase::Terminated | Phase::Stopped);
-        observed.urgency = Some(if death {
+        observed.urgency = Some(if death || moved {
             Urgency::Urgent
         } else {
             Urgency::Bulk

@@ -321,6 +321,7 @@ impl ClusterState {
         let nodes = state.nodes.iter().map(|node| &node.platform);
         let requests = state.requests.values().map(|request| &request.platform);
         let resources = state.resources.keys().map(|key| &key.platform);
+        let resources = resources.chain(state.resource_orphans.keys().map(|key| &key.platform));
         let orphans = state.orphans.keys().map(|(name, _)| name);
         let mut all = nodes.chain(requests).chain(resources).chain(orphans);
         all.any(|name| **name == *platform)

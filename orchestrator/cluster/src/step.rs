@@ -202,6 +202,13 @@ impl ClusterState {
                         node.role_change.get_or_insert_default().call.in_flight = true;
                     }
                 }
+                Call::Relabel { slot } => {
+                    if let Some(node) = self.state.node_mut(*slot) {
+                        let change = node.relabel.get_or_insert_default();
+                        change.done = None;
+                        change.call.in_flight = true;
+                    }
+                }
                 Call::Confirm { platform } => {
                     self.state.confirms.or_default(platform.clone()).in_flight = true;
                 }

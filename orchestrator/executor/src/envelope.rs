@@ -25,6 +25,8 @@ pub enum Kind {
     Deprovision,
     /// A change of a node's role.
     RoleChange,
+    /// A change of the labels of a node's host.
+    Relabel,
     /// A node that gets another owner.
     Adopt,
     /// A complete read for one cluster.
@@ -51,7 +53,7 @@ impl Kind {
         match self {
             Self::Provision => "provision",
             Self::Deprovision => "deprovision",
-            Self::RoleChange => "update",
+            Self::RoleChange | Self::Relabel => "update",
             Self::Adopt => "adopt",
             Self::Confirm => "confirm",
             Self::Hook => "exec",
@@ -66,6 +68,7 @@ impl Kind {
             Self::Provision => (Point::BeforeProvision, Point::AfterProvision),
             Self::Deprovision => (Point::BeforeDeprovision, Point::AfterDeprovision),
             Self::RoleChange => (Point::BeforeRoleChange, Point::AfterRoleChange),
+            Self::Relabel => (Point::BeforeRelabel, Point::AfterRelabel),
             Self::Adopt => (Point::BeforeAdopt, Point::AfterAdopt),
             Self::Confirm => (Point::BeforeConfirm, Point::AfterConfirm),
             Self::Ensure => (Point::BeforeEnsure, Point::AfterEnsure),

@@ -9,6 +9,7 @@ mod envelope;
 pub mod hook;
 pub mod points;
 mod provision;
+mod relabel;
 mod resources;
 mod role_change;
 mod trace;
@@ -57,6 +58,7 @@ impl Executor {
                 deprovision::deprovision(self, cluster, slot, urgency).await
             }
             Call::RoleChange { slot } => role_change::change(self, cluster, slot).await,
+            Call::Relabel { slot } => relabel::relabel(self, cluster, slot, urgency).await,
             Call::Drain { slot, until } => Some(self.drain(cluster, slot, until).await),
             Call::Adopt { slot } => adopt::adopt(self, cluster, slot, urgency).await,
             Call::Confirm { platform } => confirm::confirm(self, cluster, platform).await,

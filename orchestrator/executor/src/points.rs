@@ -21,10 +21,14 @@ pub enum Point {
     BeforeDeprovision,
     /// The Deprovision call returned; the result is not processed yet.
     AfterDeprovision,
-    /// Before an UpdateNode call.
+    /// Before an UpdateNode call for a role.
     BeforeRoleChange,
     /// The UpdateNode call returned; the result is not processed yet.
     AfterRoleChange,
+    /// Before an UpdateNode call for the labels of a host.
+    BeforeRelabel,
+    /// The UpdateNode call returned; the result is not processed yet.
+    AfterRelabel,
     /// Before a hook is run in a node.
     BeforeHook,
     /// The hook ended or timed out; the result is not processed yet.

@@ -21,7 +21,15 @@ pub(super) async fn change(executor: &Executor, cluster: &Cluster, slot: u64) ->
     let (role, request) = {
         let inner = cluster.lock();
         let node = inner.state().node(slot)?;
-        (node.role, request(cluster, node)?)
+        let change = wire::NodeChange {
+            role: wire_role(node.role).into(),
+            ..wire::NodeChange::default()
+        };
+        let request = wire::UpdateNodeRequest {
+            update: Some(wire::update_node_request::Update::Change(change)),
+            ..target(cluster, node)?
+        };
+        (node.role, request)
     };
     let answer = tell(executor, cluster, slot, role, request).await;
     if let Err(RoleChangeFailure { error, .. }) = &answer {
@@ -31,15 +39,18 @@ pub(super) async fn change(executor: &Executor, cluster: &Cluster, slot: u64) ->
     Some(Ended::new(end, executor.clock.now(), Urgency::Urgent))
 }
 
-fn request(cluster: &Cluster, node: &drover_core::Node) -> Option<wire::UpdateNodeRequest> {
-    let role = match node.role {
+fn wire_role(role: Role) -> wire::NodeRole {
+    match role {
         Role::Promoting | Role::Active => wire::NodeRole::Active,
         Role::Demoting | Role::Standby => wire::NodeRole::Standby,
-    };
-    let change = wire::NodeChange {
-        role: role.into(),
-        ..wire::NodeChange::default()
-    };
+    }
+}
+
+/// A request about a node as it is recorded, which does not say yet what is to be changed.
+pub(super) fn target(
+    cluster: &Cluster,
+    node: &drover_core::Node,
+) -> Option<wire::UpdateNodeRequest> {
     Some(wire::UpdateNodeRequest {
         expected_platform_uid: node.platform_uid.to_string(),
         node_id: node.node_id.as_ref()?.to_string(),
@@ -49,7 +60,6 @@ fn request(cluster: &Cluster, node: &drover_core::Node) -> Option<wire::UpdateNo
             request_id: node.request.to_string(),
             index: Some(node.index),
         }),
-        update: Some(wire::update_node_request::Update::Change(change)),
         ..wire::UpdateNodeRequest::default()
     })
 }

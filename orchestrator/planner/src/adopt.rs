@@ -58,6 +58,7 @@ impl Planner<'_> {
         let mut free = self.free();
         let mut left = self.take_own(&mut free, new_id);
         left |= self.take_foreign(&mut free, new_id);
+        left |= self.adopt_resources();
         let pending = self.state.nodes.iter().any(Node::is_adopting);
         let sees_all = self.sees_all();
         if left || pending || !sees_all || self.full() {
@@ -448,6 +449,7 @@ fn blank(platform: &Sym, node_id: &str, now: Millis) -> Node {
         version: Sym::default(),
         spec_hash: Sym::default(),
         template: Sym::default(),
+        labels_hash: Sym::default(),
         attempts: 0,
         create_time: now,
         state: NodeState::Requested,
@@ -463,11 +465,13 @@ fn blank(platform: &Sym, node_id: &str, now: Millis) -> Node {
         settled: now,
         maybe_until: now,
         given_id: None,
+        reached: None,
         adoption: None,
         seen: Seen::default(),
         probe: ProbeResult::default(),
         call: Attempt::default(),
         role_change: None,
+        relabel: None,
         hook: None,
     }
 }

@@ -2,10 +2,10 @@
 
 use drover_core::{
     Millis, NodeState,
-    node::{Removal, Role},
+    node::{CHANGING, Removal, Role},
 };
 
-use crate::{Op, State};
+use crate::{Op, ResourceChange, State};
 
 /// Applies operations, in order.
 ///
@@ -191,6 +191,10 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
             }
             if *last {
                 state.used.remove(&(platform.clone(), from.clone()));
+                // Its next list shows them under the new uid.
+                state
+                    .resource_orphans
+                    .retain(|key, _| !key.is_on(platform, from));
                 // The promise to leave an abandoned backend alone holds under either uid.
                 if state.is_abandoned(from) {
                     state.abandoned.insert((platform.clone(), to.clone()));
@@ -238,6 +242,19 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 };
             }
         }
+        Op::Reached { slot, to } => {
+            if let Some(node) = state.node_mut(*slot) {
+                node.reached = Some(to.clone());
+            }
+        }
+        Op::HostLabels { slot, hash } => {
+            if let Some(node) = state.node_mut(*slot) {
+                node.labels_hash = hash.clone();
+                if **hash != *CHANGING {
+                    node.relabel = None;
+                }
+            }
+        }
         Op::Rollout { group, to } => match to {
             Some(rollout) => {
                 state.rollouts.insert(group.clone(), rollout.clone());
@@ -260,8 +277,12 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
         Op::Vacated { group, to } => {
             state.vacated.insert(group.clone(), to.clone());
         }
-        Op::Resource { key, to, .. } => match to {
+        Op::Resource { key, to, change } => match to {
             Some(record) => {
+                if *change == ResourceChange::TakeIn {
+                    state.skipped.take(record.sequence);
+                    state.resource_orphans.remove(key);
+                }
                 state.next_sequence = state.next_sequence.max(record.sequence + 1);
                 let backend = key.backend();
                 if !state.used.contains(&backend) {
@@ -271,6 +292,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
             }
             None => {
                 state.resources.remove(key);
+                state.resource_orphans.remove(key);
             }
         },
         Op::Abandon {
@@ -285,6 +307,9 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 state
                     .orphans
                     .retain(|(name, _), one| *name != *platform || one.platform_uid != *uid);
+                state
+                    .resource_orphans
+                    .retain(|key, _| !key.is_on(platform, uid));
             }
             if *keep {
                 state.abandoned.insert(backend);

@@ -55,7 +55,8 @@ impl Planner<'_> {
             && self.state.nodes.is_empty()
             && self.state.requests.is_empty()
             && self.state.resources.is_empty()
-            && self.state.orphans.is_empty();
+            && self.state.orphans.is_empty()
+            && self.state.resource_orphans.is_empty();
     }
 
     /// A group is Ready if it has as many available nodes as wanted, and no others.
@@ -77,6 +78,7 @@ impl Planner<'_> {
                 && available == size
                 && active == Self::actives(group)
                 && !renewed
+                && self.is_labelled(at)
                 && !self.rolls(&group.path);
             all &= ready;
             if ready {
@@ -136,8 +138,8 @@ impl Planner<'_> {
         if self.state.deleting {
             words.extend(self.blocking_orphans());
         }
-        if self.state.deleting && self.input.orphan_hold && !self.state.orphans.is_empty() {
-            let count = self.state.orphans.len();
+        let count = self.state.orphans.len() + self.state.resource_orphans.len();
+        if self.state.deleting && self.input.orphan_hold && count > 0 {
             words.push(format!(
                 "{count} without a record, which a person has to confirm after the restore"
             ));
@@ -159,6 +161,9 @@ impl Planner<'_> {
             if !self.sees_orphan(platform, orphan) {
                 *blocked.entry(platform).or_default() += 1;
             }
+        }
+        for platform in self.hidden_resources() {
+            *blocked.entry(platform).or_default() += 1;
         }
         let words = blocked.into_iter().map(|(platform, count)| {
             format!("{count} without a record on {platform}, which cannot be seen")

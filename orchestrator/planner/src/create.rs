@@ -346,6 +346,7 @@ impl Planner<'_> {
                 version: spec.version.clone(),
                 spec_hash: wanted.spec_hash.clone(),
                 template: crate::template::digest(wanted),
+                labels_hash: wanted.labels_hash.clone(),
                 attempts,
                 create_time: now,
                 state: NodeState::Requested,
@@ -365,11 +366,13 @@ impl Planner<'_> {
                 settled: 0,
                 maybe_until: 0,
                 given_id: None,
+                reached: None,
                 adoption: None,
                 seen: Seen::default(),
                 probe: ProbeResult::default(),
                 call: Attempt::default(),
                 role_change: None,
+                relabel: None,
                 hook: None,
             })
             .collect();

@@ -49,6 +49,7 @@ impl Planner<'_> {
         self.remove_surplus(at, spare);
         self.record_surplus(at);
         self.assign_roles(at);
+        self.relabel(at);
         self.create(at, spare, new_id);
         self.judge_promotion(at);
         self.judge_update(at);

@@ -13,6 +13,7 @@ mod conditions;
 mod create;
 mod drain;
 mod group;
+mod labels;
 mod observe;
 mod order;
 mod orphans;
@@ -43,7 +44,7 @@ use uuid::Uuid;
 
 pub use apply::apply;
 pub use order::Leaving;
-pub use plan::{Call, Input, Note, Op, Plan, Renewal, Sizes};
+pub use plan::{Call, Input, Note, Op, Outlook, Plan, Removal, Renewal, Sizes};
 pub use platform::{Domains, Limits, PlatformView, Shortage, is_troubled, most_troubled};
 pub use resources::{DRIFT_INTERVAL, RELEASE_TIMEOUT, ResourceChange};
 pub use rows::Rows;
@@ -51,7 +52,7 @@ pub use skipped::Skipped;
 pub use small::SmallMap;
 pub use state::{
     BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, Foreign, Orphan,
-    Rollout, State, Subject,
+    ResourceOrphan, Rollout, State, Subject,
 };
 
 /// Maximum number of nodes in one request, and number of changed rows from which a plan starts nothing new. The last
@@ -211,6 +212,7 @@ impl Planner<'_> {
         }
         self.follow_vacated();
         self.conclude();
+        self.look_ahead();
         if !self.plan.ops.is_empty() {
             // The changes may allow further steps, and no other event would trigger the next pass.
             self.wake(self.input.now);

@@ -10,6 +10,16 @@ use drover_core::{
 
 use crate::{ConditionKey, ConditionKind, Op, Orphan, Planner};
 
+/// Names of orphans that stay where they are, by platform and cause.
+#[derive(Default)]
+pub(crate) struct Kept<'a>(BTreeMap<(&'a Sym, &'static str), Vec<String>>);
+
+impl<'a> Kept<'a> {
+    pub(crate) fn add(&mut self, platform: &'a Sym, why: &'static str, name: String) {
+        self.0.entry((platform, why)).or_default().push(name);
+    }
+}
+
 /// Maximum number of orphans that a message names.
 const NAMED: usize = 3;
 const RESTORED: &str = "the store was restored; they are swept once a person says so: \
@@ -17,29 +27,25 @@ const RESTORED: &str = "the store was restored; they are swept once a person say
 const ABANDONED: &str = "its platform was abandoned; drover abandon --delete-nodes deletes them, drover apply --adopt \
                          takes them in";
 const IGNORED: &str = "the spec ignores orphans; with orphans: Delete they are swept, drover apply --adopt takes them in";
-const OUT_OF_SIGHT: &str =
+pub(crate) const OUT_OF_SIGHT: &str =
     "it cannot be seen, so they cannot be swept; bring it back, or drover abandon gives it up";
 
-impl Planner<'_> {
+impl<'a> Planner<'a> {
     /// Detects the conditions that freeze a cluster, before anything else is decided.
     pub(crate) fn freeze(&mut self) {
-        let behind = self
-            .state
-            .orphans
-            .iter()
-            .find(|(_, orphan)| !self.state.gave_out(orphan.sequence));
+        let behind = self.behind_by();
         self.behind = behind.is_some();
         // Nodes created while a platform is not visible would be too many once it shows the ones to adopt.
         self.adopting = self.state.adopts()
             && !(self.state.orphans.is_empty()
+                && self.state.resource_orphans.is_empty()
                 && self.state.foreign.is_empty()
                 && self.hidden().is_none());
-        if let Some(((platform, _), orphan)) = behind {
+        if let Some((platform, sequence)) = behind {
             let message = format!(
-                "{platform} shows request number {} of this cluster, and this store never gave it out: the store is older \
-                 than reality, and nothing is made or deleted. Restore a newer backup, or keep what is there: drover \
+                "{platform} shows request number {sequence} of this cluster, and this store never gave it out: the store is \
+                 older than reality, and nothing is made or deleted. Restore a newer backup, or keep what is there: drover \
                  apply --adopt",
-                orphan.sequence,
             );
             self.hold(
                 ConditionKey {
@@ -71,18 +77,28 @@ impl Planner<'_> {
         }
     }
 
+    /// A request that this record never gave out, and the platform that shows it.
+    fn behind_by(&self) -> Option<(&'a Sym, u64)> {
+        let nodes = self.state.orphans.iter();
+        let nodes = nodes.map(|((platform, _), orphan)| (platform, orphan.sequence));
+        let resources = self.state.resource_orphans.iter();
+        let resources = resources.filter_map(|(key, one)| Some((&key.platform, one.sequence?)));
+        let mut shown = nodes.chain(resources);
+        shown.find(|(_, sequence)| !self.state.gave_out(*sequence))
+    }
+
     pub(crate) fn sweep_orphans(&mut self) {
-        if self.state.orphans.is_empty() {
+        let state = self.state;
+        if state.orphans.is_empty() && state.resource_orphans.is_empty() {
             return;
         }
-        let mut kept: BTreeMap<(&Sym, &'static str), Vec<&str>> = BTreeMap::new();
-        let state = self.state;
+        let mut kept = Kept::default();
         for ((platform, node_id), orphan) in &state.orphans {
             let why = format!("{node_id} on {platform} is ours and has no record");
-            if let Some((reason, stays)) = self.keeps_orphan(orphan) {
+            if let Some((reason, stays)) = self.keeps_orphan(&orphan.platform_uid) {
                 self.note(&orphan.group, None, false, reason, || why);
                 if !stays.is_empty() {
-                    kept.entry((platform, stays)).or_default().push(node_id);
+                    kept.add(platform, stays, node_id.to_string());
                 }
                 continue;
             }
@@ -93,9 +109,7 @@ impl Planner<'_> {
                 continue;
             }
             if !self.sees_orphan(platform, orphan) {
-                kept.entry((platform, OUT_OF_SIGHT))
-                    .or_default()
-                    .push(node_id);
+                kept.add(platform, OUT_OF_SIGHT, node_id.to_string());
                 continue;
             }
             if self.full() {
@@ -113,7 +127,8 @@ impl Planner<'_> {
             });
             self.plan.again = true;
         }
-        self.state_orphans(&kept);
+        self.sweep_resources(&mut kept);
+        self.state_orphans(&kept.0);
     }
 
     pub(crate) fn sees_orphan(&self, platform: &Sym, orphan: &Orphan) -> bool {
@@ -123,7 +138,7 @@ impl Planner<'_> {
 
     /// Why an orphan is not swept, however old it is: as a single word, and for people. The deletion of a cluster
     /// includes its orphans.
-    fn keeps_orphan(&self, orphan: &Orphan) -> Option<(&'static str, &'static str)> {
+    pub(crate) fn keeps_orphan(&self, uid: &str) -> Option<(&'static str, &'static str)> {
         if self.input.orphan_hold {
             return Some(("StoreBehind", RESTORED));
         }
@@ -134,13 +149,13 @@ impl Planner<'_> {
         if self.state.deleting {
             return None;
         }
-        if self.state.may_be_abandoned(&orphan.platform_uid) {
+        if self.state.may_be_abandoned(uid) {
             return Some(("Abandoned", ABANDONED));
         }
         (self.input.orphans == OrphanPolicy::Ignore).then_some(("Orphan", IGNORED))
     }
 
-    fn state_orphans(&mut self, kept: &BTreeMap<(&Sym, &'static str), Vec<&str>>) {
+    fn state_orphans(&mut self, kept: &BTreeMap<(&Sym, &'static str), Vec<String>>) {
         if kept.is_empty() {
             return;
         }
@@ -180,6 +195,7 @@ impl Planner<'_> {
             version: Sym::default(),
             spec_hash: Sym::default(),
             template: Sym::default(),
+            labels_hash: Sym::default(),
             attempts: 0,
             create_time: now,
             state: NodeState::Draining,
@@ -200,6 +216,7 @@ impl Planner<'_> {
             settled: now,
             maybe_until: now,
             given_id: None,
+            reached: None,
             adoption: None,
             seen: Seen {
                 last: now,
@@ -208,6 +225,7 @@ impl Planner<'_> {
             probe: ProbeResult::default(),
             call: Call::default(),
             role_change: None,
+            relabel: None,
             hook: None,
         };
         node.keep_id(&orphan.id, self.state.uid);

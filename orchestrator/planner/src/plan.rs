@@ -1,11 +1,13 @@
 //! Input and output of the planner.
 
+mod outlook;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use drover_core::{
     Millis, Node, NodeState, Sym,
     addon::WantedAddon,
-    node::{RemovalReason, Request, Role},
+    node::{Reached, RemovalReason, Request, Role},
     resource::{Asked, ResourceKey, ResourceRecord, Wanted},
     spec::{Budget, Group, OrphanPolicy},
 };
@@ -15,6 +17,8 @@ use crate::{
     BackOff, BackOffKey, Condition, ConditionKey, Leaving, PlatformView, ResourceChange, Rollout,
     State,
 };
+
+pub use outlook::{Outlook, Removal};
 
 /// Everything that a plan depends on.
 pub struct Input<'a> {
@@ -47,7 +51,7 @@ pub struct Input<'a> {
     pub platforms: &'a BTreeMap<Sym, PlatformView>,
     /// Sizes of requests in the store.
     pub sizes: &'a dyn Sizes,
-    /// Whether to fill [`Plan::report`] and [`Plan::renewals`].
+    /// Whether to fill [`Plan::report`], [`Plan::renewals`] and [`Plan::outlook`].
     pub explain: bool,
 }
 
@@ -87,6 +91,8 @@ pub struct Plan {
     pub report: Vec<Note>,
     /// Pending replacements, per group. Only if [`Input::explain`] is set.
     pub renewals: Vec<Renewal>,
+    /// What is left for later passes, by group, where anything is. Only if [`Input::explain`] is set.
+    pub outlook: Vec<Outlook>,
 }
 
 impl Plan {
@@ -233,6 +239,20 @@ pub enum Op {
         /// The new role.
         role: Role,
     },
+    /// Records where a node is reached, since addons are told of it.
+    Reached {
+        /// Slot of the node.
+        slot: u64,
+        /// Its addresses and ports.
+        to: Box<Reached>,
+    },
+    /// Records which labels the host of a node has for its group.
+    HostLabels {
+        /// Slot of the node.
+        slot: u64,
+        /// Hash of the labels that its platform has confirmed. `CHANGING` is the intent to change them.
+        hash: Sym,
+    },
     /// Starts, advances or ends the rollout of a group.
     Rollout {
         /// Path of the group.
@@ -321,6 +341,11 @@ pub enum Call {
     },
     /// Makes a node take the role that its record intends.
     RoleChange {
+        /// Slot of the node.
+        slot: u64,
+    },
+    /// Has the host of a node get the labels that its group wants.
+    Relabel {
         /// Slot of the node.
         slot: u64,
     },

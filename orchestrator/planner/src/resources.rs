@@ -6,6 +6,7 @@
 mod addons;
 mod answers;
 mod infrastructure;
+mod orphans;
 mod words;
 
 use std::sync::Arc;
@@ -41,6 +42,8 @@ pub enum ResourceChange {
     Follow,
     /// The request, or its release, is repeated.
     Again,
+    /// It had no record and gets one.
+    TakeIn,
     /// A response of the platform is recorded.
     Learn,
     /// Its release is requested; irrevocable.
@@ -72,6 +75,8 @@ pub(crate) struct Told {
     targets: Arc<[AddonTarget]>,
     targets_hash: Sym,
     secrets_hash: Sym,
+    /// Whether some targets are hidden, and stay where they were last reached.
+    assumes: bool,
 }
 
 impl Told {

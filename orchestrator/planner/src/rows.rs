@@ -46,6 +46,8 @@ impl Rows {
             | Op::Restamp { slot, .. }
             | Op::Template { slot, .. }
             | Op::RoleChange { slot, .. }
+            | Op::HostLabels { slot, .. }
+            | Op::Reached { slot, .. }
             | Op::RecordDropped { slot, .. } => {
                 self.nodes.insert(*slot);
             }

@@ -67,6 +67,8 @@ pub struct State {
 
     /// Our nodes without a record, by platform and the platform's id. Observed.
     pub orphans: BTreeMap<(Sym, Box<str>), Orphan>,
+    /// Our infrastructure and addons without a record, or of requests that this record never gave out. Observed.
+    pub resource_orphans: BTreeMap<ResourceKey, ResourceOrphan>,
     /// Nodes with this cluster id under another owner or none, by platform and the platform's id. Observed.
     pub foreign: BTreeMap<(Sym, Box<str>), Foreign>,
     /// Complete reads, by platform. Observed.
@@ -312,6 +314,15 @@ pub struct Foreign {
     pub platform_uid: Sym,
     /// When it was last reported.
     pub last: Millis,
+}
+
+/// Infrastructure or an addon of ours without a record.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResourceOrphan {
+    /// Highest sequence number of a request that made a part of it. `None` if none is recorded.
+    pub sequence: Option<u64>,
+    /// Since when this process has observed it.
+    pub since: Millis,
 }
 
 /// A node of ours without a record.

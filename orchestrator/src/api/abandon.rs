@@ -6,7 +6,7 @@ use std::{
 };
 
 use drover_cluster::{Cluster, ClusterState, events::sign};
-use drover_core::{Error, Millis, Reason, Result, Sym, Urgency};
+use drover_core::{Error, Millis, Reason, Result, Sym, Urgency, resource::ResourceKey};
 use drover_planner::{Op, Plan};
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Lane, NewEvent, Step};
@@ -242,6 +242,7 @@ fn chosen(inner: &ClusterState, request: &pb::AbandonPlatformRequest) -> Result<
     let mut used: BTreeSet<Backend> = orphans
         .map(|((name, _), one)| (name.clone(), one.platform_uid.clone()))
         .collect();
+    used.extend(inner.state().resource_orphans.keys().map(ResourceKey::backend));
     used.extend(inner.state().used.iter().cloned());
     used.retain(|(name, _)| **name == *request.platform);
     match &request.platform_uid {

@@ -90,6 +90,7 @@ impl Api {
         };
         let mut choices = resolved.groups.iter().flat_map(|group| &group.choices);
         Ok(!inner.state().orphans.is_empty()
+            || !inner.state().resource_orphans.is_empty()
             || !inner.state().foreign.is_empty()
             || choices.any(hidden))
     }

@@ -1,5 +1,5 @@
-//! Sweeps leaked infrastructure and addons: remnants of deleted clusters are released; foreign ones are only counted, never
-//! touched.
+//! Looks for leaked infrastructure and addons: clusters are told of theirs that have no record, remnants of deleted clusters
+//! are released; foreign ones are only counted, never touched.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,7 +8,8 @@ use std::{
 };
 
 use drover_client::PlatformClient;
-use drover_core::{Millis, Reason, Result, Sym, Urgency};
+use drover_cluster::Source;
+use drover_core::{Millis, Reason, Result, Sym, Urgency, resource::ResourceKey};
 use drover_executor::{Envelope, Kind};
 use drover_platforms::Registered;
 use drover_proto::platform::v1 as wire;
@@ -135,16 +136,24 @@ async fn look(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<bool
     }
     let mut sorted = Sorted::default();
     let mut unread = None;
-    let mut take = |listed: Result<Vec<Owned>>| match listed {
-        Ok(owned) => sorted.take(shared, &platform.name, owned),
+    let uid = platform.identity().0;
+    let mut take = |addons: bool, listed: Result<Vec<Owned>>| match listed {
+        Ok(owned) => {
+            let source = Source {
+                platform: &platform.name,
+                uid: &uid,
+            };
+            tell_owners(shared, source, addons, &owned);
+            sorted.take(shared, &platform.name, owned);
+        }
         // What is left of the other kind is released all the same.
         Err(error) => unread = Some(error),
     };
     if infrastructure {
-        take(list_infrastructure(shared, registered).await);
+        take(false, list_infrastructure(shared, registered, &uid).await);
     }
     if addons {
-        take(list_addons(shared, registered).await);
+        take(true, list_addons(shared, registered, &uid).await);
     }
     if unread.is_none() && platform.set_foreign_resources(sorted.foreign) && sorted.foreign > 0 {
         tracing::warn!(platform = %platform.name, resources = sorted.foreign, "infrastructure or addons of others are there; left alone");
@@ -157,6 +166,34 @@ async fn look(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<bool
         release(shared, registered, left).await?;
     }
     unread.map_or(Ok(true), Err)
+}
+
+/// Tells clusters what a platform has of theirs: what has no record is for them to judge.
+fn tell_owners(shared: &Shared, source: Source<'_>, addons: bool, owned: &[Owned]) {
+    let mut by_owner: BTreeMap<Uuid, BTreeMap<ResourceKey, Option<u64>>> = BTreeMap::new();
+    for one in owned {
+        let Some(owner) = one.owner else { continue };
+        let (platform, uid) = (source.platform.clone(), source.uid);
+        let key = match &one.addon {
+            None => ResourceKey::infrastructure(platform, uid),
+            Some(name) => ResourceKey::addon(name.as_str(), platform, uid),
+        };
+        by_owner.entry(owner).or_default().insert(key, one.sequence);
+    }
+    for cluster in shared.clusters.all() {
+        let listed = by_owner.remove(&cluster.uid()).unwrap_or_default();
+        let mut state = cluster.lock();
+        if state.is_finished()
+            || !state.resources_listed(source, addons, &listed, shared.now())
+        {
+            continue;
+        }
+        // It is looked at again before its hour is over.
+        shared.leaks.used(source.platform);
+        shared.changed(&cluster, &mut state);
+        drop(state);
+        shared.queue.push(cluster.uid(), Urgency::Bulk);
+    }
 }
 
 /// Something that a platform shows, and to whom it belongs.
@@ -184,13 +221,16 @@ fn envelope<'a>(
     }
 }
 
-async fn list_infrastructure(shared: &Shared, registered: &Registered) -> Result<Vec<Owned>> {
-    let uid = registered.platform.identity().0;
+async fn list_infrastructure(
+    shared: &Shared,
+    registered: &Registered,
+    uid: &str,
+) -> Result<Vec<Owned>> {
     // A list covers all owners and carries no fence.
-    let envelope = envelope(shared, Kind::Read, registered, &uid, Uuid::nil());
+    let envelope = envelope(shared, Kind::Read, registered, uid, Uuid::nil());
     let listed = envelope.send(async |open| {
         let message = wire::ListInfrastructureRequest {
-            expected_platform_uid: uid.clone(),
+            expected_platform_uid: uid.to_owned(),
             expected_instance_id: open.instance.clone(),
             ..wire::ListInfrastructureRequest::default()
         };
@@ -209,12 +249,11 @@ async fn list_infrastructure(shared: &Shared, registered: &Registered) -> Result
     Ok(owned.collect())
 }
 
-async fn list_addons(shared: &Shared, registered: &Registered) -> Result<Vec<Owned>> {
-    let uid = registered.platform.identity().0;
-    let envelope = envelope(shared, Kind::ReadAddons, registered, &uid, Uuid::nil());
+async fn list_addons(shared: &Shared, registered: &Registered, uid: &str) -> Result<Vec<Owned>> {
+    let envelope = envelope(shared, Kind::ReadAddons, registered, uid, Uuid::nil());
     let listed = envelope.send(async |open| {
         let message = wire::ListAddonsRequest {
-            expected_platform_uid: uid.clone(),
+            expected_platform_uid: uid.to_owned(),
             expected_instance_id: open.instance.clone(),
             ..wire::ListAddonsRequest::default()
         };

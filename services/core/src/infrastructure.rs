@@ -257,7 +257,8 @@ fn check_firewall(at: &str, firewall: &Firewall, refuse: &mut dyn FnMut(String, 
 ///
 /// A description of the problem, phrased to follow the field name.
 pub fn parse_cidr(text: &str) -> Result<(IpAddr, u32), String> {
-    let wrong = || format!("{text:?} is not a range; expected an address and a length (10.0.16.0/22)");
+    let wrong =
+        || format!("{text:?} is not a range; expected an address and a length (10.0.16.0/22)");
     let (ip, length) = text.split_once('/').ok_or_else(wrong)?;
     let ip: IpAddr = ip.parse().map_err(|_| wrong())?;
     let most = if ip.is_ipv4() { 32 } else { 128 };

@@ -39,6 +39,9 @@ pub struct Node {
     pub version: Sym,
     /// Hash of the fields that define it.
     pub spec_hash: Sym,
+    /// Hash of the labels that its host has for its group. Empty if there are none, [`CHANGING`] from the intent to change
+    /// them until the platform has confirmed the change.
+    pub labels_hash: Sym,
     /// Digest of the template under which it was requested, or from which the platform reported that it was created.
     /// Empty if not known.
     pub template: Sym,
@@ -73,6 +76,8 @@ pub struct Node {
     pub settled: Millis,
     /// Until when the backend may still create it. 0 while its request is open.
     pub maybe_until: Millis,
+    /// Where it was last reached, for addons while its platform does not show it. `None` if no addon has it as a target.
+    pub reached: Option<Box<Reached>>,
     /// Previous owner, until the platform has assigned this slot to the node. `None` once it has.
     pub adoption: Option<Box<Former>>,
 
@@ -84,8 +89,24 @@ pub struct Node {
     pub call: Call,
     /// Pending role change. `None` if none is pending and none has failed since the node got its role.
     pub role_change: Option<Box<RoleChange>>,
+    /// Pending change of the labels of its host. `None` if none is pending.
+    pub relabel: Option<Box<Relabel>>,
     /// Result of the hook, until the owner has processed it.
     pub hook: Option<Box<HookResult>>,
+}
+
+/// Stands for labels of a host that are being changed: they are known again once the platform has confirmed them.
+pub const CHANGING: &str = "?";
+
+/// Progress of this process with a change of the labels of a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Relabel {
+    /// Whether a call is in flight, how many attempts failed, and when the next one may start.
+    pub call: Call,
+    /// Hash of the labels that the platform has confirmed.
+    pub done: Option<Sym>,
+    /// Human-readable cause of the last failure.
+    pub message: Box<str>,
 }
 
 /// Role of a node in its group. It is not covered by the spec hash, so that a role change replaces nothing.
@@ -279,6 +300,15 @@ pub struct Seen {
     pub addresses: Box<[SeenAddress]>,
     /// The claimed host.
     pub host_id: Option<Box<str>>,
+}
+
+/// Where a node is reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reached {
+    /// All its addresses.
+    pub addresses: Box<[SeenAddress]>,
+    /// Named ports as (name, `host:port`).
+    pub endpoints: Box<[(Sym, Box<str>)]>,
 }
 
 /// One address of a node.

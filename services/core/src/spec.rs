@@ -20,7 +20,7 @@ mod resolve;
 mod selector;
 
 pub use group::{Choice, Group, Template};
-pub use hash::digest;
+pub use hash::{HOST_LABELS, digest};
 pub use order::{DEFAULT_HOOK_TIMEOUT, Hook, Lifecycle, Management};
 pub use probe_tls::{CA_CERT, ProbeTls, TLS_CERT, TLS_KEY, Trust};
 pub use selector::{Operator, Requirement, Selector};

@@ -204,3 +204,56 @@ fn an_agent_that_answers_is_remembered_with_the_doubt() {
     let seen = &node(&state).seen;
     assert_eq!((seen.missing_from, seen.silent), (NOW, false));
 }
+
+#[test]
+fn what_a_list_shows_without_a_record_or_of_an_unknown_request_is_an_orphan_until_it_is_not_listed()
+{
+    let mut state = state();
+    state.state.next_sequence = 5;
+    let (known, lost) = (
+        ResourceKey::addon("known", "p", "u"),
+        ResourceKey::addon("lost", "p", "u"),
+    );
+    let below = ResourceKey::infrastructure("p", "u");
+    state
+        .state
+        .resources
+        .insert(known.clone(), Default::default());
+    let mut list = |listed: &[(&ResourceKey, u64)], now| {
+        let listed = listed
+            .iter()
+            .map(|(key, sequence)| ((*key).clone(), Some(*sequence)));
+        let listed = listed.collect();
+        let changed = on("u", |source| {
+            state.resources_listed(source, true, &listed, now)
+        });
+        let orphans = state.state.resource_orphans.iter();
+        let orphans: Vec<_> = orphans.map(|(key, one)| (key.clone(), one.since)).collect();
+        (changed, orphans)
+    };
+    assert_eq!(list(&[(&known, 4)], NOW), (false, vec![]));
+    let both = list(&[(&known, 4), (&lost, 3)], NOW);
+    assert_eq!(both, (true, vec![(lost.clone(), NOW)]));
+    let later = list(&[(&known, 4), (&lost, 3)], NOW + 60_000);
+    assert_eq!(
+        later,
+        (false, vec![(lost.clone(), NOW)]),
+        "since it was first seen"
+    );
+    let behind = list(&[(&known, 9)], NOW);
+    assert_eq!(
+        behind,
+        (true, vec![(known, NOW)]),
+        "this store never gave it out"
+    );
+    assert_eq!(list(&[], NOW), (true, vec![]));
+    // A list of addons says nothing about infrastructure.
+    let listed = [(below.clone(), None)].into();
+    on("u", |source| {
+        state.resources_listed(source, false, &listed, NOW)
+    });
+    on("u", |source| {
+        state.resources_listed(source, true, &BTreeMap::new(), NOW)
+    });
+    assert!(state.state.resource_orphans.contains_key(&below));
+}

@@ -269,3 +269,21 @@ fn whoever_asked_for_the_pass_hears_how_its_calls_ended() {
     };
     assert_eq!(read.result(), None, "nobody asks for it");
 }
+
+#[test]
+fn labels_of_a_host_are_confirmed_by_their_hash_and_a_failure_waits_longer_each_time() {
+    let mut state = state();
+    let end = |state: &mut ClusterState, answer| {
+        state.call_ended(CallEnd::Relabel { slot: SLOT, answer }, NOW);
+        node(state).relabel.clone().unwrap()
+    };
+    let failed = end(&mut state, Err(error(Reason::Unavailable)));
+    assert_eq!((failed.call.failures, &*failed.message), (1, "no"));
+    let again = end(&mut state, Err(error(Reason::Invalid)));
+    assert!(again.call.failures == 2 && again.call.next > NOW && again.done.is_none());
+    let stale = end(&mut state, Err(error(Reason::Fenced)));
+    assert_eq!(stale.call.failures, 0, "only the fence was old");
+    let done = end(&mut state, Ok("l1".into()));
+    assert_eq!(done.done.as_deref(), Some("l1"));
+    assert_eq!(done.call, Call::default());
+}

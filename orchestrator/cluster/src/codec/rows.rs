@@ -71,6 +71,38 @@ pub(super) struct NodeRow {
     /// Absent if the id is that of the slot.
     #[prost(string, optional, tag = "52")]
     pub(super) given_id: Option<String>,
+    /// Empty if its host has no labels of its group, as far as rows from before they were changed in place tell.
+    #[prost(string, tag = "53")]
+    pub(super) labels_hash: String,
+    #[prost(message, optional, tag = "54")]
+    pub(super) reached: Option<ReachedRow>,
+}
+
+/// Where a node was last reached.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct ReachedRow {
+    #[prost(message, repeated, tag = "1")]
+    pub(super) addresses: Vec<AddressRow>,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) endpoints: Vec<EndpointRow>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct AddressRow {
+    #[prost(int32, tag = "1")]
+    pub(super) kind: i32,
+    #[prost(string, tag = "2")]
+    pub(super) value: String,
+    #[prost(string, tag = "3")]
+    pub(super) interface: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct EndpointRow {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+    #[prost(string, tag = "2")]
+    pub(super) address: String,
 }
 
 /// The slot of a node under adoption, until the adoption is complete.

@@ -1,3 +1,5 @@
+use drover_core::node::{Reached, SeenAddress};
+
 use super::*;
 
 #[test]
@@ -18,6 +20,7 @@ fn every_durable_part_of_a_node_survives() {
             version: "1".into(),
             spec_hash: "h".into(),
             template: if at % 2 == 0 { "d" } else { "" }.into(),
+            labels_hash: if at % 2 == 0 { "l" } else { "" }.into(),
             attempts: 2,
             create_time: 11,
             state: *state,
@@ -38,6 +41,17 @@ fn every_durable_part_of_a_node_survives() {
             settled: 13,
             maybe_until: 14,
             given_id: (at % 2 == 1).then(|| "web-0-7stfh".into()),
+            reached: (at % 2 == 0).then(|| {
+                Box::new(Reached {
+                    addresses: [SeenAddress {
+                        kind: 2,
+                        value: "10.0.0.1".into(),
+                        interface: "oam".into(),
+                    }]
+                    .into(),
+                    endpoints: [("client".into(), "10.0.0.1:80".into())].into(),
+                })
+            }),
             adoption: (at % 2 == 1).then(|| {
                 Box::new(Former {
                     owner: "o".into(),
@@ -52,6 +66,7 @@ fn every_durable_part_of_a_node_survives() {
             probe: ProbeResult::default(),
             call: Call::default(),
             role_change: None,
+            relabel: None,
             hook: None,
         };
         assert_eq!(

@@ -217,3 +217,37 @@ fn the_id_of_a_node_is_learnt_from_whoever_shows_it_first() {
     watch(&mut state, ITS_OWN, node);
     assert_eq!(&*state.state.nodes[0].seen.node_id, "i-1");
 }
+
+#[test]
+fn another_address_of_a_node_behind_an_addon_is_urgent() {
+    let at = |state: &ClusterState, address: &str| wire::Node {
+        addresses: vec![drover_proto::common::v1::Address {
+            value: address.to_owned(),
+            ..Default::default()
+        }],
+        ..shown(state, wire::NodePhase::Running)
+    };
+    for (addons, urgency) in [(1, Urgency::Urgent), (0, Urgency::Bulk)] {
+        let mut state = state();
+        let spec = std::sync::Arc::get_mut(&mut state.spec).unwrap();
+        spec.addons = (0..addons)
+            .map(|_| drover_core::addon::WantedAddon {
+                name: "lb".into(),
+                wanted: drover_core::resource::Wanted::new("p", b""),
+                targets: vec!["db".into()],
+                secrets: Vec::new(),
+                ports: Vec::new(),
+            })
+            .collect();
+        let first = at(&state, "10.0.0.1");
+        let observed = watch(&mut state, ITS_OWN, first);
+        assert_eq!(
+            observed.urgency,
+            Some(Urgency::Bulk),
+            "it is not served yet"
+        );
+        let second = at(&state, "10.0.0.2");
+        let observed = watch(&mut state, ITS_OWN, second);
+        assert_eq!(observed.urgency, Some(urgency));
+    }
+}

@@ -18,6 +18,12 @@ pub fn told(
 ) -> Vec<Told> {
     use EventSeverity::{Info, Warning};
     let before = state.resources.get(key);
+    if change == ResourceChange::TakeIn {
+        let what = key.addon_name();
+        let what = what.map_or("infrastructure".to_owned(), |name| format!("addon {name}"));
+        let message = format!("{what} on {} is ours and had no record", key.platform);
+        return vec![(Warning, "OrphanSeen", message)];
+    }
     if let Some(name) = key.addon_name() {
         return told_of_addon(name, key, before, to, change);
     }
@@ -95,7 +101,7 @@ pub fn told(
                 list.push((Info, "InfrastructureReleased", message));
             }
         }
-        ResourceChange::Abandon => {}
+        ResourceChange::Abandon | ResourceChange::TakeIn => {}
     }
     list
 }

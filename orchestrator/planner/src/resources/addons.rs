@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use drover_core::{
-    Millis, Phase, Sym,
+    Millis, Node, Phase, Sym,
     addon::{AddonTarget, WantedAddon, targets_hash},
-    node::Role,
+    node::{Reached, Role},
     resource::{ResourceKey, ResourceKind, ResourceRecord},
 };
 
@@ -14,13 +14,13 @@ use super::{
     Told, UNAVAILABLE, Want,
     words::{place, reason},
 };
-use crate::{ConditionKey, ConditionKind, NO_GROUP, Planner, observe::millis};
+use crate::{ConditionKey, ConditionKind, NO_GROUP, Op, Planner, observe::millis};
 
 /// How long after its start a process waits for platforms to show nodes before it reports that they do not.
 const FIRST_LOOK: Millis = 60_000;
 
 impl<'a> Planner<'a> {
-    fn wanted_addons(&self) -> &'a [WantedAddon] {
+    pub(super) fn wanted_addons(&self) -> &'a [WantedAddon] {
         if self.state.deleting {
             &[]
         } else {
@@ -29,7 +29,7 @@ impl<'a> Planner<'a> {
     }
 
     /// The key of a desired addon on the present backend of its platform. `None` if that is not known.
-    fn key_of(&self, addon: &WantedAddon) -> Option<ResourceKey> {
+    pub(super) fn key_of(&self, addon: &WantedAddon) -> Option<ResourceKey> {
         let platform = &addon.wanted.platform;
         let uid = &self.input.platforms.get(platform)?.uid;
         (!uid.is_empty())
@@ -67,6 +67,10 @@ impl<'a> Planner<'a> {
                 wanted: &wanted[at].wanted,
                 told: self.told[at].clone(),
             });
+            let told = want.as_ref().and_then(|want| want.told.as_ref());
+            if told.is_some_and(|told| told.assumes) {
+                self.note_unknown_targets(key);
+            }
             self.keep(key, record, want.as_ref());
         }
         for (at, addon) in wanted.iter().enumerate() {
@@ -85,12 +89,61 @@ impl<'a> Planner<'a> {
             };
             self.begin(ResourceKind::Addon(addon.name.clone()), &want);
         }
+        self.record_reached();
     }
 
-    /// What an addon is to be told. `None` as long as a node that may be a target has not been seen by this process:
-    /// only platforms know the addresses, and a list without it would cut it off.
+    /// Records where targets are reached, for a process that comes after this one and cannot see them.
+    fn record_reached(&mut self) {
+        let wanted = self.wanted_addons();
+        if wanted.is_empty() {
+            return;
+        }
+        let state = self.state;
+        for (at, node) in state.nodes.iter().enumerate() {
+            let seen = &node.seen;
+            let targeted = wanted.iter().any(|addon| addon.serves(&node.group));
+            let known = seen.phase != Phase::Unseen && node.node_id.is_some();
+            let mark = &self.marks[at];
+            let goes = mark.forgotten || mark.leaving || mark.dead || node.is_adopting();
+            if !targeted || !known || goes || seen.addresses.len() + seen.endpoints.len() == 0 {
+                continue;
+            }
+            let same =
+                |it: &Reached| (&it.addresses, &it.endpoints) == (&seen.addresses, &seen.endpoints);
+            if node.reached.as_deref().is_some_and(same) {
+                continue;
+            }
+            if self.full() {
+                return;
+            }
+            self.op(Op::Reached {
+                slot: node.slot,
+                to: Box::new(Reached {
+                    addresses: seen.addresses.clone(),
+                    endpoints: seen.endpoints.clone(),
+                }),
+            });
+        }
+    }
+
+    /// Where a node is that this process has not seen: where it was last reached, once its platform has had the time to show
+    /// it and still hides it.
+    fn assumed<'s>(&self, node: &'s Node) -> Option<&'s Reached> {
+        let hidden = self.is_hidden(&node.platform);
+        let waited = self.input.now >= self.input.process_start + FIRST_LOOK;
+        node.reached.as_deref().filter(|_| hidden && waited)
+    }
+
+    fn is_hidden(&self, platform: &Sym) -> bool {
+        let view = self.input.platforms.get(platform);
+        view.is_none_or(|view| !view.visible)
+    }
+
+    /// What an addon is to be told. `None` as long as it is not known where a node is that may be a target and that this
+    /// process has not seen: a list without it would cut it off.
     fn told_of(&self, at: usize, addon: &WantedAddon) -> Option<Told> {
         let mut targets = Vec::new();
+        let mut assumes = false;
         for (mark, node) in self.marks.iter().zip(&self.state.nodes) {
             let ours = !mark.forgotten && !node.is_adopting() && addon.serves(&node.group);
             let Some(node_id) = node.node_id.as_ref().filter(|_| ours) else {
@@ -101,14 +154,17 @@ impl<'a> Planner<'a> {
             if mark.dead || seen.gone || over {
                 continue;
             }
-            if seen.phase == Phase::Unseen && seen.addresses.is_empty() {
+            let (mut addresses, mut endpoints) = (&seen.addresses, &seen.endpoints);
+            if seen.phase == Phase::Unseen && addresses.is_empty() {
                 // What this process has asked for was in no list yet.
                 if mark.leaving || node.create_time >= self.input.process_start {
                     continue;
                 }
-                return None;
+                let reached = self.assumed(node)?;
+                (addresses, endpoints) = (&reached.addresses, &reached.endpoints);
+                assumes = true;
             }
-            if seen.addresses.is_empty() && seen.endpoints.is_empty() {
+            if addresses.is_empty() && endpoints.is_empty() {
                 continue;
             }
             targets.push(AddonTarget {
@@ -116,8 +172,8 @@ impl<'a> Planner<'a> {
                 node_id: node_id.clone(),
                 name: node.name().into(),
                 group: node.group.clone(),
-                addresses: seen.addresses.clone(),
-                endpoints: seen.endpoints.clone(),
+                addresses: addresses.clone(),
+                endpoints: endpoints.clone(),
                 draining: mark.leaving || seen.phase == Phase::Deprovisioning,
                 standby: mark.role != Role::Active,
             });
@@ -127,6 +183,7 @@ impl<'a> Planner<'a> {
             targets_hash: targets_hash(&targets),
             targets: targets.into(),
             secrets_hash: secrets.cloned().unwrap_or_default(),
+            assumes,
         })
     }
 
@@ -141,10 +198,10 @@ impl<'a> Planner<'a> {
         // Every start begins like this, which is no reason to worry; nor does it end what an earlier process reported.
         let reported = self.state.conditions.get(&condition);
         let early = self.input.now < alarm && reported.is_none_or(|it| &*it.reason != UNAVAILABLE);
+        if !hidden.is_empty() && self.input.now < alarm {
+            self.wake(alarm);
+        }
         if hidden.is_empty() || early {
-            if !hidden.is_empty() {
-                self.wake(alarm);
-            }
             self.note("", None, false, reason(key), || {
                 format!("{}: waits until its nodes have been seen", place(key))
             });
@@ -163,11 +220,9 @@ impl<'a> Planner<'a> {
             let nodes = self.state.nodes.iter();
             nodes.filter(|node| addon.serves(&node.group) && node.seen.phase == Phase::Unseen)
         });
-        let is_hidden = |platform: &Sym| {
-            let view = self.input.platforms.get(platform);
-            view.is_none_or(|view| !view.visible)
-        };
-        let platforms = nodes.map(|node| &node.platform).filter(|it| is_hidden(it));
+        let platforms = nodes
+            .map(|node| &node.platform)
+            .filter(|platform| self.is_hidden(platform));
         let mut names: Vec<&str> = platforms.map(|platform| &**platform).collect();
         names.sort_unstable();
         names.dedup();

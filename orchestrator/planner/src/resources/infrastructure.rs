@@ -9,7 +9,7 @@ use super::{Told, Want, words::progress};
 use crate::{ConditionKey, ConditionKind, Planner};
 
 impl<'a> Planner<'a> {
-    fn wanted_infrastructure(&self) -> &'a [Wanted] {
+    pub(super) fn wanted_infrastructure(&self) -> &'a [Wanted] {
         if self.state.deleting {
             &[]
         } else {

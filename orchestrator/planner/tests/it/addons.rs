@@ -4,6 +4,7 @@ use crate::world;
 mod doubts;
 mod drains;
 mod lives;
+mod orphans;
 
 use std::time::Duration;
 

@@ -48,6 +48,7 @@ fn settle_others(world: &mut World, group: &str, count: u32) {
             phase: Phase::Running,
             ready: true,
             acts: true,
+            labels: "".into(),
             hidden_until: 0,
         };
         let backend = world.platforms.get_mut("a").unwrap();

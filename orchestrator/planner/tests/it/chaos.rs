@@ -20,6 +20,7 @@ use world::{
     Crash, World,
     backend::{Faults, Thing},
     build::{choice, group, pre_stop, stored},
+    labels::labelled,
 };
 
 fn scenarios(default: u64) -> std::ops::Range<u64> {
@@ -52,6 +53,8 @@ fn random_groups(world: &mut World) -> Vec<Group> {
             for c in &mut group.choices {
                 *c = choice(&c.platform, version);
             }
+            let labels = ["", "", "red", "blue"][world.rng.usize(0..4)];
+            group = labelled(group, labels);
             if platforms.len() == 1 && world.rng.u8(0..3) == 0 {
                 group.placement.hosts = (0..world.rng.usize(5..8))
                     .map(|host| format!("g{at}-m{host}").into())
@@ -132,6 +135,7 @@ fn foreign() -> Thing {
         phase: Phase::Running,
         ready: true,
         acts: false,
+        labels: "".into(),
         hidden_until: 0,
     }
 }

@@ -13,6 +13,7 @@
 )]
 
 use crate::world;
+mod balancer;
 mod key;
 mod model;
 mod steps;
@@ -38,6 +39,8 @@ impl Model {
             let good = self.steps().into_iter().find(good);
             match good {
                 Some(step) => self.take(step, true),
+                // An addon is looked at again and again.
+                None if self.balancer.is_possible && self.is_as_wanted() => return true,
                 None if self.wake.is_some() => self.take(Step::Tick, true),
                 None => return self.is_as_wanted(),
             }
@@ -168,11 +171,14 @@ fn begin(
 
 /// All nodes of a group are Ready, and have been for a long time.
 fn all_ready(group: Group) -> Model {
-    let mut model = Model::new(group, 0, 0);
+    run_up(Model::new(group, 0, 0))
+}
+
+fn run_up(mut model: Model) -> Model {
     for _ in 0..50 {
         model.settle();
         let steps = model.steps();
-        let good = |step: &&Step| matches!(step, Step::Made(_) | Step::Ready(..));
+        let good = |step: &&Step| matches!(step, Step::Made(_) | Step::Ready(..) | Step::Told);
         match steps.iter().find(good) {
             Some(step) => model.take(*step, true),
             None => break,
@@ -282,6 +288,32 @@ fn no_state_has_more_active_nodes_than_wanted_and_each_leads_to_what_is_wanted()
         }
     }
     seen.has(5, &[LIFE, &["Turned", "TurnLost", "TurnRefused", "Dies"]]);
+}
+
+#[test]
+fn no_state_of_a_group_with_a_balancer_cuts_a_node_off_and_each_leads_to_what_is_wanted() {
+    let full = is_full();
+    let most = if full { 3_000_000 } else { 8_000 };
+    let mut seen = Seen::default();
+    for (size, standby, faults, wishes) in [(1, 0, 1, 1), (1, 1, 1, 1), (2, 0, 1, 1), (1, 0, 2, 1)]
+    {
+        let what = format!(
+            "{size} active, {standby} standby behind a balancer elsewhere, {faults} faults, {wishes} changes of anything"
+        );
+        let mut group = group("data", size, &["a"]);
+        group.standby = standby;
+        group.update = rolling(1, 0);
+        let mut model = Model::new(group, 0, 0);
+        model.balance(true);
+        let mut model = run_up(model);
+        (model.faults, model.wishes) = (faults, wishes);
+        explore(&what, model, most, &mut seen);
+    }
+    let told = &["Told", "ToldLost", "NotTold", "Balance", "Scale", "Want"];
+    seen.has(
+        0,
+        &[LIFE, told, &["Dies", "Vanishes", "Restart", "Unreachable"]],
+    );
 }
 
 #[test]

@@ -43,6 +43,7 @@ fn step(world: &mut World) -> Plan {
                 world.state.node_mut(*slot).unwrap().call.in_flight = true;
             }
             Call::Provision { .. }
+            | Call::Relabel { .. }
             | Call::Drain { .. }
             | Call::Adopt { .. }
             | Call::Confirm { .. }

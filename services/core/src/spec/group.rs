@@ -88,6 +88,8 @@ pub struct Choice {
     /// Hashes by the formulas of earlier versions, oldest first. Nodes that carry one of these are up to date, and are
     /// assigned the current hash.
     pub former_hashes: Vec<Sym>,
+    /// Hash of the labels that its hosts get. Empty if there are none.
+    pub labels_hash: Sym,
     /// The template that the platform currently creates these nodes from; not part of the spec. `None` if not known.
     pub template: Option<Template>,
 }
@@ -179,6 +181,13 @@ impl Group {
         (node.template != template.digest).then_some(template)
     }
 
+    /// The choice that makes such a node on its platform. `None` for an outdated one.
+    #[must_use]
+    pub fn choice_for(&self, node: &crate::Node) -> Option<&Choice> {
+        let mut choices = self.choices.iter();
+        choices.find(|choice| choice.platform == node.platform && choice.is_hash(&node.spec_hash))
+    }
+
     /// The first choice that creates nodes with this hash. A hash by an unknown formula is attributed to the first
     /// choice: a hash that cannot be compared must never cause a replacement.
     #[must_use]
@@ -193,6 +202,18 @@ impl Group {
 }
 
 impl Choice {
+    /// The labels that its hosts get.
+    #[must_use]
+    pub fn host_labels(&self) -> BTreeMap<String, String> {
+        let labels = self.properties.get(hash::HOST_LABELS);
+        let labels = labels.and_then(serde_json::Value::as_object).into_iter();
+        let texts = labels.flatten().filter_map(|(key, value)| {
+            let text = value.as_str()?;
+            Some((key.clone(), text.to_owned()))
+        });
+        texts.collect()
+    }
+
     /// Whether a hash identifies nodes of this choice, by the current formula or an earlier one.
     #[must_use]
     pub fn is_hash(&self, hash: &str) -> bool {

@@ -1,5 +1,7 @@
 //! Hashes of the fields that define a node, and of its capacity pool.
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -35,9 +37,46 @@ pub(super) fn is_of_unknown_formula(hash: &str) -> bool {
     })
 }
 
+/// Property with the labels that the hosts of a group get: platforms change it in place, so it defines no node.
+pub const HOST_LABELS: &str = "hostLabels";
+
+/// The properties that define a node.
+fn defining(properties: &Object) -> Cow<'_, Object> {
+    if !properties.contains_key(HOST_LABELS) {
+        return Cow::Borrowed(properties);
+    }
+    let mut left = properties.clone();
+    left.remove(HOST_LABELS);
+    Cow::Owned(left)
+}
+
+/// Hash of the labels that the hosts of a group get. Empty if there are none.
+pub(super) fn labels_hash(properties: &Object) -> Sym {
+    let labels = properties.get(HOST_LABELS).and_then(Value::as_object);
+    let Some(labels) = labels.filter(|labels| !labels.is_empty()) else {
+        return Sym::default();
+    };
+    let mut hash = Sha256::new();
+    digest_object(&mut hash, labels);
+    hex(&hash.finalize()[..8]).into()
+}
+
 /// Hashes of the fields that define a node, over sorted keys, by every applicable formula, oldest first. Each has at
 /// most 63 characters, so that it fits into a label.
 pub(super) fn spec_hashes(cluster: &ClusterSpec, group: &Group, choice: &Choice) -> Vec<Sym> {
+    let mut hashes = hashes_over(cluster, group, choice);
+    if let Cow::Owned(properties) = defining(&choice.properties) {
+        // Nodes from before hosts were labelled in place carry hashes over all properties.
+        let choice = Choice {
+            properties,
+            ..choice.clone()
+        };
+        hashes.extend(hashes_over(cluster, group, &choice));
+    }
+    hashes
+}
+
+fn hashes_over(cluster: &ClusterSpec, group: &Group, choice: &Choice) -> Vec<Sym> {
     let by = |(version, formula): &Formula| {
         let mut hash = Sha256::new();
         hash.update([*version]);
@@ -127,6 +166,7 @@ fn cover_with(
 /// The capacity pool of a choice: its class, plus a hash of its properties and of the required machine labels, if there
 /// are any (spot or on demand, zone).
 pub(super) fn pool(class: &str, properties: &Object, selector: Option<&Selector>) -> Sym {
+    let properties = &*defining(properties);
     if properties.is_empty() && selector.is_none() {
         return name::sym(class);
     }

@@ -5,7 +5,7 @@ use std::{collections::HashSet, time::Duration};
 use super::{
     Amount, Choice, ClusterSpec, Group, GroupSpec, MAX_CHOICES, MAX_DEPTH, MAX_GROUPS, MAX_NODES,
     Settings, Update,
-    hash::{pool, spec_hashes},
+    hash::{labels_hash, pool, spec_hashes},
     merge, order,
 };
 use crate::{
@@ -15,6 +15,10 @@ use crate::{
 
 /// Default time that a node gets to stop gracefully.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+/// Minimum lifetime of a node: a younger one may not have been ready yet.
+const MIN_EXPIRE_AFTER: Duration = Duration::from_secs(60);
+/// Minimum interval between probes: more often, they would cost more than the nodes.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum length of the id of a named machine; platforms reject longer ids.
 const MAX_HOST: usize = 512;
 /// Default time that a node must be Ready before a backoff is reset.
@@ -46,13 +50,13 @@ pub(super) fn resolve(cluster: &ClusterSpec) -> Result<Vec<Group>, Error> {
     if cluster.software.is_empty() && !cluster.version.is_empty() {
         walk.refuse(
             "spec.store.version",
-            "is set, but spec.store.software is not",
+            "a version needs a store: spec.store.software is not set",
         );
     }
     walk.check_settings("spec", &cluster.settings);
     walk.refuse_hosts("spec", &cluster.settings);
     if cluster.groups.is_empty() {
-        walk.refuse("spec.groups", "is empty; expected at least one group");
+        walk.refuse("spec.groups", "a cluster needs at least one group");
     }
     let outer = Outer {
         path: "",
@@ -75,7 +79,7 @@ pub(super) fn resolve(cluster: &ClusterSpec) -> Result<Vec<Group>, Error> {
     });
     if walk.nodes > u64::from(MAX_NODES) {
         let description = format!(
-            "ask for {} nodes in all; at most {MAX_NODES} are allowed",
+            "all groups together have {} nodes; at most {MAX_NODES} are possible",
             walk.nodes
         );
         walk.refuse("spec.groups", description);
@@ -117,7 +121,7 @@ impl Walk<'_> {
             } else if !names.insert(group.name.as_str()) {
                 self.refuse(
                     format!("{at}.name"),
-                    format!("{:?} stands there twice", group.name),
+                    format!("two groups here are named {:?}", group.name),
                 );
             }
             self.group(&at, group, outer, depth);
@@ -210,7 +214,7 @@ impl Walk<'_> {
         if self.cluster.software.is_empty() && !version.is_empty() && spec.version.is_some() {
             self.refuse(
                 format!("{at}.version"),
-                "is set, but spec.store.software is not",
+                "a version needs a store: spec.store.software is not set",
             );
         }
         let mut group = Group {
@@ -256,8 +260,10 @@ impl Walk<'_> {
                 pool: name::sym(""),
                 spec_hash: name::sym(""),
                 former_hashes: Vec::new(),
+                labels_hash: name::sym(""),
                 template: None,
             };
+            choice.labels_hash = labels_hash(&choice.properties);
             choice.pool = pool(
                 &choice.class,
                 &choice.properties,
@@ -333,7 +339,7 @@ impl Walk<'_> {
         if both_zero(update) {
             self.refuse(
                 format!("{at}.update.max_surge"),
-                "is 0, and so is max_unavailable: nothing could ever be replaced; raise one of them",
+                "with maxSurge and maxUnavailable both 0 no node could ever be replaced; raise one of them",
             );
         }
         if update.progress_deadline.is_zero() {
@@ -377,7 +383,7 @@ impl Walk<'_> {
             let description = if host.is_empty() || host.len() > MAX_HOST {
                 format!("expected the platform's id of a machine, 1 to {MAX_HOST} bytes")
             } else if hosts[..index].contains(host) {
-                format!("{host:?} stands there twice")
+                format!("{host:?} appears twice")
             } else if let Some(other) = others.into_iter().next() {
                 format!("{host:?} is named by group {:?} already", other.path)
             } else {
@@ -429,10 +435,16 @@ impl Walk<'_> {
                 self.refuse(format!("{at}.platforms[{index}].name"), why);
             }
         }
-        if settings.expire_after.is_some_and(|age| age.is_zero()) {
+        if settings
+            .expire_after
+            .is_some_and(|age| age < MIN_EXPIRE_AFTER)
+        {
+            let least = MIN_EXPIRE_AFTER.as_secs();
             self.refuse(
                 format!("{at}.expire_after"),
-                "0 would replace every node at once; expected a span, or leave it out",
+                format!(
+                    "nodes would be replaced without end; expected at least {least}s, or leave it out"
+                ),
             );
         }
         if settings.max_in_flight == Some(0) {
@@ -452,6 +464,13 @@ impl Walk<'_> {
                 if zero {
                     self.refuse(format!("{at}.health.{field}"), "must be above 0");
                 }
+            }
+            if !health.interval.is_zero() && health.interval < MIN_INTERVAL {
+                let least = MIN_INTERVAL.as_millis();
+                self.refuse(
+                    format!("{at}.health.interval"),
+                    format!("expected at least {least}ms"),
+                );
             }
         }
         if let Some(remediation) = &settings.remediation {

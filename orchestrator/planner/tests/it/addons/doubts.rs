@@ -105,6 +105,55 @@ fn a_platform_that_hides_nodes_after_a_start_is_named_but_not_at_once() {
 }
 
 #[test]
+fn what_other_platforms_show_is_sent_while_one_hides_its_nodes_after_a_start() {
+    let mut world = World::new(1, &["a", "b", "c"]);
+    world.run_for(Duration::from_secs(10));
+    world.want_addons(vec![addon("lb", "b", &["data", "more"])]);
+    let more = |size| vec![group("data", 2, &["a"]), group("more", size, &["c"])];
+    world.want(more(2));
+    world.run_for(Duration::from_secs(120));
+    let addresses = |world: &mut World| -> Vec<String> {
+        let targets = world.addon("lb", "b").targets.clone();
+        let served = targets.iter().filter(|one| !one.draining);
+        served
+            .map(|one| one.addresses[0].value.to_string())
+            .collect()
+    };
+    let before = addresses(&mut world);
+    assert_eq!(before.len(), 4);
+    world.set_reachable(&sym("a"), false);
+    world.restart();
+    world.want(more(1));
+    world.run_for(Duration::from_secs(50));
+    assert_eq!(ready_targets(&mut world), 4, "it may be shown in a moment");
+    world.run_for(Duration::from_secs(60));
+    let now = addresses(&mut world);
+    assert_eq!(now.len(), 3);
+    assert!(
+        now.iter().all(|one| before.contains(one)),
+        "where they were"
+    );
+    let hidden = world
+        .state
+        .nodes
+        .iter()
+        .filter(|node| *node.platform == *"a");
+    for node in hidden {
+        assert!(
+            now.contains(&node.node_id.as_ref().unwrap().to_string()),
+            "{now:?}"
+        );
+    }
+    let failed = holds(&world, ConditionKind::AddonsFailed).unwrap();
+    assert!(failed.ends_with("a does not show its nodes"), "{failed}");
+    world.set_reachable(&sym("a"), true);
+    world.run_for(Duration::from_secs(60));
+    assert_eq!(ready_targets(&mut world), 3);
+    assert!(holds(&world, ConditionKind::AddonsReady).is_some());
+    assert!(holds(&world, ConditionKind::AddonsFailed).is_none());
+}
+
+#[test]
 fn an_addon_that_is_refused_or_cannot_be_removed_is_not_shown_as_ready() {
     let mut world = settled(1);
     world.addon("lb", "b").refuses = Some(Error::new(Reason::Invalid, "too old"));

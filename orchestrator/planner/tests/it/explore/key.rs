@@ -128,6 +128,10 @@ impl Model {
             (&*rollout.target, rollout.ready, rollout.left).hash(&mut hash);
             ago(rollout.progress).hash(&mut hash);
         }
+        for node in &self.state.nodes {
+            (node.reached.is_some(), node.seen.addresses.is_empty()).hash(&mut hash);
+        }
+        self.hash_balancer(&mut hash, ago);
         hash.finish()
     }
 }

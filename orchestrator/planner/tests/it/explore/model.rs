@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::world::build::view;
 
-use super::MAX_PASSES;
+use super::{MAX_PASSES, balancer::Balancer};
 
 /// Age in ms beyond which all times are the same: longer than every deadline of these worlds.
 pub(super) const OLD: i64 = 4_000_000;
@@ -56,6 +56,7 @@ pub(super) struct Model {
     pub(super) most_acting: usize,
     pub(super) faults: u32,
     pub(super) wishes: u32,
+    pub(super) balancer: Balancer,
     ids: u64,
 }
 
@@ -80,6 +81,9 @@ pub(super) enum Step {
     Turned(u64),
     TurnLost(u64),
     TurnRefused(u64),
+    Told,
+    ToldLost,
+    NotTold,
     Read,
     Restart,
     /// The platform at this position by name.
@@ -89,6 +93,7 @@ pub(super) enum Step {
     Want(&'static str),
     Template(&'static str),
     Scale(u32),
+    Balance(bool),
 }
 
 impl Step {
@@ -106,6 +111,8 @@ impl Step {
             | Self::NotRemoved(_)
             | Self::TurnLost(_)
             | Self::TurnRefused(_)
+            | Self::ToldLost
+            | Self::NotTold
             | Self::Restart
             | Self::Unreachable(_) => true,
             // Delays while something is in flight.
@@ -123,13 +130,17 @@ impl Step {
                 | Self::Drained(_)
                 | Self::Removed(_)
                 | Self::Turned(_)
+                | Self::Told
                 | Self::Read
                 | Self::Reachable
         )
     }
 
     pub(super) fn is_wish(self) -> bool {
-        matches!(self, Self::Want(_) | Self::Template(_) | Self::Scale(_))
+        matches!(
+            self,
+            Self::Want(_) | Self::Template(_) | Self::Scale(_) | Self::Balance(_)
+        )
     }
 }
 
@@ -160,6 +171,7 @@ impl Model {
             wake: None,
             faults,
             wishes,
+            balancer: Balancer::default(),
             ids: 0,
         };
         model.most = model.ceiling();
@@ -190,7 +202,7 @@ impl Model {
                 process_start: self.process_start,
                 groups,
                 infrastructure: &[],
-                addons: &[],
+                addons: &self.balancer.wanted,
                 addon_secrets: &[],
                 health_defaults: &[],
                 leaving: &[],
@@ -271,6 +283,9 @@ impl Model {
                 self.state.requests.get_mut(request).unwrap().call.in_flight = true;
             }
             Call::Deprovision { slot } | Call::Drain { slot, .. } => {
+                if let Call::Deprovision { .. } = call {
+                    self.check_served(*slot);
+                }
                 self.state.node_mut(*slot).unwrap().call.in_flight = true;
             }
             Call::Adopt { .. } => {}
@@ -287,7 +302,8 @@ impl Model {
                 );
                 role_change.call.in_flight = true;
             }
-            Call::Resource { .. } => unreachable!("there is none"),
+            Call::Relabel { .. } => unreachable!("no host has labels"),
+            Call::Resource { key, asked } => self.begin_telling(key, *asked),
         }
     }
 
@@ -347,6 +363,7 @@ impl Model {
                 ]);
             }
         }
+        steps.extend(self.tellings());
         if !self.reads.is_empty() {
             steps.push(Step::Read);
         }
@@ -372,6 +389,9 @@ impl Model {
         }
         let size = self.group.size.unwrap();
         steps.push(Step::Scale(if size == 1 { 2 } else { size - 1 }));
+        if self.balancer.is_possible {
+            steps.push(Step::Balance(self.balancer.wanted.is_empty()));
+        }
         // Whether only time has to pass.
         let quiet = !steps.iter().any(|step| step.is_progress());
         steps.retain(|step| {
@@ -394,5 +414,6 @@ impl Model {
             && self.state.nodes.len() == group.total() as usize
             && self.things.len() == self.state.nodes.len()
             && self.state.nodes.iter().all(right)
+            && self.is_balanced()
     }
 }

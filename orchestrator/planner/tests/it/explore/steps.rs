@@ -11,7 +11,10 @@ use uuid::Uuid;
 
 use crate::world::build::{at_version, of_template};
 
-use super::model::{Model, Step, Thing};
+use super::{
+    balancer::address,
+    model::{Model, Step, Thing},
+};
 
 impl Model {
     pub(super) fn take(&mut self, step: Step, quiet: bool) {
@@ -82,6 +85,10 @@ impl Model {
             Step::Turned(slot) => self.change_role(slot, true, None),
             Step::TurnLost(slot) => self.change_role(slot, true, Some(false)),
             Step::TurnRefused(slot) => self.change_role(slot, false, Some(true)),
+            Step::Told => self.told(true, true),
+            Step::ToldLost => self.told(true, false),
+            Step::NotTold => self.told(false, false),
+            Step::Balance(wanted) => self.balance(wanted),
             Step::Read => self.read(),
             Step::Restart => self.restart(true),
             Step::Unreachable(at) => {
@@ -230,7 +237,11 @@ impl Model {
             if !self.views[&thing.platform].visible {
                 continue;
             }
+            let balanced = self.balancer.is_possible;
             if let Some(node) = self.node_of(id, index) {
+                if balanced && thing.phase == Phase::Running {
+                    node.seen.addresses = [address(node.slot)].into();
+                }
                 if node.node_id.is_none() {
                     node.seen.node_id = format!("{id}-{index}").into();
                 }
@@ -284,6 +295,7 @@ impl Model {
         for slot in turning.into_iter().filter(|_| begun) {
             self.change_role(slot, true, None);
         }
+        self.forget_balancer(begun);
         for node in &mut self.state.nodes {
             node.seen = Seen::default();
             node.call = Attempt::default();
@@ -327,6 +339,7 @@ impl Model {
                 node.hook = Some(Box::new(Err("late".into())));
             }
         }
+        self.end_late_telling();
         // Things that are still visible were observed just now.
         self.show();
     }

@@ -32,6 +32,8 @@ pub struct Thing {
     pub ready: bool,
     /// Whether it is active.
     pub acts: bool,
+    /// Labels of its host.
+    pub labels: Sym,
     /// Not listed before this time.
     pub hidden_until: Millis,
 }
@@ -134,6 +136,7 @@ impl World {
                 phase: Phase::Pending,
                 ready: true,
                 acts: node.role == Role::Active,
+                labels: node.labels_hash.clone(),
                 hidden_until: 0,
             })
             .collect();

@@ -96,6 +96,7 @@ pub fn choice(platform: &str, version: &str) -> Choice {
         pool: "".into(),
         spec_hash: format!("{version}-{platform}").into(),
         former_hashes: Vec::new(),
+        labels_hash: "".into(),
         template: None,
     }
 }

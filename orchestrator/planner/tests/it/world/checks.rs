@@ -246,6 +246,12 @@ impl World {
             let size = group.total() as usize;
             wanted += size;
             let living = self.living(&group.path);
+            for thing in &living {
+                let mut choices = group.choices.iter();
+                let choice = choices.find(|choice| choice.is_hash(&thing.spec_hash));
+                let labels = choice.map(|choice| &choice.labels_hash);
+                assert!(labels.is_none_or(|it| *it == thing.labels), "{thing:?}");
+            }
             let acting = living.iter().filter(|thing| thing.acts).count();
             assert_eq!(acting, group.size.unwrap_or(1) as usize, "{living:#?}");
             let all = (living, &self.state.nodes, self.plan().report);

@@ -86,6 +86,8 @@ impl World {
             }
             Event::RoleChange(slot, role) => self.take_role(slot, role),
             Event::Turned(epoch, slot, role, outcome) => self.turned(epoch, slot, role, outcome),
+            Event::Labels(slot, labels) => self.take_labels(slot, labels),
+            Event::Relabelled(epoch, slot, told) => self.relabelled(epoch, slot, told),
             Event::Adopted(epoch, slot, told) => {
                 if epoch == self.epoch
                     && let Some(node) = self.state.node_mut(slot)
@@ -133,12 +135,13 @@ impl World {
             confirm.next = self.now + if read.is_some() { 0 } else { 5_000 };
         }
         let Some(shown) = read else { return };
-        let backend = &self.platforms[platform];
         let view = self.views.get_mut(platform).unwrap();
         if !view.visible {
             (view.visible, view.callable, view.visible_since) = (true, true, self.now);
             view.trouble = "".into();
         }
+        self.list_resources(platform);
+        let backend = &self.platforms[platform];
         let slots: BTreeSet<(Uuid, u32)> = shown.iter().map(|t| (t.request, t.index)).collect();
         for node in &mut self.state.nodes {
             let pending = node.is_adopting()

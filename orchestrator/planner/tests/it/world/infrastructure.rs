@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use drover_core::{
-    Error, Millis,
+    Error, Millis, Sym,
     addon::AddonTarget,
     error::Reason,
     resource::{
@@ -11,7 +11,7 @@ use drover_core::{
         Wanted,
     },
 };
-use drover_planner::Plan;
+use drover_planner::{Plan, ResourceOrphan};
 
 use super::{Event, World, backend::Thing, build::CREATION};
 
@@ -63,6 +63,18 @@ pub fn below(platform: &str) -> ResourceKey {
 /// Desired infrastructure with these parts, by name.
 pub fn wanted(platform: &str, parts: &str) -> Wanted {
     Wanted::new(platform, parts.as_bytes())
+}
+
+/// Drops everything of a record that is not in the store.
+pub fn forget(record: &mut ResourceRecord) {
+    record.sent = false;
+    record.ensured = 0;
+    record.targets = Arc::default();
+    record.served = None;
+    record.announced.clear();
+    record.follows = false;
+    record.call = drover_core::node::Call::default();
+    record.answer = None;
 }
 
 impl Site {
@@ -190,17 +202,42 @@ impl World {
         self.state.resources.get(&below(platform))
     }
 
-    pub(super) fn forget_calls(&mut self) {
-        for record in self.state.resources.values_mut() {
-            record.sent = false;
-            record.ensured = 0;
-            record.targets = Arc::default();
-            record.served = None;
-            record.announced.clear();
-            record.follows = false;
-            record.call = drover_core::node::Call::default();
-            record.answer = None;
+    /// Takes in a list of what a platform has: what has no record, or is of a request that the record never gave out.
+    pub(super) fn list_resources(&mut self, platform: &Sym) {
+        let (now, state) = (self.now, &mut self.state);
+        let is_there =
+            |key: &ResourceKey, site: &Site| key.platform == *platform && site.is_there(now);
+        let shown = self.sites.iter().filter(|(key, site)| is_there(key, site));
+        let shown: BTreeMap<&ResourceKey, u64> = shown
+            .map(|(key, site)| {
+                (
+                    key,
+                    site.things
+                        .values()
+                        .map(|real| real.sequence)
+                        .max()
+                        .unwrap(),
+                )
+            })
+            .collect();
+        (state.resource_orphans)
+            .retain(|key, _| key.platform != *platform || shown.contains_key(key));
+        for (key, sequence) in shown {
+            if state.resources.contains_key(key) && state.gave_out(sequence) {
+                state.resource_orphans.remove(key);
+            } else {
+                let orphan = state.resource_orphans.entry(key.clone());
+                let orphan = orphan.or_insert(ResourceOrphan {
+                    sequence: None,
+                    since: now,
+                });
+                orphan.sequence = Some(sequence);
+            }
         }
+    }
+
+    pub(super) fn forget_calls(&mut self) {
+        self.state.resources.values_mut().for_each(forget);
     }
 
     /// No node is requested before its infrastructure exists, and no infrastructure is released while a node uses it.

@@ -9,6 +9,7 @@ pub mod backend;
 pub mod build;
 mod checks;
 pub mod infrastructure;
+pub mod labels;
 mod roles;
 pub mod steps;
 mod storage;
@@ -68,6 +69,10 @@ pub enum Event {
     RoleChange(u64, Role),
     /// A call for a role change ends: with success, a refusal, or an unknown outcome.
     Turned(u64, u64, Role, Result<(), bool>),
+    /// The host of a node gets labels.
+    Labels(u64, Sym),
+    /// A change of labels ends; with the labels if it is known to have succeeded.
+    Relabelled(u64, u64, Option<Sym>),
     /// A call about infrastructure or an addon takes effect.
     Effect(infrastructure::Ask),
     /// A call about infrastructure or an addon ends.
@@ -377,6 +382,7 @@ impl World {
     /// Ends the process; another one starts with the state in the store.
     pub fn restart(&mut self) {
         self.epoch += 1;
+        self.end_relabels();
         self.state = self.durable.clone();
         self.state.count_from(self.epoch * EPOCH);
         for node in &mut self.state.nodes {
@@ -384,7 +390,7 @@ impl World {
             node.probe = ProbeResult::default();
             node.call = Attempt::default();
             node.resume_turn();
-            node.hook = None;
+            (node.relabel, node.hook) = (None, None);
         }
         for request in self.state.requests.values_mut() {
             request.call = Attempt::default();
@@ -441,6 +447,7 @@ impl World {
         let mut explained = self.plan_at(self.now, true);
         explained.report.clear();
         explained.renewals.clear();
+        explained.outlook.clear();
         assert_eq!(planned, explained, "a plan is a function of its input");
         self.trace(&planned);
         self.check(&planned);
@@ -507,6 +514,7 @@ impl World {
             Call::Provision { request, deadline } => self.provision(*request, *deadline),
             Call::Deprovision { slot } => self.deprovision(*slot),
             Call::RoleChange { slot } => self.change_role(*slot),
+            Call::Relabel { slot } => self.relabel(*slot),
             Call::Drain { slot, until } => self.run_hook(*slot, *until),
             Call::Adopt { slot } => self.adopt(*slot),
             Call::Confirm { platform } => {

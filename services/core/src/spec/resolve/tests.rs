@@ -423,6 +423,32 @@ fn choices_of_one_class_and_other_properties_take_other_capacity() {
 }
 
 #[test]
+fn labels_of_hosts_make_no_node_and_nodes_from_before_that_stay() {
+    let of = |properties: serde_json::Value| {
+        let mut group = leaf("g", 1);
+        group.settings.platforms = on("local");
+        group.settings.properties = object(properties);
+        resolved(group).choices.remove(0)
+    };
+    let plain = of(json!({"a": 1}));
+    let blue = of(json!({"a": 1, "hostLabels": {"tenant": "blue", "rank": "1"}}));
+    let red = of(json!({"a": 1, "hostLabels": {"tenant": "red"}}));
+    assert_eq!(plain.spec_hash, blue.spec_hash);
+    assert_eq!(red.spec_hash, blue.spec_hash);
+    assert_eq!(plain.pool, blue.pool);
+    assert_ne!(plain.spec_hash, of(json!({"a": 2})).spec_hash);
+    assert!(plain.labels_hash.is_empty());
+    assert_ne!(red.labels_hash, blue.labels_hash);
+    let other_order = of(json!({"a": 1, "hostLabels": {"rank": "1", "tenant": "blue"}}));
+    assert_eq!(other_order.labels_hash, blue.labels_hash);
+    assert_eq!(blue.host_labels()["tenant"], "blue");
+    // What hashes were when they covered the labels, too.
+    let former = &blue.former_hashes;
+    assert_eq!(former.len(), 1);
+    assert!(blue.is_hash(&former[0]) && !plain.is_hash(&former[0]));
+}
+
+#[test]
 fn the_hash_knows_what_makes_a_node_and_nothing_else() {
     let hash = |change: &dyn Fn(&mut GroupSpec)| {
         let mut group = leaf("g", 1);

@@ -1,0 +1,152 @@
+//! Labels of hosts: a change of them reaches the hosts of existing nodes and replaces nothing.
+
+use std::time::Duration;
+
+use drover_core::{node::CHANGING, spec::Group};
+use drover_planner::{Call, ConditionKey, ConditionKind, Op};
+
+use crate::world::{
+    Crash, World,
+    build::{at_version, group, rolling, sym},
+    labels::labelled,
+};
+
+fn spec(labels: &str) -> Group {
+    let group = Group {
+        standby: 1,
+        update: rolling(1, 0),
+        ..group("data", 2, &["a"])
+    };
+    labelled(group, labels)
+}
+
+/// Three nodes whose hosts have these labels, Ready for a while.
+fn settled(seed: u64, labels: &str) -> World {
+    let mut world = World::new(seed, &["a"]);
+    world.run_for(Duration::from_secs(10));
+    world.want(vec![spec(labels)]);
+    world.settle();
+    world.assert_converged();
+    world
+}
+
+fn slots(world: &World) -> Vec<u64> {
+    world.state.nodes.iter().map(|node| node.slot).collect()
+}
+
+fn blocked(world: &World) -> Option<String> {
+    let key = ConditionKey {
+        group: sym("data"),
+        kind: ConditionKind::UpdateBlocked,
+    };
+    let held = world.state.conditions.get(&key)?;
+    Some(format!("{}: {}", held.reason, held.message))
+}
+
+#[test]
+fn a_change_of_labels_reaches_every_host_and_replaces_no_node() {
+    let mut world = settled(1, "red");
+    let before = slots(&world);
+    assert!(world.all_labelled("data", "red"), "from creation on");
+    for labels in ["blue", "", "red"] {
+        world.want(vec![spec(labels)]);
+        world.settle();
+        assert!(world.all_labelled("data", labels), "{labels}");
+        assert_eq!(slots(&world), before, "{labels}");
+        world.assert_converged();
+    }
+}
+
+#[test]
+fn the_group_is_not_ready_until_its_hosts_have_the_labels_and_says_why_they_do_not() {
+    let mut world = settled(1, "red");
+    let ready = |world: &World| {
+        let key = ConditionKey {
+            group: sym("data"),
+            kind: ConditionKind::Ready,
+        };
+        world.state.conditions.contains_key(&key)
+    };
+    world.platforms.get_mut("a").unwrap().faults.role_change = 100;
+    world.want(vec![spec("blue")]);
+    world.run_for(Duration::from_secs(60));
+    assert!(!ready(&world));
+    assert!(
+        blocked(&world)
+            .unwrap()
+            .starts_with("HostLabels: labels of data-")
+    );
+    world.set_faults(crate::world::backend::Faults::default());
+    world.settle();
+    assert!(ready(&world) && blocked(&world).is_none());
+    assert!(world.all_labelled("data", "blue"));
+}
+
+#[test]
+fn going_back_while_the_outcome_of_a_change_is_unknown_sends_the_former_labels_again() {
+    let mut world = settled(1, "red");
+    world.want(vec![spec("blue")]);
+    let planned = world.step();
+    let intents = planned.ops.iter();
+    let intents =
+        intents.filter(|op| matches!(op, Op::HostLabels { hash, .. } if **hash == *CHANGING));
+    assert_eq!(intents.count(), 3, "{planned:?}");
+    // The process ends before it knows anything; the calls may have had their effect.
+    world.durable = world.state.clone();
+    world.restart();
+    world.run_for(Duration::from_secs(5));
+    world.want(vec![spec("red")]);
+    let mut asked = 0;
+    while asked == 0 {
+        let planned = world.pass();
+        let calls = planned.calls.iter();
+        asked += calls
+            .filter(|call| matches!(call, Call::Relabel { .. }))
+            .count();
+        world.run_one();
+    }
+    world.settle();
+    assert!(world.all_labelled("data", "red"));
+}
+
+#[test]
+fn an_outdated_node_gets_the_labels_with_its_replacement() {
+    let mut world = settled(1, "red");
+    world.want(vec![labelled(at_version(spec(""), "v2"), "blue")]);
+    world.settle();
+    world.assert_converged();
+    assert!(world.all_labelled("data", "blue"));
+    assert!(slots(&world).iter().all(|slot| *slot > 3), "all replaced");
+}
+
+#[test]
+fn it_dies_at_every_pass_of_a_change_of_labels_and_all_hosts_have_them_in_the_end() {
+    let mut points = 0;
+    for crash in [Crash::BeforeCommit, Crash::BeforeCalls, Crash::AfterCalls] {
+        for at in 0.. {
+            let mut world = settled(3, "red");
+            world.set_faults(crate::world::backend::Faults {
+                role_change: 30,
+                ..Default::default()
+            });
+            world.want(vec![spec("blue")]);
+            let begun = world.passes;
+            let before = slots(&world);
+            let mut died = false;
+            while !(world.is_quiet() && world.crash.is_none()) {
+                if !died && world.passes - begun == at {
+                    (world.crash, died) = (Some(crash), true);
+                }
+                world.run_one();
+            }
+            assert!(world.all_labelled("data", "blue"), "{crash:?} at {at}");
+            assert_eq!(slots(&world), before, "{crash:?} at {at}");
+            if !died {
+                break;
+            }
+            points += 1;
+        }
+    }
+    println!("{points} points");
+    assert!(points > 20, "{points}");
+}
