@@ -2,9 +2,14 @@
 //! is deleted, and survive an orchestrator that crashes at every crash point. Nothing is left over or made twice.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod crashes;
+mod hosts;
+mod leftovers;
+mod processes;
+
 use drover_simulation as sim;
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use drover_core::Error;
 use drover_platform_cloud::drivers::simulated::{
@@ -13,19 +18,14 @@ use drover_platform_cloud::drivers::simulated::{
 use drover_proto::{
     orchestrator::v1 as pb,
     platform::v1::{
-        AddonKind, AddonState, AddonTarget, JumpHost, ListAddonsRequest, PortRef, ResourcePhase,
-        port_ref::Port,
+        AddonKind, AddonState, AddonTarget, JumpHost, PortRef, ResourcePhase, port_ref::Port,
     },
 };
-use sim::{Crash, World, immortal, runtime};
-
-use crate::real::{self, insist};
+use sim::{World, immortal, runtime};
 
 const CALL: Duration = Duration::from_secs(60);
 /// Resolution at which an order of events is watched.
 const TICK: Duration = Duration::from_millis(50);
-/// Time after which interrupted calls are known to be over, with a margin for a busy machine.
-const HEALED: Duration = Duration::from_secs(90);
 
 fn settings(addons: AddonSettings) -> SimulatedSettings {
     SimulatedSettings {
@@ -121,6 +121,10 @@ async fn addons_ready(world: &mut World) -> (bool, String) {
     found.map_or((false, "not said".to_owned()), |it| {
         (it.status(), format!("{}: {}", it.reason, it.message))
     })
+}
+
+fn both() -> Vec<pb::Addon> {
+    vec![balancer(30_001), jump_host()]
 }
 
 /// Waits until this number of nodes is ready.
@@ -507,181 +511,4 @@ fn wrong_addons_are_refused_where_they_are_wrong() {
         }
         assert_eq!(world.site.backend.addons(), vec![]);
     });
-}
-
-/// Runs a scenario with a crash at this hit. Returns whether it crashed there.
-fn run(at: usize, settings: &SimulatedSettings, script: impl AsyncFn(&mut World)) -> bool {
-    let crash = Crash::at([at]);
-    let died: Arc<Crash> = crash.clone();
-    runtime().block_on(async {
-        let mut world = World::new(settings.clone(), crash).await;
-        script(&mut world).await;
-        world.check().await;
-        let died = world.crash.died();
-        if let Some(groups) = world.wanted.get("one").cloned() {
-            world
-                .until("the addons serve all nodes", async |world| {
-                    served(world) == groups["web"] && is_ready(world, "jump")
-                })
-                .await;
-        } else {
-            assert_eq!(world.site.backend.addons(), vec![], "died at {died:?}");
-        }
-        assert_sound(&world);
-    });
-    died.died().first().is_some_and(|(hit, _)| *hit == at)
-}
-
-fn at_every_point(name: &str, least: usize, script: impl AsyncFn(&mut World) + Copy) {
-    let stepwise = settings(AddonSettings {
-        steps: true,
-        apply_delay: Duration::from_secs(1),
-        ..AddonSettings::default()
-    });
-    let slow = SimulatedSettings {
-        latency: Duration::from_millis(200),
-        jitter: Duration::from_millis(200),
-        ..stepwise
-    };
-    let mut points = 0;
-    for settings in [quick(), slow] {
-        points += (1..).take_while(|at| run(*at, &settings, script)).count();
-    }
-    println!("{name}: {points} points, 0 leaked, 0 doubled");
-    assert!(points >= least, "{name}: {points} points only");
-}
-
-fn both() -> Vec<pb::Addon> {
-    vec![balancer(30_001), jump_host()]
-}
-
-#[test]
-fn it_dies_while_it_makes_addons() {
-    at_every_point("make", 40, async |world| {
-        apply(world, both(), 2).await.unwrap();
-    });
-}
-
-#[test]
-fn it_dies_while_membership_changes() {
-    at_every_point("change", 60, async |world| {
-        apply(world, both(), 2).await.unwrap();
-        world.pass(Duration::from_secs(5)).await;
-        world.scale("one", "web", 3).await;
-        world.pass(Duration::from_secs(5)).await;
-        world.scale("one", "web", 1).await;
-    });
-}
-
-#[test]
-fn it_dies_while_a_cluster_with_addons_is_deleted() {
-    at_every_point("delete", 60, async |world| {
-        apply(world, both(), 2).await.unwrap();
-        world.pass(Duration::from_secs(5)).await;
-        world.delete("one").await;
-        gone(world).await;
-    });
-}
-
-#[test]
-fn answers_about_addons_are_lost_while_it_dies() {
-    at_every_point("lost answers", 60, async |world| {
-        let backend = world.site.backend.clone();
-        for operation in [Operation::EnsureAddon, Operation::RemoveAddon] {
-            backend.fail_next(operation, Fault::LoseAnswer);
-            let refusal = Fault::Refuse(Error::unavailable("not now"));
-            backend.fail_next(operation, refusal);
-            backend.fail_next(operation, Fault::LoseAnswer);
-        }
-        apply(world, both(), 1).await.unwrap();
-        world.pass(Duration::from_secs(20)).await;
-        world.delete("one").await;
-        gone(world).await;
-    });
-}
-
-/// Number of processes that are killed. More with `DROVER_ADDON_KILLS`.
-const KILLS: usize = 8;
-
-/// Real processes: an orchestrator, and a platform whose simulated backend is in a file.
-async fn processes() -> real::World {
-    let mut world = real::World::stopped();
-    let root = std::fs::canonicalize(world.directory.path()).unwrap();
-    let file = root.join("platform.json");
-    let settings = serde_json::json!({
-        "driver": "simulated",
-        "simulated": {
-            "state_file": root.join("backend.json"),
-            "addons": {"steps": true, "apply_delay": "50ms"},
-        },
-    });
-    std::fs::write(&file, settings.to_string()).unwrap();
-    let arguments = ["--config", file.to_str().unwrap()];
-    let port = real::free_port();
-    world.platform = real::Server::new("drover-platform-cloud", &root, port, &arguments);
-    world.platform.start().await;
-    world.orchestrator.start().await;
-    world.register("sim", &world.platform.endpoint()).await;
-    world
-        .until("the platform is ready", async |world| {
-            world.platform_status("sim").await.phase() == pb::PlatformPhase::Ready
-        })
-        .await;
-    world
-}
-
-async fn listed(world: &real::World) -> Option<Vec<AddonState>> {
-    let endpoint = world.platform.endpoint().parse().unwrap();
-    let client = drover_client::PlatformClient::new(drover_client::connect(&endpoint));
-    let request = ListAddonsRequest::default();
-    let listed = client.list_addons(request, CALL).await;
-    listed.ok().map(|it| it.addons)
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_killed_at_any_moment_leave_each_addon_once_and_serving_every_node() {
-    let seed = drover_testing::seed::seed();
-    let mut random = fastrand::Rng::with_seed(seed);
-    let kills = std::env::var("DROVER_ADDON_KILLS");
-    let kills = kills.map_or(KILLS, |kills| kills.parse().unwrap());
-    let mut world = processes().await;
-    let mut cluster = sim::document("one", "sim", &[("web", 2)]);
-    cluster.spec.as_mut().unwrap().addons = both();
-    let request = pb::ApplyClusterRequest {
-        cluster: Some(cluster),
-        ..Default::default()
-    };
-    let applied = world.client().apply_cluster(request, CALL).await;
-    applied.unwrap();
-    for _ in 0..kills {
-        let size = random.u32(1..5);
-        insist(async || world.scale("one", size).await).await;
-        // Random, so that the kill hits any stage of the work.
-        tokio::time::sleep(Duration::from_millis(random.u64(0..300))).await;
-        let server = if random.bool() {
-            &mut world.orchestrator
-        } else {
-            &mut world.platform
-        };
-        server.kill();
-        server.start().await;
-    }
-    insist(async || world.scale("one", 3).await).await;
-    world
-        .until_within(HEALED, "both serve three nodes", async |world| {
-            let addons = listed(world).await.unwrap_or_default();
-            let serves =
-                |it: &AddonState| it.phase() == ResourcePhase::Ready && it.target_count == 3;
-            addons.len() == 2 && addons.iter().all(serves)
-        })
-        .await;
-    insist(async || world.delete("one").await).await;
-    world.orchestrator.kill();
-    world.orchestrator.start().await;
-    world
-        .until_within(HEALED, "the cluster is gone", async |world| {
-            matches!(world.cluster("one").await, Ok(None))
-        })
-        .await;
-    assert_eq!(listed(&world).await, Some(vec![]));
 }

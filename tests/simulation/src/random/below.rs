@@ -59,7 +59,7 @@ impl Run {
         Ok(())
     }
 
-    /// Returns infrastructure left over by deleted clusters. It may remain on an abandoned platform and after the
+    /// Returns infrastructure and addons left over by deleted clusters. It may remain on an abandoned platform and after the
     /// restore of an older store.
     pub(super) async fn left_over(&mut self) -> Option<String> {
         for at in 0..self.model.sites.len() {
@@ -74,6 +74,16 @@ impl Run {
                 let now = self.world.cluster(&resource.cluster_id).await;
                 if now.is_none_or(|now| now.uid != resource.owner) {
                     return Some(format!("{resource:?} is left over"));
+                }
+            }
+            for addon in self.model.sites[at].real.backend.addons() {
+                let known = self.model.clusters.get(&addon.cluster_id);
+                if self.restored || known.is_none_or(|known| known.abandoned.contains(&at)) {
+                    continue;
+                }
+                let now = self.world.cluster(&addon.cluster_id).await;
+                if now.is_none_or(|now| now.uid != addon.owner) {
+                    return Some(format!("{addon:?} is left over"));
                 }
             }
         }

@@ -37,6 +37,7 @@ impl Run {
         self.nobody_sound_was_removed()?;
         self.nothing_was_made_twice()?;
         self.no_network_was_made_twice()?;
+        self.no_addon_was_made_twice()?;
         self.what_is_kept_is_there()?;
         self.nobody_begins_with_an_old_secret()?;
         self.no_secret_in_use_was_deleted().await?;
@@ -368,6 +369,9 @@ impl Run {
                     ));
                 }
             }
+            if let Some(difference) = self.addon_difference(&name).await {
+                return Some(difference);
+            }
             if status.phase() != pb::ClusterPhase::Ready {
                 return Some(format!("{name} has all nodes and is {:?}", status.phase()));
             }
@@ -523,8 +527,9 @@ fn says_why(status: &pb::ClusterStatus, lost: bool) -> bool {
     all.any(|condition| {
         let kind = condition.r#type.as_str();
         let explains = EXPLAINS.contains(&kind) || lost && kind == "PlatformUnavailable";
+        let waits = ["InfrastructureReady", "AddonsReady"].contains(&kind);
         condition.status == Some(true) && explains
-            || lost && condition.status == Some(false) && kind == "InfrastructureReady"
+            || lost && condition.status == Some(false) && waits
     })
 }
 

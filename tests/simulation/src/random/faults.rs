@@ -10,13 +10,16 @@ use drover_proto::{orchestrator::v1 as pb, platform::v1::health_policy};
 use super::{Run, model::NodeKey, operator::serves};
 use crate::Site;
 
-const OPERATIONS: [Operation; 6] = [
+const OPERATIONS: [Operation; 9] = [
     Operation::List,
     Operation::Create,
     Operation::Delete,
     Operation::Update,
     Operation::Ensure,
     Operation::Release,
+    Operation::EnsureAddon,
+    Operation::RemoveAddon,
+    Operation::ListAddons,
 ];
 
 impl Run {
@@ -25,7 +28,7 @@ impl Run {
         if self.model.sites[at].lost {
             return;
         }
-        match self.random.u8(..112) {
+        match self.random.u8(..114) {
             0..14 => self.kill(at),
             14..24 => self.sicken(at),
             24..34 => self.heal(at),
@@ -43,6 +46,7 @@ impl Run {
             98..100 => self.slow_the_store(),
             100..110 => self.deafen(at),
             110 => self.take_away_a_network(at),
+            111 | 112 => self.damage_an_addon(at),
             _ => self.burn(at),
         }
     }

@@ -110,6 +110,11 @@ impl Run {
             for (cluster, _, _) in site.real.backend.infrastructure_created().into_keys() {
                 *(self.model.networks_taken.entry((at, cluster))).or_default() += 1;
             }
+            for (cluster, name) in site.real.backend.addon_ledger().into_keys() {
+                if let Some(known) = self.model.clusters.get_mut(&cluster) {
+                    *known.addons_asked.entry(name).or_default() += 1;
+                }
+            }
             let nodes = site.real.backend.nodes();
             for slot in site.real.backend.ledger().into_keys() {
                 let there = nodes.iter().any(|node| {

@@ -5,6 +5,7 @@
 //! ([`check`]): no serving node is removed without a reason given by the operator, nothing is created twice, retained
 //! storage is kept. At the end all faults are repaired, and every cluster must converge or report why it cannot.
 
+mod addons;
 mod below;
 mod check;
 mod faults;

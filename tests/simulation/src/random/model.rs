@@ -82,6 +82,10 @@ pub(super) struct ClusterModel {
     pub(super) named: BTreeSet<NodeKey>,
     /// How often the spec dropped infrastructure, which it may request again later.
     pub(super) released: u32,
+    /// How often each addon may have been made, by its name: once for each spec that wanted it anew.
+    pub(super) addons_asked: BTreeMap<String, u32>,
+    /// Whether a deleted cluster had its name.
+    pub(super) reuses_name: bool,
     /// Volumes that must exist.
     pub(super) kept: BTreeMap<(usize, String), Kept>,
 }
@@ -97,6 +101,12 @@ impl ClusterModel {
         }
         let mut below = self.spec.infrastructure.iter();
         self.released += u32::from(below.any(|old| !spec.infrastructure.contains(old)));
+        for addon in &spec.addons {
+            let place = |it: &pb::Addon| (it.name.clone(), it.platform.clone());
+            if !self.spec.addons.iter().any(|old| place(old) == place(addon)) {
+                *self.addons_asked.entry(addon.name.clone()).or_default() += 1;
+            }
+        }
         for old in &self.spec.groups {
             match spec.groups.iter().find(|group| group.name == old.name) {
                 None => {
@@ -158,6 +168,7 @@ pub(super) fn total(group: &pb::GroupSpec) -> u32 {
 /// The spec without sizes; a difference in the rest of it requires new nodes.
 fn without_sizes(spec: &pb::ClusterSpec) -> pb::ClusterSpec {
     let mut spec = spec.clone();
+    spec.addons.clear();
     for group in &mut spec.groups {
         group.size = None;
         group.standby = None;
@@ -174,6 +185,8 @@ pub(super) struct Value {
     pub(super) text: String,
     /// When the value is known to have been replaced.
     pub(super) replaced: Option<Instant>,
+    /// Whether it is known to have been written.
+    pub(super) granted: bool,
 }
 
 /// The platforms and secrets that clusters can be built from.

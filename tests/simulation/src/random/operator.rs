@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{
     Run,
-    model::{Kept, NodeKey, total},
+    model::{ClusterModel, Kept, NodeKey, total},
     specs,
 };
 
@@ -124,7 +124,11 @@ impl Run {
             return self.free_name();
         }
         // Leftovers of the old cluster do not belong to the new one.
-        self.model.clusters.remove(&name);
+        let again = ClusterModel {
+            reuses_name: true,
+            ..ClusterModel::default()
+        };
+        self.model.clusters.insert(name.clone(), again);
         self.model.nodes.retain(|_, node| node.cluster != name);
         self.model
             .unready
@@ -545,7 +549,13 @@ fn shown(spec: &pb::ClusterSpec) -> String {
     });
     let groups: Vec<_> = groups.collect();
     let class = spec.node_class.as_deref().unwrap_or_default();
-    format!("[{}] {class} {}", names(&spec.platforms), groups.join("; "))
+    let addons = spec.addons.iter().map(|addon| {
+        let secret = addon.jump_host.as_ref().map(|it| &*it.private_keys_secret);
+        let targets = addon.targets.join(",");
+        format!("; {} on {} over {targets} {}", addon.name, addon.platform, secret.unwrap_or_default())
+    });
+    let addons: String = addons.collect();
+    format!("[{}] {class} {}{addons}", names(&spec.platforms), groups.join("; "))
 }
 
 /// Whether a node of a backend is running and ready.

@@ -36,6 +36,7 @@ impl Run {
         values.push(Value {
             text: value,
             replaced: None,
+            granted: false,
         });
         let granted = self
             .ask("ApplySecret", async |client| {
@@ -46,7 +47,8 @@ impl Run {
         let Some(values) = self.model.secrets.get_mut(name) else {
             return;
         };
-        if let (true, [old @ .., _]) = (granted, &mut values[..]) {
+        if let (true, [old @ .., new]) = (granted, &mut values[..]) {
+            new.granted = true;
             for value in old {
                 value.replaced.get_or_insert_with(Instant::now);
             }
@@ -117,6 +119,10 @@ impl Run {
 }
 
 fn names(spec: &pb::ClusterSpec, secret: &str) -> bool {
+    let mut hosts = spec.addons.iter().filter_map(|addon| addon.jump_host.as_ref());
+    if hosts.any(|host| host.private_keys_secret == secret) {
+        return true;
+    }
     use pb::bootstrap_source::Source::SecretKey;
     let source = spec.bootstrap.as_ref().and_then(|it| it.source.as_ref());
     matches!(source, Some(SecretKey(of)) if of.name == secret)

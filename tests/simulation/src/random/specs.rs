@@ -10,7 +10,7 @@ use drover_proto::{
     platform::v1::{ExecProbe, HealthPolicy, ManagementPolicy, health_policy},
 };
 
-use super::{below, model::Offers, secrets::KEY};
+use super::{addons, below, model::Offers, secrets::KEY};
 
 /// Group names of clusters.
 pub(super) const GROUPS: [&str; 3] = ["db", "web", "queue"];
@@ -214,6 +214,7 @@ pub(super) fn cluster(random: &mut fastrand::Rng, offers: &Offers) -> pb::Cluste
             _ => pb::OrphanPolicy::Delete.into(),
         },
         bootstrap: bootstrap(random, &offers.secrets),
+        addons: addons::some(random, &groups, offers),
         attributes: (random.u8(..25) == 0).then(|| many_attributes(random)),
         infrastructure: (random.u8(..6) == 0)
             .then(|| below::network(random, platforms))
@@ -239,7 +240,7 @@ pub(super) fn change(
     let at = random
         .usize(..spec.groups.len().max(1))
         .min(spec.groups.len().saturating_sub(1));
-    match random.u8(..12) {
+    match random.u8(..15) {
         0 if spec.groups.len() < GROUPS.len() => {
             let free = GROUPS
                 .iter()
@@ -251,6 +252,7 @@ pub(super) fn change(
         }
         1 if spec.groups.len() > 1 => {
             spec.groups.remove(at);
+            addons::follow_groups(spec);
             "removes a group"
         }
         2 | 3 => {
@@ -278,6 +280,7 @@ pub(super) fn change(
             }
             "changes what becomes of storage"
         }
+        12.. => addons::change(random, spec, offers),
         8 => {
             spec.bootstrap = bootstrap(random, &offers.secrets);
             "changes what nodes begin with"

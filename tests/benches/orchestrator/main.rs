@@ -2,8 +2,10 @@
 //!
 //! The simulated platform and the callers run in this process, the orchestrator in a process of its own, so that its
 //! CPU and memory can be measured separately; all of them share the machine. Run by `tests/bench`, which builds the
-//! binary.
+//! binary. With `BENCH_ONLY=addons`, only the changes of addons are measured.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod addons;
 
 use std::{collections::HashSet, time::Duration};
 
@@ -347,6 +349,10 @@ async fn main() {
     let small = std::env::var("BENCH_SMALL").is_ok();
     let many = if small { 1_000 } else { 10_000 };
     println!("| what | measured | target |\n|---|---|---|");
+    addons::membership(if small { 100 } else { 1_000 }).await;
+    if std::env::var("BENCH_ONLY").is_ok_and(|only| only == "addons") {
+        return;
+    }
 
     let world = World::start().await;
     let idle = world.idle;
