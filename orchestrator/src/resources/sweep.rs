@@ -8,15 +8,15 @@ use std::{
 };
 
 use drover_client::PlatformClient;
-use drover_cluster::Source;
+use drover_cluster::{Clusters, Source};
 use drover_core::{Millis, Reason, Result, Sym, Urgency, resource::ResourceKey};
-use drover_executor::{Envelope, Kind};
+use drover_executor::{Envelope, Executor, Kind};
 use drover_platforms::Registered;
 use drover_proto::platform::v1 as wire;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use crate::shared::Shared;
+use crate::{shared::Shared, tombstones::Tombstones};
 
 /// Interval between complete reads of the platforms' resources.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -144,16 +144,16 @@ async fn look(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<bool
                 uid: &uid,
             };
             tell_owners(shared, source, addons, &owned);
-            sorted.take(shared, &platform.name, owned);
+            sorted.take((&shared.clusters, &shared.tombstones), &platform.name, owned);
         }
         // What is left of the other kind is released all the same.
         Err(error) => unread = Some(error),
     };
     if infrastructure {
-        take(false, list_infrastructure(shared, registered, &uid).await);
+        take(false, list_infrastructure(&shared.executor, registered, &uid).await);
     }
     if addons {
-        take(true, list_addons(shared, registered, &uid).await);
+        take(true, list_addons(&shared.executor, registered, &uid).await);
     }
     if unread.is_none() && platform.set_foreign_resources(sorted.foreign) && sorted.foreign > 0 {
         tracing::warn!(platform = %platform.name, resources = sorted.foreign, "infrastructure or addons of others are there; left alone");
@@ -163,7 +163,7 @@ async fn look(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<bool
         return unread.map_or(Ok(true), Err);
     }
     for left in due {
-        release(shared, registered, left).await?;
+        release(&shared.executor, &shared.tombstones, registered, left).await?;
     }
     unread.map_or(Ok(true), Err)
 }
@@ -205,14 +205,14 @@ struct Owned {
 }
 
 fn envelope<'a>(
-    shared: &'a Shared,
+    executor: &'a Executor,
     kind: Kind,
     registered: &'a Registered,
     uid: &'a str,
     owner: Uuid,
 ) -> Envelope<'a> {
     Envelope {
-        executor: &shared.executor,
+        executor,
         kind,
         platform: &registered.platform.name,
         uid,
@@ -222,12 +222,12 @@ fn envelope<'a>(
 }
 
 async fn list_infrastructure(
-    shared: &Shared,
+    executor: &Executor,
     registered: &Registered,
     uid: &str,
 ) -> Result<Vec<Owned>> {
     // A list covers all owners and carries no fence.
-    let envelope = envelope(shared, Kind::Read, registered, uid, Uuid::nil());
+    let envelope = envelope(executor, Kind::Read, registered, uid, Uuid::nil());
     let listed = envelope.send(async |open| {
         let message = wire::ListInfrastructureRequest {
             expected_platform_uid: uid.to_owned(),
@@ -249,8 +249,12 @@ async fn list_infrastructure(
     Ok(owned.collect())
 }
 
-async fn list_addons(shared: &Shared, registered: &Registered, uid: &str) -> Result<Vec<Owned>> {
-    let envelope = envelope(shared, Kind::ReadAddons, registered, uid, Uuid::nil());
+async fn list_addons(
+    executor: &Executor,
+    registered: &Registered,
+    uid: &str,
+) -> Result<Vec<Owned>> {
+    let envelope = envelope(executor, Kind::ReadAddons, registered, uid, Uuid::nil());
     let listed = envelope.send(async |open| {
         let message = wire::ListAddonsRequest {
             expected_platform_uid: uid.to_owned(),
@@ -282,20 +286,25 @@ struct Sorted {
 }
 
 impl Sorted {
-    fn take(&mut self, shared: &Shared, platform: &Sym, all: Vec<Owned>) {
+    fn take(
+        &mut self,
+        (clusters, tombstones): (&Clusters, &Tombstones),
+        platform: &Sym,
+        all: Vec<Owned>,
+    ) {
         let mut newer = BTreeSet::new();
         for one in all {
             let owner = one.owner;
-            if owner.is_some_and(|owner| shared.clusters.get(owner).is_some()) {
+            if owner.is_some_and(|owner| clusters.get(owner).is_some()) {
                 continue;
             }
-            let known = owner.and_then(|owner| Some((owner, shared.tombstones.name(owner)?)));
+            let known = owner.and_then(|owner| Some((owner, tombstones.name(owner)?)));
             let Some((owner, name)) = known else {
                 self.foreign = self.foreign.saturating_add(1);
                 continue;
             };
             let left = (owner, one.addon);
-            let gave_out = |sequence| shared.tombstones.gave_out(owner, sequence);
+            let gave_out = |sequence| tombstones.gave_out(owner, sequence);
             if one.sequence.is_none_or(gave_out) {
                 self.left.insert(left);
             } else {
@@ -313,9 +322,14 @@ impl Sorted {
 }
 
 /// Releases a remnant of a deleted cluster. The tombstone is the durable intent; the owner identifies what is freed.
-async fn release(shared: &Arc<Shared>, registered: &Arc<Registered>, left: Left) -> Result<()> {
+async fn release(
+    executor: &Executor,
+    tombstones: &Tombstones,
+    registered: &Registered,
+    left: Left,
+) -> Result<()> {
     let (owner, addon) = left;
-    let Some(name) = shared.tombstones.name(owner) else {
+    let Some(name) = tombstones.name(owner) else {
         return Ok(());
     };
     let platform = &registered.platform.name;
@@ -324,7 +338,7 @@ async fn release(shared: &Arc<Shared>, registered: &Arc<Registered>, left: Left)
         None => Kind::Release,
         Some(_) => Kind::RemoveAddon,
     };
-    let envelope = envelope(shared, kind, registered, &uid, owner);
+    let envelope = envelope(executor, kind, registered, &uid, owner);
     tracing::info!(%platform, cluster = %name, %owner, addon, "releasing what is left of a deleted cluster");
     let answer = envelope.send(async |open| match addon {
         None => {
