@@ -3,5 +3,6 @@
 pub mod cloud;
 pub mod drivers;
 mod server;
+pub mod stores;
 
 pub use server::{DriverSettings, PlatformServer, Settings};

@@ -21,7 +21,7 @@ pub struct Settings {
     /// The backend and its settings.
     pub driver: DriverSettings,
     /// Directory of a template catalogue that takes precedence over the built-in one. `None`: only the built-in one,
-    /// which for simulated nodes and clouds accepts every store and version and leaves everything to the properties.
+    /// which for simulated nodes accepts every store and version.
     pub templates: Option<PathBuf>,
 }
 
@@ -185,7 +185,7 @@ impl Deref for PlatformServer {
 
 type Opened = (Arc<dyn Driver>, Templates, Option<SimulatedHandle>);
 
-/// A cloud with its templates: from a directory, or a catalogue that leaves everything to the properties.
+/// A cloud with its templates.
 #[cfg(any(
     feature = "aws",
     feature = "gcp",
@@ -197,10 +197,7 @@ fn cloud<C: crate::cloud::Cloud>(
     settings: crate::cloud::CloudSettings,
     templates: Option<&std::path::Path>,
 ) -> Result<Opened> {
-    let templates = match templates {
-        Some(_) => Templates::Catalogue(Arc::new(Catalogue::open(&[], templates)?)),
-        None => Templates::Anything,
-    };
+    let templates = crate::stores::templates(templates)?;
     let driver = crate::cloud::CloudDriver::new(cloud, settings)?;
     Ok((Arc::new(driver), templates, None))
 }

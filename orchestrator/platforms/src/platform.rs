@@ -228,11 +228,7 @@ impl Platform {
         inner.failures = 0;
         inner.suspended_until = 0;
         inner.capacity.clear();
-        let poll = limits
-            .min_poll_interval
-            .and_then(|p| value::duration("", &p).ok())
-            .unwrap_or(Duration::from_secs(10));
-        inner.patience = (3 * drover_core::millis(poll)).max(15_000);
+        inner.patience = patience(&handshake);
         inner.etag = handshake.etag.as_str().into();
         inner.domains = domains(&handshake);
         inner.handshake = Some(Arc::new(handshake));
@@ -241,6 +237,8 @@ impl Platform {
     /// Called when the catalogue or other handshake data changed; the connection stays.
     pub fn refreshed(&self, handshake: wire::Platform) {
         let mut inner = self.inner.lock();
+        // A platform reads its backend less often when little is left of a quota of calls.
+        inner.patience = patience(&handshake);
         inner.etag = handshake.etag.as_str().into();
         inner.domains = domains(&handshake);
         inner.handshake = Some(Arc::new(handshake));
@@ -506,6 +504,18 @@ impl Platform {
     pub fn observe_time(&self) -> Option<prost_types::Timestamp> {
         self.inner.lock().observe_time
     }
+}
+
+/// How long nodes are taken to be as they were last shown.
+fn patience(handshake: &wire::Platform) -> Millis {
+    let interval = handshake
+        .limits
+        .as_ref()
+        .and_then(|limits| limits.min_poll_interval);
+    let interval = interval
+        .and_then(|interval| value::duration("", &interval).ok())
+        .unwrap_or(Duration::from_secs(10));
+    (3 * drover_core::millis(interval)).max(15_000)
 }
 
 /// Failure domains in the planner's representation. A domain without labels is a zone of its name.

@@ -4,14 +4,16 @@
 //! Operations are called `droplets.create`, `droplets.list`, `droplets.get`, `droplets.delete`,
 //! `droplets.delete-by-tag`, `droplets.act`, `droplets.actions`, `tags.create`, `tags.list`, `tags.get`, `tags.delete`,
 //! `tags.tag`, `tags.untag`, `account.get`, `keys.list`, `keys.get`, `keys.create`, `regions.list`, `sizes.list`,
-//! `images.list`, `images.get`, `vpcs.list`, `vpcs.get`, `actions.get`.
+//! `images.list`, `images.get`, `vpcs.list`, `vpcs.get`, `actions.get`, `firewalls.list`, `firewalls.create`.
 //!
 //! As in the real API, there is no idempotency token: two identical create requests create two droplets. A request to
-//! destroy a droplet or to power it on or off is refused while another event of the droplet is pending.
+//! destroy a droplet or to power it on or off is refused while another event of the droplet is pending. A tag stays in
+//! the account after the last of its resources, until it is deleted.
 
 mod catalogue;
 mod create;
 mod droplet;
+mod firewall;
 mod read;
 mod state;
 mod write;
@@ -52,6 +54,13 @@ pub struct DigitalOceanSettings {
     pub keys: Vec<SshKey>,
     /// Private images (snapshots) as id and name.
     pub snapshots: Vec<(u64, String)>,
+    /// UUID of the team that the tokens are of.
+    pub team: String,
+    /// Time after which a new droplet has its tags: they are applied "to the Droplet after it is created"
+    /// (<https://docs.digitalocean.com/reference/api/reference/droplets/#droplets_create>).
+    pub tag_delay: Duration,
+    /// Another account behind the same API, with its own tokens and droplets.
+    pub other: Option<Box<Self>>,
 }
 
 impl Default for DigitalOceanSettings {
@@ -67,6 +76,9 @@ impl Default for DigitalOceanSettings {
                 fingerprint: "3b:16:e4:bf:8b:00:8b:b8:59:8c:a9:d3:f0:19:fa:45".to_owned(),
             }],
             snapshots: vec![(63_663_980, "golden".to_owned())],
+            team: "5df3e3004a17e242b7c20ca6c9fc25b701a47ece".to_owned(),
+            tag_delay: Duration::ZERO,
+            other: None,
         }
     }
 }
@@ -80,6 +92,7 @@ pub struct World {
     clock: Arc<Clock>,
     ledger: Ledger,
     state: Mutex<State>,
+    other: Option<Box<Self>>,
 }
 
 impl Emulator<World> {
@@ -90,12 +103,7 @@ impl Emulator<World> {
     pub async fn start(settings: DigitalOceanSettings) -> io::Result<Self> {
         let clock = Arc::new(Clock::default());
         let common = settings.common.clone();
-        let world = World {
-            state: Mutex::new(State::new()),
-            ledger: Ledger::default(),
-            clock: Arc::clone(&clock),
-            settings,
-        };
+        let world = World::new(settings, &clock);
         Self::serve(Arc::new(world), clock, &common).await
     }
 
@@ -137,6 +145,21 @@ impl Emulator<World> {
             .collect()
     }
 
+    /// Whether a TCP port of a droplet can be reached from everywhere.
+    #[must_use]
+    pub fn lets_in(&self, id: &str, port: u16) -> bool {
+        self.api().lets_in(id, port)
+    }
+
+    /// The ledger of the other account. Empty if there is none.
+    #[must_use]
+    pub fn made_elsewhere(&self) -> Vec<Made> {
+        self.api()
+            .other
+            .as_ref()
+            .map_or_else(Vec::new, |other| other.ledger())
+    }
+
     /// Tags of the account as first written, with the number of droplets that have them.
     #[must_use]
     pub fn tags(&self) -> Vec<(String, usize)> {
@@ -162,6 +185,8 @@ fn operation(call: &Call) -> &'static str {
         ("POST", ["v2", "droplets", _, "actions"]) => "droplets.act",
         ("GET", ["v2", "images"]) => "images.list",
         ("GET", ["v2", "images", _]) => "images.get",
+        ("GET", ["v2", "firewalls"]) => "firewalls.list",
+        ("POST", ["v2", "firewalls"]) => "firewalls.create",
         ("GET", ["v2", "regions"]) => "regions.list",
         ("GET", ["v2", "sizes"]) => "sizes.list",
         ("GET", ["v2", "tags"]) => "tags.list",
@@ -196,6 +221,10 @@ impl Api for World {
     }
 
     fn handle(&self, operation: &str, call: &Call) -> Answer {
+        let other = self.other.as_deref();
+        if let Some(other) = other.filter(|other| other.knows(token(call))) {
+            return other.handle(operation, call);
+        }
         if let Err(refusal) = self.authenticate(operation, call) {
             return self.headers(refusal);
         }
@@ -213,7 +242,10 @@ impl Api for World {
         let answer = match operation {
             "account.get" => Ok(self.account()),
             "keys.list" | "images.list" | "regions.list" | "sizes.list" | "tags.list"
-            | "vpcs.list" | "droplets.list" | "droplets.actions" => self.list(operation, call, id),
+            | "vpcs.list" | "firewalls.list" | "droplets.list" | "droplets.actions" => {
+                self.list(operation, call, id)
+            }
+            "firewalls.create" => self.create_firewall(call),
             "keys.get" => self.key(parts.get(3).map(String::as_str).unwrap_or_default()),
             "images.get" => self.image(id),
             "tags.get" => self.tag(id),
@@ -226,8 +258,9 @@ impl Api for World {
             "tags.create" => self.create_tag(call),
             "tags.tag" => self.tag_resources(id, call, true),
             "tags.untag" => self.tag_resources(id, call, false),
+            "tags.delete" => self.delete_tag(id),
             // Affects resources of other owners, so a driver that handles only its own never calls it.
-            "droplets.delete-by-tag" | "tags.delete" | "keys.create" => Err(error(
+            "droplets.delete-by-tag" | "keys.create" => Err(error(
                 403,
                 "forbidden",
                 "this emulator does not do that: it would hit what is not the caller's",
@@ -276,11 +309,26 @@ impl Api for World {
 }
 
 impl World {
+    fn new(mut settings: DigitalOceanSettings, clock: &Arc<Clock>) -> Self {
+        let other = settings.other.take();
+        Self {
+            state: Mutex::new(State::new()),
+            ledger: Ledger::default(),
+            clock: Arc::clone(clock),
+            other: other.map(|other| Box::new(Self::new(*other, clock))),
+            settings,
+        }
+    }
+
+    /// Whether a token is of this account.
+    fn knows(&self, token: &str) -> bool {
+        let settings = &self.settings;
+        let mut tokens = settings.tokens.iter().chain(&settings.read_only_tokens);
+        tokens.any(|known| known == token)
+    }
+
     fn authenticate(&self, operation: &str, call: &Call) -> Result<(), Answer> {
-        let token = call
-            .header("authorization")
-            .and_then(|header| header.strip_prefix("Bearer "))
-            .unwrap_or_default();
+        let token = token(call);
         let known = |tokens: &[String]| tokens.iter().any(|known| known == token);
         let reads = call.method == http::Method::GET;
         let state = self.state.lock();
@@ -367,6 +415,12 @@ impl World {
             }),
         ))
     }
+}
+
+fn token(call: &Call) -> &str {
+    call.header("authorization")
+        .and_then(|header| header.strip_prefix("Bearer "))
+        .unwrap_or_default()
 }
 
 fn error(status: u16, id: &str, message: &str) -> Answer {

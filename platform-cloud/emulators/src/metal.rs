@@ -13,7 +13,7 @@ mod world;
 use std::{collections::BTreeMap, io, sync::Arc};
 
 use http::Method;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub use auth::Access;
 pub use world::{World, hosts_of};
@@ -166,6 +166,58 @@ impl Metal {
     pub fn user_data(&self, id: &str) -> Option<String> {
         let state = self.api().state.lock();
         state.hosts.get(id)?.allocation.as_ref()?.user_data.clone()
+    }
+
+    /// Whether a firewall forwards from this private network to everywhere, on this port. What no rule of its allocation
+    /// lets through is dropped (`policy drop` in <https://github.com/metal-stack/os-installer>,
+    /// pkg/nftables/nftrules.tpl).
+    #[must_use]
+    pub fn forwards(&self, network: &str, protocol: &str, port: u16) -> bool {
+        let state = self.api().state.lock();
+        let allocations = state
+            .hosts
+            .values()
+            .filter_map(|host| host.allocation.as_ref());
+        let mut firewalls = allocations.filter(|allocation| {
+            allocation.firewall && allocation.networks.iter().any(|(id, _)| id == network)
+        });
+        firewalls.any(|firewall| {
+            let rules = firewall.rules["egress"].as_array();
+            rules.into_iter().flatten().any(|rule| {
+                let has = |key: &str, value: Value| {
+                    let list = rule[key].as_array();
+                    list.is_some_and(|list| list.contains(&value))
+                };
+                let of_protocol = rule["protocol"].as_str();
+                of_protocol.is_some_and(|is| is.eq_ignore_ascii_case(protocol))
+                    && has("to", json!("0.0.0.0/0"))
+                    && (rule["ports"].as_array().is_none_or(Vec::is_empty)
+                        || has("ports", json!(port)))
+            })
+        })
+    }
+
+    /// Ids of the machines that answer when a machine connects to an address. All addresses of a machine are on its
+    /// loopback interface, and announced from there (<https://github.com/metal-stack/metal-networker>,
+    /// pkg/netconf/interfaces.go), so a machine that has the address reaches itself.
+    #[must_use]
+    pub fn answers(&self, from: &str, address: &str) -> Vec<String> {
+        let state = self.api().state.lock();
+        let has = |id: &&String| {
+            let host = state.hosts.get(*id);
+            let allocation = host.and_then(|host| host.allocation.as_ref());
+            let networks = allocation
+                .into_iter()
+                .flat_map(|allocation| &allocation.networks);
+            networks
+                .flat_map(|(_, ips)| ips)
+                .any(|ip| ip.to_string() == address)
+        };
+        let holders: Vec<String> = state.hosts.keys().filter(has).cloned().collect();
+        if holders.iter().any(|id| id == from) {
+            return vec![from.to_owned()];
+        }
+        holders
     }
 
     /// Locks or unlocks a machine: a locked machine can neither be allocated nor freed.

@@ -8,16 +8,22 @@ mod catalogue;
 mod client;
 mod cloud_info;
 mod errors;
+mod firewall;
 mod list;
 mod machine;
 mod properties;
+mod quota;
 mod retag;
 mod settings;
+mod sweep;
 mod tags;
 
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -35,8 +41,10 @@ use drover_platform::driver::Deletion;
 
 use catalogue::{Names, Size};
 use client::Client;
+use firewall::CLOSED;
 use machine::Droplet;
 use properties::WantedDroplet;
+use sweep::Sweep;
 
 pub use settings::Settings;
 
@@ -62,6 +70,11 @@ pub struct DigitalOcean {
     names: Names,
     /// Droplets with our tags in the last complete list.
     seen: Mutex<HashSet<u64>>,
+    /// Number of calls of the last complete list.
+    pages: AtomicUsize,
+    sweep: Mutex<Sweep>,
+    /// When the firewall was last seen.
+    closed: Mutex<Option<Instant>>,
 }
 
 /// Opens the account: reads its identity, regions and sizes.
@@ -79,6 +92,9 @@ pub async fn open(settings: Settings) -> Result<Arc<DigitalOcean>> {
     cloud_info::check_regions(&settings.regions, &regions)?;
     let sizes = catalogue::sizes(&client).await?;
     let info = cloud_info::cloud_info(&settings, &account, &regions, &sizes)?;
+    if let Some(owner) = cloud_info::owner(&account) {
+        client.belongs_to(owner);
+    }
     Ok(Arc::new(DigitalOcean {
         settings,
         client,
@@ -86,6 +102,9 @@ pub async fn open(settings: Settings) -> Result<Arc<DigitalOcean>> {
         sizes: RwLock::new((Arc::new(sizes), Instant::now())),
         names: Names::default(),
         seen: Mutex::default(),
+        pages: AtomicUsize::new(1),
+        sweep: Mutex::new(Sweep::new()),
+        closed: Mutex::default(),
     }))
 }
 
@@ -162,7 +181,9 @@ impl DigitalOcean {
             if !name.chars().all(of_hostname) || name.ends_with(['.', '-']) {
                 return Err(Error::invalid(
                     "slots",
-                    format!("{name:?} is no name for a droplet: letters, digits, dots and dashes"),
+                    format!(
+                        "{name:?} is not a valid name for a droplet: letters, digits, dots and dashes"
+                    ),
                 ));
             }
         }
@@ -194,6 +215,9 @@ impl DigitalOcean {
         }
         let mut tags = tags::encode_all(&launch.tags)?;
         tags.extend(wanted.tags.iter().cloned());
+        if wanted.firewall && !tags.iter().any(|tag| tag == CLOSED) {
+            tags.push(CLOSED.to_owned());
+        }
         let properties = &wanted.properties;
         let mut body = json!({
             "region": wanted.region,
@@ -228,6 +252,9 @@ impl DigitalOcean {
 
     async fn make(&self, launch: &Launch) -> Result<Vec<CloudOutcome>> {
         let (body, wanted) = self.request(launch).await?;
+        if wanted.firewall {
+            self.ensure_firewall().await?;
+        }
         let droplets = self
             .client
             .call(Method::POST, &["droplets"], &[], Some(&body));
@@ -370,6 +397,25 @@ impl Cloud for DigitalOcean {
 
     async fn list(&self, filter: &Filter) -> Result<CloudListing> {
         self.read(filter).await
+    }
+
+    /// One call each, so only for fewer than a list takes.
+    async fn look(&self, machines: Vec<Machine>) -> Result<Option<Vec<Machine>>> {
+        if machines.is_empty() || machines.len() >= self.pages.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let mut found = Vec::with_capacity(machines.len());
+        for machine in machines {
+            let listed = self.read(&Filter::Id(machine.id)).await?;
+            found.extend(listed.machines);
+        }
+        Ok(Some(found))
+    }
+
+    fn poll_interval(&self, usual: Duration) -> Duration {
+        let pages = self.pages.load(Ordering::Relaxed);
+        let quota = self.client.quota();
+        quota.map_or(usual, |quota| quota.pause(pages).max(usual))
     }
 
     async fn create(&self, launch: &Launch) -> Vec<CloudOutcome> {

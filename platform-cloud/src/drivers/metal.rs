@@ -68,6 +68,9 @@ pub struct Settings {
     pub node_class: String,
     /// Defaults for firewalls.
     pub firewall: FirewallSettings,
+    /// Form of the provider ids of nodes: that which the Node objects of Kubernetes have on these machines. Part of no
+    /// identity, so it can be changed.
+    pub provider_id: ProviderId,
     /// Public keys by name, for use in properties.
     pub ssh_keys: BTreeMap<String, String>,
     /// Names of keys in `ssh_keys`, or public keys, for machines and firewalls that specify none.
@@ -84,6 +87,28 @@ pub struct Settings {
     pub hmac_type: String,
     /// PEM file with CA certificates to trust in addition to those of the system.
     pub ca_file: Option<PathBuf>,
+}
+
+/// Form of provider ids.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProviderId {
+    /// `metalstack://UUID`, as the archived Cluster API provider writes.
+    #[default]
+    Metalstack,
+    /// `metal://PARTITION/UUID`, as the maintained Cluster API provider and the cloud controller manager of metal-stack
+    /// write.
+    Metal,
+}
+
+impl ProviderId {
+    /// The provider id of a machine.
+    fn of(self, partition: &str, machine: &str) -> String {
+        match self {
+            Self::Metalstack => format!("metalstack://{machine}"),
+            Self::Metal => format!("metal://{partition}/{machine}"),
+        }
+    }
 }
 
 /// Defaults for firewalls.
@@ -115,6 +140,7 @@ impl Default for Settings {
             image: String::new(),
             node_class: String::new(),
             firewall: FirewallSettings::default(),
+            provider_id: ProviderId::default(),
             ssh_keys: BTreeMap::new(),
             default_ssh_keys: Vec::new(),
             token_file: None,
@@ -150,7 +176,7 @@ pub async fn open(settings: Settings) -> Result<Arc<Metal>> {
             Error::invalid(
                 "url",
                 format!(
-                    "{:?} is no address of metal-api (https://api.metal-stack.dev/metal)",
+                    "{:?} is not an address of metal-api (https://api.metal-stack.dev/metal)",
                     settings.url
                 ),
             )

@@ -7,4 +7,6 @@ mod conformance;
 mod faults;
 mod launches;
 mod lists;
+mod quota;
+mod tags;
 mod wrong;

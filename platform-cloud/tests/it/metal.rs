@@ -9,4 +9,6 @@ mod defects;
 mod faults;
 mod infrastructure;
 mod machines;
+mod namespaces;
+mod stores;
 mod wrong;

@@ -1,9 +1,13 @@
 //! Parsing and rendering of templates, and parsing of their output. Errors never repeat any content.
 
-use std::{fmt, io};
+use std::{
+    fmt,
+    io::{self, Write as _},
+};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use drover_core::{Error, Reason, Result};
+use flate2::{Compression, write::GzEncoder};
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior};
 use serde::de::DeserializeOwned;
 use serde_saphyr::Location;
@@ -140,6 +144,7 @@ pub(crate) fn environment() -> Environment<'static> {
     environment.add_function("refuse", refuse);
     environment.add_filter("b64encode", |text: String| BASE64.encode(text));
     environment.add_filter("b64decode", b64decode);
+    environment.add_filter("gzip_b64encode", gzip_b64encode);
     environment
 }
 
@@ -148,6 +153,16 @@ fn b64decode(text: String) -> std::result::Result<String, minijinja::Error> {
     decoded
         .and_then(|bytes| String::from_utf8(bytes).ok())
         .ok_or_else(|| minijinja::Error::new(ErrorKind::InvalidOperation, "no text in base64"))
+}
+
+/// For user data, whose size clouds limit: `base64 -d | gunzip` is the text again. The same text has the same result.
+fn gzip_b64encode(text: String) -> std::result::Result<String, minijinja::Error> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    let written = encoder.write_all(text.as_bytes());
+    written
+        .and_then(|()| encoder.finish())
+        .map(|bytes| BASE64.encode(bytes))
+        .map_err(|_| minijinja::Error::new(ErrorKind::InvalidOperation, "it cannot be compressed"))
 }
 
 /// `refuse("why")` in a template: ends the rendering with this message of the template's author.

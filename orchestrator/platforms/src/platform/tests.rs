@@ -41,6 +41,25 @@ fn a_platform_that_comes_again_and_again_with_other_nodes_fills_no_memory() {
     }
 }
 
+#[test]
+fn a_platform_that_reads_its_backend_less_often_from_now_on_is_believed_for_longer() {
+    let platform = platform();
+    platform.snapshot_complete(1_000, time(1));
+    let interval = prost_types::Duration {
+        seconds: 90,
+        nanos: 0,
+    };
+    platform.refreshed(wire::Platform {
+        uid: "u".into(),
+        limits: Some(wire::Limits {
+            min_poll_interval: Some(interval),
+            ..wire::Limits::default()
+        }),
+        ..wire::Platform::default()
+    });
+    assert!(platform.is_visible(1_000 + 270_000) && !platform.is_visible(1_000 + 270_001));
+}
+
 fn time(seconds: i64) -> Option<prost_types::Timestamp> {
     Some(prost_types::Timestamp { seconds, nanos: 0 })
 }

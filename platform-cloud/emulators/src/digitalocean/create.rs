@@ -59,6 +59,7 @@ impl World {
                 id: state.next_droplet(),
                 name: name.clone(),
                 tags: tags.clone(),
+                tagged: now + self.settings.tag_delay,
                 region: wanted.region.clone(),
                 size: wanted.size.slug,
                 image: wanted.image.clone(),

@@ -13,6 +13,8 @@ pub(super) struct Droplet {
     pub(super) name: String,
     /// Spelled as in the account's list of tags.
     pub(super) tags: Vec<String>,
+    /// When the droplet has its tags.
+    pub(super) tagged: Instant,
     pub(super) region: String,
     pub(super) size: &'static str,
     pub(super) image: Value,
@@ -43,6 +45,10 @@ impl Droplet {
         } else {
             "active"
         }
+    }
+
+    pub(super) fn tags(&self, now: Instant) -> &[String] {
+        if now < self.tagged { &[] } else { &self.tags }
     }
 
     /// Whether an event is pending.
@@ -122,7 +128,7 @@ impl World {
             "size_slug": droplet.size,
             "networks": droplet.networks(now),
             "region": catalogue::region(&droplet.region),
-            "tags": droplet.tags,
+            "tags": droplet.tags(now),
             "vpc_uuid": droplet.vpc,
         })
     }

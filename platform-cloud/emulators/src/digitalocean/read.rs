@@ -22,7 +22,7 @@ impl World {
                 "email_verified": true,
                 "status": "active",
                 "status_message": "",
-                "team": {"uuid": "5df3e3004a17e242b7c20ca6c9fc25b701a47ece", "name": "My Team"},
+                "team": {"uuid": self.settings.team, "name": "My Team"},
             }}),
         )
     }
@@ -49,6 +49,10 @@ impl World {
             "vpcs.list" => {
                 let state = self.state.lock();
                 self.page(call, "vpcs", &state.vpcs, super::state::Vpc::json)
+            }
+            "firewalls.list" => {
+                let firewalls = self.state.lock().firewalls.clone();
+                self.page(call, "firewalls", &firewalls, Value::clone)
             }
             "droplets.actions" => {
                 let number = self.find(id)?;
@@ -86,7 +90,7 @@ impl World {
         let wanted = |droplet: &&super::droplet::Droplet| {
             droplet.visible <= now
                 && match tag {
-                    Some(tag) => droplet.tags.iter().any(|has| has == tag),
+                    Some(tag) => droplet.tags(now).iter().any(|has| has == tag),
                     // Droplets with GPUs are only listed on explicit request.
                     None => droplet.is_gpu() == (kind == Some("gpus")),
                 }

@@ -46,6 +46,8 @@ pub(super) struct State {
     pub(super) tags: BTreeMap<String, String>,
     pub(super) actions: BTreeMap<u64, Action>,
     pub(super) vpcs: Vec<Vpc>,
+    /// As they were asked for, with an id.
+    pub(super) firewalls: Vec<Value>,
     pub(super) expired: bool,
     pub(super) revoked: Vec<String>,
     /// Names of all droplets ever created by requests.
@@ -78,6 +80,7 @@ impl State {
             tags: BTreeMap::new(),
             actions: BTreeMap::new(),
             vpcs,
+            firewalls: Vec::new(),
             expired: false,
             revoked: Vec::new(),
             names: BTreeMap::new(),

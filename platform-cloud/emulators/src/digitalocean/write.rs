@@ -86,6 +86,20 @@ impl World {
         Ok(Answer::json(201, &json!({"tag": tag_json(&name, count)})))
     }
 
+    /// Deletes a tag, which takes it from every resource that has it.
+    pub(super) fn delete_tag(&self, name: &str) -> Result<Answer, Answer> {
+        self.settle();
+        let mut state = self.state.lock();
+        if !state.tags.values().any(|known| known == name) {
+            return Err(not_found());
+        }
+        state.tags.remove(&name.to_ascii_lowercase());
+        for droplet in state.droplets.values_mut() {
+            retag(droplet, name, false);
+        }
+        Ok(Answer::empty(204))
+    }
+
     /// Adds a tag to droplets or removes it.
     pub(super) fn tag_resources(
         &self,
@@ -178,6 +192,7 @@ impl World {
                 } else {
                     Vec::new()
                 },
+                tagged: now,
                 region: region.to_owned(),
                 size: "s-1vcpu-1gb",
                 image: image.clone(),

@@ -3,6 +3,7 @@
 use std::{
     collections::HashSet,
     path::PathBuf,
+    sync::OnceLock,
     time::{Duration, SystemTime},
 };
 
@@ -11,8 +12,8 @@ use parking_lot::Mutex;
 use reqwest::{Method, Response, StatusCode, Url, header::HeaderMap, redirect::Policy};
 use serde_json::Value;
 
-use super::{Settings, errors};
-use crate::cloud::{Gate, traced};
+use super::{Settings, cloud_info, errors, quota::Quota};
+use crate::cloud::{Account, Gate, traced};
 
 const ENDPOINT: &str = "https://api.digitalocean.com";
 const VARIABLES: [&str; 2] = ["DIGITALOCEAN_TOKEN", "DIGITALOCEAN_ACCESS_TOKEN"];
@@ -33,6 +34,9 @@ pub(super) struct Client {
     endpoint: Url,
     token: Token,
     gate: Gate,
+    /// Whose droplets these are, once it is known.
+    account: OnceLock<Account>,
+    quota: Mutex<Option<Quota>>,
 }
 
 /// A response, except for rate limiting and broken connections, which are errors.
@@ -71,7 +75,19 @@ impl Client {
             endpoint,
             token,
             gate: Gate::new(settings.common.calls_per_second, CONCURRENT),
+            account: OnceLock::new(),
+            quota: Mutex::default(),
         })
+    }
+
+    /// Accepts only tokens of this account from now on.
+    pub(super) fn belongs_to(&self, owner: &str) {
+        self.account.get_or_init(|| Account::new(owner));
+    }
+
+    /// What was left of the hourly quota at the last answer. `None` if the API has not said so.
+    pub(super) fn quota(&self) -> Option<Quota> {
+        *self.quota.lock()
     }
 
     /// Makes a call. `path` holds the segments after `/v2`.
@@ -101,12 +117,41 @@ impl Client {
         };
         let mut reply = self.gate.call(|| once(token.clone())).await?;
         if reply.status == 401 {
-            let now = self.token.reload()?;
+            let now = self.renewed(&token).await?;
             if now != token {
                 reply = self.gate.call(|| once(now.clone())).await?;
             }
         }
         reply.accepted(&self.token)
+    }
+
+    /// The token after `refused` was: another one only if it is of the same account.
+    ///
+    /// # Errors
+    /// `CredentialsRefused` if it is of another account, or cannot be read.
+    async fn renewed(&self, refused: &str) -> Result<String> {
+        let known = self.token.get();
+        if known != refused {
+            return Ok(known);
+        }
+        let now = self.token.load()?;
+        if let Some(account) = self.account.get().filter(|_| now != refused) {
+            account.admit(now.as_bytes(), self.owner_of(&now)).await?;
+            self.token.value.lock().clone_from(&now);
+        }
+        Ok(now)
+    }
+
+    async fn owner_of(&self, token: &str) -> Result<String> {
+        let mut url = self.endpoint.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().extend(["v2", "account"]);
+        }
+        let call = || self.once(Method::GET, url.clone(), token.to_owned(), None);
+        let reply = self.gate.call(call).await?.accepted(&self.token)?;
+        cloud_info::owner(&reply.body["account"])
+            .map(str::to_owned)
+            .ok_or_else(|| reply.error("to say whose the token is"))
     }
 
     /// Reads a resource. `None` if it does not exist.
@@ -247,7 +292,7 @@ impl Client {
                 // The request may have taken effect.
                 Err(_) if status < 400 => {
                     return Err(Error::unavailable(
-                        "the answer of DigitalOcean cannot be read; it was cut off or is no JSON",
+                        "the answer of DigitalOcean cannot be read; it was cut off or is not JSON",
                     ));
                 }
                 Err(_) => Value::Null,
@@ -265,6 +310,7 @@ impl Client {
         ) else {
             return;
         };
+        *self.quota.lock() = Some(Quota { limit, remaining });
         if remaining == 0 {
             self.gate.left(0, reset);
         } else if remaining.saturating_mul(LOW) < limit {
@@ -328,7 +374,7 @@ impl Reply {
                 Reason::PermissionDenied,
                 format!(
                     "DigitalOcean does not allow this with {}: {message}. Give it a token with the scopes account:read, \
-                     regions:read, sizes:read, image:read, ssh_key:read, vpc:read, actions:read, droplet and tag",
+                     regions:read, sizes:read, image:read, ssh_key:read, vpc:read, actions:read, droplet, firewall and tag",
                     token.name()
                 ),
             )),
@@ -393,16 +439,6 @@ impl Token {
         self.value.lock().clone()
     }
 
-    /// Returns the current token. Another call may have reloaded it already.
-    fn reload(&self) -> Result<String> {
-        if self.file.is_none() {
-            return Ok(self.get());
-        }
-        let value = self.load()?;
-        self.value.lock().clone_from(&value);
-        Ok(value)
-    }
-
     fn name(&self) -> String {
         match &self.file {
             Some(file) => format!("the token in {}", file.display()),
@@ -427,7 +463,7 @@ impl Token {
 fn endpoint(given: &str) -> Result<Url> {
     let text = if given.is_empty() { ENDPOINT } else { given };
     let wrong = |why: String| Error::invalid("digitalocean.endpoint", why);
-    let url = Url::parse(text).map_err(|error| wrong(format!("{text:?} is no URL: {error}")))?;
+    let url = Url::parse(text).map_err(|error| wrong(format!("{text:?} is not a URL: {error}")))?;
     let here = matches!(url.host_str(), Some("127.0.0.1" | "localhost" | "[::1]"));
     match url.scheme() {
         "https" => Ok(url),

@@ -42,16 +42,21 @@ pub(super) fn check_regions(wanted: &[String], regions: &[Value]) -> Result<()> 
     }
 }
 
+/// Whose droplets a token shows: its team's, as a person may be in several.
+pub(super) fn owner(account: &Value) -> Option<&str> {
+    account["team"]["uuid"]
+        .as_str()
+        .or(account["uuid"].as_str())
+}
+
 pub(super) fn cloud_info(
     settings: &Settings,
     account: &Value,
     regions: &[Value],
     sizes: &[Size],
 ) -> Result<CloudInfo> {
-    // Droplets belong to the token's team; a person may be in several teams.
     let team = &account["team"];
-    let owner = team["uuid"].as_str().or(account["uuid"].as_str());
-    let owner = owner.ok_or_else(|| {
+    let owner = owner(account).ok_or_else(|| {
         Error::unavailable("the account of DigitalOcean cannot be read: it has no uuid")
     })?;
     let mut chosen = settings.regions.clone();

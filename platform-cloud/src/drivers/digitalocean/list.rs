@@ -1,6 +1,6 @@
 //! Lists droplets.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::atomic::Ordering};
 
 use drover_core::{Error, Result};
 use drover_proto::platform::v1::Warning;
@@ -44,6 +44,8 @@ impl DigitalOcean {
         }
         if *filter == Filter::All {
             *self.seen.lock() = ours;
+            self.pages.store(list.pages, Ordering::Relaxed);
+            self.sweep().await;
         }
         Ok(listed)
     }

@@ -26,6 +26,7 @@ pub(super) struct Properties {
     pub(super) monitoring: bool,
     pub(super) ipv6: bool,
     pub(super) public_networking: Option<bool>,
+    firewall: Option<bool>,
 }
 
 /// The desired droplet, with defaults from the settings.
@@ -39,6 +40,7 @@ pub(super) struct WantedDroplet {
     pub(super) vpc: Option<String>,
     /// In addition to those of the identity.
     pub(super) tags: Vec<String>,
+    pub(super) firewall: bool,
 }
 
 impl WantedDroplet {
@@ -73,6 +75,7 @@ impl WantedDroplet {
             region,
             vpc,
             tags: properties.tags.clone(),
+            firewall: properties.firewall.unwrap_or(settings.firewall),
             properties,
         })
     }
@@ -204,6 +207,12 @@ pub(super) fn schema() -> Value {
     for (name, description) in flags {
         schema["properties"][name] = flag(description);
     }
+    schema["properties"]["firewall"] = json!({
+        "type": "boolean",
+        "description": "Whether the droplet gets the firewall drover-private, which lets in SSH, ICMP and what comes from \
+            private networks. Without, all of its ports can be reached, but for other firewalls of its tags. Default: the \
+            platform's.",
+    });
     schema["properties"]["publicNetworking"] = json!({
         "type": "boolean",
         "default": true,

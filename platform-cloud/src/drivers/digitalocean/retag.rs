@@ -67,7 +67,7 @@ impl DigitalOcean {
     }
 
     /// Creates a tag. Returns its spelling in the account.
-    async fn make_tag(&self, name: &str) -> Result<String> {
+    pub(super) async fn make_tag(&self, name: &str) -> Result<String> {
         let body = json!({"name": name});
         let reply = self
             .client

@@ -16,8 +16,8 @@ use tokio::time::Instant;
 
 use self::{
     found::{
-        Found, GIVEN, OWNER, PARTITION, PORT, PROJECT, PUBLIC, RESOURCE, RULES, SEQUENCE, TARGETS,
-        is_firewall, is_owned, perhaps,
+        BY, Found, GIVEN, OWNER, PARTITION, PORT, PROJECT, PUBLIC, RESOURCE, RULES, SEQUENCE,
+        TARGETS, is_firewall, is_owned, perhaps,
     },
     plan::{EndpointPlan, FirewallPlan, NetworkPlan, Plan},
 };
@@ -27,6 +27,7 @@ use super::{
     documents::{AllocateMachine, Ip, Machine, Network, pairs, tags},
     hostname,
     machine::{Fields, claimed, fits, networks},
+    properties::ANNOUNCED,
 };
 use crate::cloud::CLUSTER;
 use drover_platform::infrastructure::{Infrastructure, Owner, Progress};
@@ -85,6 +86,7 @@ impl Infrastructure for Metal {
         self.check_plan(&plan).await?;
         let found = self.found(owner).await?;
         plan.agrees(&found)?;
+        plan.lets_through(&found)?;
         if let Some(endpoint) = &plan.endpoint
             && found.ips.is_empty()
         {
@@ -109,6 +111,7 @@ impl Infrastructure for Metal {
         let mut found = self.found(owner).await?;
         self.free_surplus(owner, &mut found).await?;
         plan.agrees(&found)?;
+        plan.lets_through(&found)?;
         let work = Work {
             owner,
             sequence,
@@ -361,8 +364,9 @@ impl Metal {
     ) -> Result<Option<Ip>> {
         let have = pairs(&ip.tags);
         let mut wanted = have.clone();
+        wanted.remove(BY);
         for (key, value) in endpoint_tags(work, endpoint) {
-            if [PORT, TARGETS].contains(&key.as_str()) {
+            if [PORT, TARGETS, BY].contains(&key.as_str()) {
                 wanted.insert(key, value);
             }
         }
@@ -532,6 +536,9 @@ fn endpoint_tags(work: &Work<'_>, endpoint: &EndpointPlan) -> BTreeMap<String, S
     let mut all = work.tags(ENDPOINT);
     all.insert(PORT.to_owned(), endpoint.port.to_string());
     all.insert(TARGETS.to_owned(), endpoint.targets.join(","));
+    if endpoint.announced {
+        all.insert(BY.to_owned(), ANNOUNCED.to_owned());
+    }
     all
 }
 

@@ -276,7 +276,7 @@ impl Metal {
                 .and_then(|machine| self.show(&machine))
                 .into_iter()
                 .collect(),
-            warnings: Vec::new(),
+            ..CloudListing::default()
         })
     }
 
@@ -292,7 +292,10 @@ impl Metal {
         labels.retain(|key, _| !key.starts_with("machine.metal-stack.io/"));
         Some(Machine {
             id: machine.id.clone(),
-            provider_id: format!("metalstack://{}", machine.id),
+            provider_id: self
+                .settings
+                .provider_id
+                .of(machine.partition(), &machine.id),
             name: allocation.name.clone(),
             tags: labels,
             launch_index: None,
@@ -433,7 +436,6 @@ pub(super) fn networks(private: &str, others: &[String]) -> Vec<AllocateNetwork>
 pub(super) fn warning(id: Option<String>, message: &str) -> Warning {
     Warning {
         message: format!("metal-stack's answer about this machine cannot be read: {message}"),
-        provider_id: id.as_ref().map(|id| format!("metalstack://{id}")),
         id,
         ..Warning::default()
     }

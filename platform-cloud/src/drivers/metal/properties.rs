@@ -11,6 +11,10 @@ use serde_json::{Map, Value, json};
 use super::Settings;
 use crate::cloud::Launch;
 
+/// Value of the infrastructure property `endpointBy`: the software on the machines announces the address by BGP, as
+/// kube-vip does.
+pub(super) const ANNOUNCED: &str = "software";
+
 /// Properties of a group, valid against the schema.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -54,7 +58,8 @@ pub(super) struct Offer {
     pub network: String,
     pub partition: String,
     pub public_network: String,
-    /// Address of the control plane, and the groups whose machines get it. Without groups, all do.
+    /// Address of the control plane, and the groups whose first machine gets it. Without groups, that of every group.
+    /// `None` if there is none, or if the software on the machines announces it.
     pub endpoint: Option<(String, Vec<String>)>,
 }
 
@@ -100,19 +105,24 @@ impl Offer {
             endpoint: ours
                 .endpoint
                 .as_ref()
+                .filter(|_| text(ours, "endpoint_by") != ANNOUNCED)
                 .map(|endpoint| (endpoint.host.clone(), targets)),
         }
     }
 
-    /// The control-plane address, if machines of this group get it.
-    fn address(&self, group: &str) -> Option<&str> {
+    /// The control-plane address, if this machine of a group gets it. Only the first one does: metal-stack puts the
+    /// addresses of a machine on its loopback interface
+    /// (<https://github.com/metal-stack/metal-networker/blob/master/pkg/netconf/interfaces.go>), so that any other machine
+    /// with the address would reach itself where it means to join the first one.
+    fn address(&self, group: &str, ordinal: u32) -> Option<&str> {
         let (address, targets) = self.endpoint.as_ref()?;
         let within = |target: &String| {
             group
                 .strip_prefix(target)
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        (targets.is_empty() || targets.iter().any(within)).then_some(address)
+        let is_target = targets.is_empty() || targets.iter().any(within);
+        (ordinal == 0 && is_target).then_some(address)
     }
 }
 
@@ -162,9 +172,9 @@ impl WantedAllocation {
                 vec![public]
             }
         });
-        let group = launch.slots.first().map_or("", |slot| &slot.identity.group);
-        let ips: Vec<String> = offer
-            .address(group)
+        let slot = launch.slots.first();
+        let ips: Vec<String> = slot
+            .and_then(|slot| offer.address(&slot.identity.group, slot.identity.ordinal))
             .map(str::to_owned)
             .into_iter()
             .collect();
@@ -355,13 +365,18 @@ impl Settings {
 /// # Errors
 /// `Invalid` with this field.
 pub(super) fn host(field: &str, text: &str) -> Result<String> {
-    let id = text.strip_prefix("metalstack://").unwrap_or(text);
+    let id = ["metalstack://", "metal://"]
+        .iter()
+        .find_map(|scheme| text.strip_prefix(scheme))
+        .unwrap_or(text);
     let id = id.rsplit('/').next().unwrap_or_default();
     match uuid::Uuid::try_parse(id) {
         Ok(id) => Ok(id.to_string()),
         Err(_) => Err(Error::invalid(
             field,
-            format!("{text:?} is no id of a machine; expected its uuid or metalstack://UUID"),
+            format!(
+                "{text:?} is not an id of a machine; expected its uuid, metalstack://UUID or metal://PARTITION/UUID"
+            ),
         )),
     }
 }
@@ -455,6 +470,7 @@ mod tests {
             id,
             "metalstack://e0ab02d2-27cd-5a5e-8efc-080ba80cf258",
             "metalstack://vagrant/E0AB02D2-27cd-5a5e-8efc-080ba80cf258",
+            "metal://fra-1/e0ab02d2-27cd-5a5e-8efc-080ba80cf258",
         ] {
             assert_eq!(host("f", text).unwrap(), id);
         }
@@ -467,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_goes_to_the_groups_that_are_meant() {
+    fn the_address_goes_to_the_first_machine_of_the_groups_that_are_meant() {
         let offer = |targets: &[&str]| Offer {
             endpoint: Some((
                 "1.2.3.4".to_owned(),
@@ -475,7 +491,7 @@ mod tests {
             )),
             ..Offer::default()
         };
-        assert_eq!(offer(&[]).address("workers"), Some("1.2.3.4"));
+        assert_eq!(offer(&[]).address("workers", 0), Some("1.2.3.4"));
         let some = offer(&["control-plane", "data/hot"]);
         for (group, has) in [
             ("control-plane", true),
@@ -484,8 +500,9 @@ mod tests {
             ("data", false),
             ("data/hot/x", true),
         ] {
-            assert_eq!(some.address(group).is_some(), has, "{group}");
+            assert_eq!(some.address(group, 0).is_some(), has, "{group}");
+            assert_eq!(some.address(group, 1), None);
         }
-        assert_eq!(Offer::default().address("control-plane"), None);
+        assert_eq!(Offer::default().address("control-plane", 0), None);
     }
 }

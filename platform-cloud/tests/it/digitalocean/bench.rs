@@ -8,11 +8,11 @@ use drover_emulators::{
     Made,
     digitalocean::{DigitalOcean, DigitalOceanSettings, TOKEN},
 };
-use drover_platform::templates::Templates;
 use drover_platform_cloud::{
     PlatformServer,
     cloud::CloudDriver,
     drivers::digitalocean::{self, Settings},
+    stores,
 };
 use drover_proto::platform::v1::{Placement, ProvisionRequest, ProvisionResponse};
 use drover_testing::platform::caller::Caller;
@@ -53,7 +53,7 @@ pub(crate) fn settings(cloud: &DigitalOcean) -> (Settings, Arc<TempDir>) {
 pub(crate) async fn serve(settings: &Settings) -> Result<PlatformServer> {
     let cloud = digitalocean::open(settings.clone()).await?;
     let driver = CloudDriver::new(cloud, settings.common.clone())?;
-    PlatformServer::with_driver(Arc::new(driver), Templates::Anything)
+    PlatformServer::with_driver(Arc::new(driver), stores::templates(None)?)
 }
 
 impl Deref for Bench {

@@ -41,7 +41,11 @@ fn circumstances() -> Vec<(Fault, bool)> {
 }
 
 async fn bench() -> Bench {
-    Bench::set(DigitalOceanSettings::default(), |settings| {
+    let emulator = DigitalOceanSettings {
+        tag_delay: Duration::from_millis(300),
+        ..DigitalOceanSettings::default()
+    };
+    Bench::set(emulator, |settings| {
         settings.common.call_timeout_seconds = CALL_TIMEOUT.as_secs_f64();
         settings.common.visibility_delay_seconds = 0.5;
     })

@@ -212,6 +212,29 @@ async fn user_data_and_plain_tags_reach_the_droplet_and_no_log() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_droplet_is_reached_from_everywhere_by_ssh_only_unless_its_group_says_otherwise() {
+    let mut bench = Bench::new().await;
+    let open = |bench: &Bench, id: &str| -> Vec<u16> {
+        let ports = [22, 80, 2379, 5432, 6379];
+        ports
+            .into_iter()
+            .filter(|port| bench.cloud.lets_in(id, *port))
+            .collect()
+    };
+    for node in bench.make(12).await {
+        assert_eq!(open(&bench, &node.node_id), [22]);
+    }
+    bench.crash().await;
+    let node = bench.make(1).await.remove(0);
+    assert_eq!(open(&bench, &node.node_id), [22]);
+    assert_eq!(bench.cloud.control().count("firewalls.create"), 1);
+    let without = bench.request_with(1, &json!({"firewall": false}));
+    let node = bench.made_by(&without).await.remove(0);
+    assert_eq!(open(&bench, &node.node_id).len(), 5);
+    bench.assert_nothing_leaked("firewall").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn droplets_with_gpus_are_made_and_listed_only_if_the_settings_allow_them() {
     let gpu = json!({"instanceType": "gpu-h100x1-80gb"});
     let region = |settings: &mut drover_platform_cloud::drivers::digitalocean::Settings| {

@@ -8,16 +8,16 @@ use drover_emulators::{
     Made,
     metal::{Metal, MetalSettings},
 };
-use drover_platform::templates::Templates;
 use drover_platform_cloud::{
     PlatformServer,
     cloud::CloudDriver,
     drivers::metal::{self, FirewallSettings, Settings},
+    stores,
 };
 use drover_proto::platform::v1::{
-    EndpointSpec, EnsureInfrastructureRequest, EnsureInfrastructureResponse, FirewallSpec,
-    InfrastructureSpec, InfrastructureState, ListInfrastructureRequest, NetworkSpec,
-    ProvisionRequest, ProvisionResponse, ReleaseInfrastructureRequest,
+    EndpointSpec, EnsureInfrastructureRequest, EnsureInfrastructureResponse, FirewallDirection,
+    FirewallRule, FirewallSpec, InfrastructureSpec, InfrastructureState, ListInfrastructureRequest,
+    NetworkSpec, PortRange, ProvisionRequest, ProvisionResponse, ReleaseInfrastructureRequest,
     ReleaseInfrastructureResponse, Resource, ResourcePhase,
     infrastructure_service_client::InfrastructureServiceClient,
 };
@@ -75,7 +75,20 @@ pub(crate) fn settings(metal: &Metal) -> (Settings, Arc<TempDir>) {
 pub(crate) async fn serve(settings: &Settings) -> Result<PlatformServer> {
     let cloud = metal::open(settings.clone()).await?;
     let driver = CloudDriver::new(cloud, settings.common.clone())?;
-    PlatformServer::with_driver(Arc::new(driver), Templates::Anything)
+    PlatformServer::with_driver(Arc::new(driver), stores::templates(None)?)
+}
+
+/// Lets HTTPS out.
+pub(crate) fn https() -> FirewallRule {
+    FirewallRule {
+        direction: FirewallDirection::Egress.into(),
+        cidrs: vec!["0.0.0.0/0".to_owned()],
+        ports: vec![PortRange {
+            first: 443,
+            last: 0,
+        }],
+        ..FirewallRule::default()
+    }
 }
 
 /// Network, endpoint and firewall as in the CAPM sample, but without the named machine.
@@ -86,7 +99,10 @@ pub(crate) fn whole() -> InfrastructureSpec {
             targets: vec!["control-plane".to_owned()],
             ..EndpointSpec::default()
         }),
-        firewall: Some(FirewallSpec::default()),
+        firewall: Some(FirewallSpec {
+            rules: vec![https()],
+            ..FirewallSpec::default()
+        }),
         properties: None,
     }
 }

@@ -8,7 +8,7 @@ use drover_proto::platform::v1::{
     FirewallRule, FirewallSpec, InfrastructureSpec, NetworkSpec, PortRange, ResourcePhase,
 };
 
-use super::bench::{Bench, INTERNET, NAMED_FIREWALL, PARTITION, PROJECT, whole};
+use super::bench::{Bench, INTERNET, NAMED_FIREWALL, PARTITION, PROJECT, https, whole};
 
 /// The mutating calls, in the order in which Ensure and Release make them.
 const MAKING: [&str; 3] = ["network.allocate", "ip.allocate", "firewall.allocate"];
@@ -317,6 +317,41 @@ async fn a_fixed_address_that_is_ours_is_used_and_one_of_another_is_refused() {
 }
 
 #[tokio::test]
+async fn machines_behind_a_firewall_reach_what_its_rules_let_out_and_nothing_else() {
+    let bench = Bench::new().await;
+    let mut spec = whole();
+    spec.firewall.as_mut().unwrap().rules.clear();
+    for error in [
+        bench.objection(&spec).await,
+        bench.ensure(&spec).await.unwrap_err(),
+    ] {
+        assert_eq!(error.fields()[0].field, "spec.firewall.rules", "{error}");
+    }
+    assert!(bench.made().is_empty());
+    let properties = serde_json::json!({"egress": "default"});
+    spec.properties = properties.as_object().map(drover_convert::value::to_struct);
+    let state = bench.ensure_whole(&spec).await;
+    let network = state.outputs.unwrap().network_id;
+    let reached: Vec<(&str, u16)> = ["tcp", "udp"]
+        .into_iter()
+        .flat_map(|protocol| (1..1024).map(move |port| (protocol, port)))
+        .filter(|(protocol, port)| bench.metal.forwards(&network, protocol, *port))
+        .collect();
+    let wanted = [
+        ("tcp", 53),
+        ("tcp", 80),
+        ("tcp", 443),
+        ("udp", 53),
+        ("udp", 123),
+    ];
+    assert_eq!(reached, wanted);
+    bench.ensure_whole(&spec).await;
+    bench.assert_nothing_doubled("egress");
+    bench.release_whole().await;
+    bench.assert_all_gone("egress").await;
+}
+
+#[tokio::test]
 async fn a_given_network_is_used_and_never_freed() {
     let bench = Bench::new().await;
     let id = bench.settings.private_network.clone();
@@ -347,7 +382,7 @@ async fn a_named_machine_becomes_the_firewall_if_it_is_nobodys() {
     let spec = InfrastructureSpec {
         firewall: Some(FirewallSpec {
             host: format!("metalstack://{NAMED_FIREWALL}"),
-            ..FirewallSpec::default()
+            ..whole().firewall.unwrap()
         }),
         ..whole()
     };
@@ -454,13 +489,8 @@ async fn what_cannot_be_changed_is_refused_with_its_field() {
         change(spec.firewall.as_mut().unwrap());
     };
     let rule = FirewallRule {
-        direction: 1,
-        cidrs: vec!["0.0.0.0/0".to_owned()],
-        ports: vec![PortRange {
-            first: 443,
-            last: 0,
-        }],
-        ..FirewallRule::default()
+        protocol: "udp".to_owned(),
+        ..https()
     };
     let table: [(&str, InfrastructureSpec); 6] = [
         (
@@ -521,6 +551,12 @@ async fn wrong_wishes_are_named_and_nothing_is_made() {
         ),
         ("spec.properties.project", property("project", "another")),
         ("spec.properties.vlan", property("vlan", "7")),
+        ("spec.properties.egress", property("egress", "all")),
+        ("spec.properties.endpointBy", property("endpointBy", "dns")),
+        (
+            "spec.firewall.rules",
+            with(&|spec| spec.firewall.as_mut().unwrap().rules.clear()),
+        ),
         (
             "spec.network.cidr",
             network(NetworkSpec {

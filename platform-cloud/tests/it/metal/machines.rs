@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use drover_core::Reason;
 use drover_emulators::{Settings as Common, metal::MetalSettings};
+use drover_platform_cloud::drivers::metal::ProviderId;
 use drover_proto::{
     common::v1::AddressType,
     platform::v1::{Node, NodePhase},
@@ -27,6 +28,15 @@ async fn a_machine_has_its_addresses_class_domain_and_provider_id() {
     let bench = Bench::new().await;
     let node = bench.make(1).await.remove(0);
     assert_eq!(node.provider_id, format!("metalstack://{}", node.node_id));
+    let maintained = Bench::set(MetalSettings::default(), |settings| {
+        settings.provider_id = ProviderId::Metal;
+    })
+    .await;
+    let other = maintained.make(1).await.remove(0);
+    assert_eq!(
+        other.provider_id,
+        format!("metal://{PARTITION}/{}", other.node_id)
+    );
     assert_eq!(node.host_id.as_deref(), Some(node.node_id.as_str()));
     assert_eq!(
         (node.node_class.as_str(), node.failure_domain.as_str()),
@@ -131,24 +141,32 @@ async fn user_data_keys_and_tags_reach_the_machine_and_user_data_nothing_else() 
 }
 
 #[tokio::test]
-async fn machines_of_the_target_groups_have_the_control_plane_address_and_others_do_not() {
+async fn the_control_plane_address_leads_every_other_machine_to_the_first_one() {
     let bench = Bench::new().await;
     let state = bench.ensure_whole(&whole()).await;
     let outputs = state.outputs.unwrap();
     let address = outputs.endpoint.clone().unwrap().host;
-    for (group, has) in [
-        ("control-plane", true),
-        ("control-plane/a", true),
-        ("workers", false),
-    ] {
-        let mut request = bench.request_with(group, 1, &json!({}));
+    let mut nodes = Vec::new();
+    for (group, size) in [("control-plane", 3), ("workers", 1)] {
+        let mut request = bench.request_with(group, size, &json!({}));
+        for (ordinal, slot) in (0..).zip(&mut request.slots) {
+            slot.ordinal = Some(ordinal);
+        }
         request.infrastructure = vec![outputs.clone()];
-        let node = bench.made_by(&request).await.remove(0);
-        let external = addresses(&node, AddressType::ExternalIp);
+        nodes.extend(bench.made_by(&request).await);
+    }
+    nodes.sort_by_key(|node| {
+        (
+            node.group.clone(),
+            node.slot.as_ref().map(|slot| slot.index),
+        )
+    });
+    for node in &nodes {
         assert_eq!(
-            external.contains(&address.as_str()),
-            has,
-            "{group}: {external:?}"
+            bench.metal.answers(&node.node_id, &address),
+            [nodes[0].node_id.clone()],
+            "from {}",
+            node.name
         );
     }
     let requests = bench.metal.control().requests_of("machine.allocate");
@@ -162,6 +180,27 @@ async fn machines_of_the_target_groups_have_the_control_plane_address_and_others
     bench.assert_no_machine_leaked("targets").await;
     bench.release_whole().await;
     bench.assert_all_gone("targets").await;
+}
+
+#[tokio::test]
+async fn an_address_that_software_announces_is_on_no_machine() {
+    let bench = Bench::new().await;
+    let mut spec = whole();
+    let properties = json!({"endpointBy": "software"});
+    spec.properties = properties.as_object().map(drover_convert::value::to_struct);
+    let outputs = bench.ensure_whole(&spec).await.outputs.unwrap();
+    let mut request = bench.request_with("control-plane", 1, &json!({}));
+    request.slots[0].ordinal = Some(0);
+    request.infrastructure = vec![outputs.clone()];
+    let node = bench.made_by(&request).await.remove(0);
+    let address = outputs.endpoint.unwrap().host;
+    assert_eq!(
+        bench.metal.answers(&node.node_id, &address),
+        Vec::<String>::new()
+    );
+    bench.assert_no_machine_leaked("announced").await;
+    bench.release_whole().await;
+    bench.assert_all_gone("announced").await;
 }
 
 #[tokio::test]

@@ -487,3 +487,23 @@ fn an_error_in_an_included_file_names_that_file() {
         "{error}"
     );
 }
+
+#[test]
+fn a_text_is_compressed_for_user_data_and_is_the_same_each_time() {
+    use base64::{Engine as _, engine::general_purpose::STANDARD};
+    use std::io::Read as _;
+
+    let plain = "it's € ".repeat(400);
+    let source = format!("{{% set text %}}{plain}{{% endset %}}{{{{ text | gzip_b64encode }}}}");
+    let source = source.as_str();
+    let packed = render_text("t", source, &context()).unwrap();
+    let again = render_text("t", source, &context()).unwrap();
+    assert_eq!(packed.expose(), again.expose());
+    assert!(packed.expose().len() < 200, "{}", packed.expose().len());
+    let bytes = STANDARD.decode(packed.expose()).unwrap();
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(bytes.as_slice())
+        .read_to_string(&mut text)
+        .unwrap();
+    assert_eq!(text, plain);
+}

@@ -32,6 +32,8 @@ pub(super) const PARTITION: &str = "drover.dev/partition";
 pub(super) const PUBLIC: &str = "drover.dev/public-network";
 pub(super) const PORT: &str = "drover.dev/endpoint-port";
 pub(super) const TARGETS: &str = "drover.dev/endpoint-targets";
+/// Who announces the endpoint, if not metal-stack for a machine that has it.
+pub(super) const BY: &str = "drover.dev/endpoint-by";
 pub(super) const RULES: &str = "drover.dev/firewall-rules";
 
 /// Tag of an address that is attached to a machine.
@@ -246,6 +248,9 @@ impl Found {
             let targets = targets.split(',').filter(|target| !target.is_empty());
             let targets = targets.map(|target| text(target.to_owned())).collect();
             properties.insert("endpoint_targets".to_owned(), list(targets));
+            if let Some(by) = tags.get(BY) {
+                properties.insert("endpoint_by".to_owned(), text(by.clone()));
+            }
         }
         InfrastructureOutputs {
             platform: String::new(),

@@ -2,7 +2,7 @@
 
 use drover_core::{Error, Reason, Result};
 use drover_proto::platform::v1::{
-    FirewallDirection, FirewallRule, FirewallSpec, InfrastructureSpec,
+    FirewallDirection, FirewallRule, FirewallSpec, InfrastructureSpec, PortRange,
 };
 use prost_types::value::Kind;
 use sha2::{Digest, Sha256};
@@ -12,7 +12,7 @@ use super::{
         Metal,
         documents::{Network, Rule, Rules},
         machine::fits,
-        properties::{host, is_ip},
+        properties::{ANNOUNCED, host, is_ip},
     },
     FIELDS,
     found::Found,
@@ -46,6 +46,17 @@ pub(super) struct EndpointPlan {
     pub host: String,
     pub port: u32,
     pub targets: Vec<String>,
+    /// Whether the software on the machines announces the address, so that none has it from metal-stack.
+    pub announced: bool,
+}
+
+/// The properties of the infrastructure.
+#[derive(Default)]
+struct Said {
+    partition: String,
+    /// Whether [`default_egress`] is let out.
+    egress: bool,
+    announced: bool,
 }
 
 pub(super) struct FirewallPlan {
@@ -61,7 +72,8 @@ pub(super) struct FirewallPlan {
 impl Metal {
     /// The plan for a spec. Makes no calls, except to read a network that the user provided.
     pub(super) async fn plan(&self, spec: &InfrastructureSpec) -> Result<Plan> {
-        let mut partition = self.properties(spec)?;
+        let said = self.properties(spec)?;
+        let mut partition = said.partition;
         let network = spec.network.as_ref();
         let given = network.map_or("", |network| &network.id);
         if !given.is_empty() {
@@ -108,11 +120,11 @@ impl Metal {
                 "" => NetworkPlan::New(network.prefix_length),
                 id => NetworkPlan::Given(id.to_owned()),
             }),
-            endpoint: self.endpoint_plan(spec, &public)?,
+            endpoint: self.endpoint_plan(spec, &public, said.announced)?,
             firewall: spec
                 .firewall
                 .as_ref()
-                .map(|firewall| self.firewall_plan(firewall))
+                .map(|firewall| self.firewall_plan(firewall, said.egress))
                 .transpose()?,
             partition,
             public,
@@ -143,16 +155,29 @@ impl Metal {
         Ok(partition)
     }
 
-    /// The partition from the properties or the settings.
-    fn properties(&self, spec: &InfrastructureSpec) -> Result<String> {
-        let mut partition = self.settings.partition.clone();
+    /// The properties, with the partition of the settings if there is none.
+    fn properties(&self, spec: &InfrastructureSpec) -> Result<Said> {
+        let mut said = Said {
+            partition: self.settings.partition.clone(),
+            ..Said::default()
+        };
         for (key, value) in spec.properties.iter().flat_map(|said| &said.fields) {
             let field = format!("spec.properties.{key}");
             let Some(Kind::StringValue(text)) = &value.kind else {
                 return Err(Error::invalid(field, "expected a text"));
             };
             match key.as_str() {
-                "partition" => partition.clone_from(text),
+                "partition" => said.partition.clone_from(text),
+                "egress" if text == "default" => said.egress = true,
+                "egress" => return Err(Error::invalid(field, "expected default, or nothing")),
+                "endpointBy" if text == ANNOUNCED => said.announced = true,
+                "endpointBy" if text == "machine" => {}
+                "endpointBy" => {
+                    return Err(Error::invalid(
+                        field,
+                        format!("expected machine or {ANNOUNCED}"),
+                    ));
+                }
                 "project" if *text == self.settings.project => {}
                 "project" => {
                     return Err(Error::invalid(
@@ -166,18 +191,19 @@ impl Metal {
                 _ => {
                     return Err(Error::invalid(
                         field,
-                        "is not known; expected project or partition",
+                        "is not known; expected project, partition, egress or endpointBy",
                     ));
                 }
             }
         }
-        Ok(partition)
+        Ok(said)
     }
 
     fn endpoint_plan(
         &self,
         spec: &InfrastructureSpec,
         public: &str,
+        announced: bool,
     ) -> Result<Option<EndpointPlan>> {
         let Some(endpoint) = &spec.endpoint else {
             return Ok(None);
@@ -192,7 +218,7 @@ impl Metal {
             return Err(Error::invalid(
                 "spec.endpoint.host",
                 format!(
-                    "{:?} is no IP address, and metal-stack has only these",
+                    "{:?} is not an IP address, and metal-stack has only these",
                     endpoint.host
                 ),
             ));
@@ -205,10 +231,11 @@ impl Metal {
                 endpoint.port
             },
             targets: endpoint.targets.clone(),
+            announced,
         }))
     }
 
-    fn firewall_plan(&self, firewall: &FirewallSpec) -> Result<FirewallPlan> {
+    fn firewall_plan(&self, firewall: &FirewallSpec, egress: bool) -> Result<FirewallPlan> {
         let common = &self.settings.common;
         let defaults = &self.settings.firewall;
         let or = |word: &str, default: &str| {
@@ -243,12 +270,16 @@ impl Metal {
         if !size.is_empty() {
             self.check_size(FIELDS.size, &size)?;
         }
+        let mut wanted = firewall.rules.clone();
+        if egress {
+            wanted.extend(default_egress());
+        }
         Ok(FirewallPlan {
             image,
             size,
             host,
-            rules: rules(&firewall.rules)?,
-            rules_hash: rules_hash(&firewall.rules),
+            rules: rules(&wanted)?,
+            rules_hash: rules_hash(&wanted),
         })
     }
 
@@ -263,7 +294,7 @@ impl Metal {
         if network.privatesuper || network.underlay || network.projectid.is_empty() {
             return Err(Error::invalid(
                 "spec.network.id",
-                format!("{id:?} is no private network of a project"),
+                format!("{id:?} is not a private network of a project"),
             ));
         }
         if network.projectid != self.settings.project && !network.shared {
@@ -292,6 +323,23 @@ impl Metal {
 }
 
 impl Plan {
+    /// Checks that a new firewall forwards anything: the installer of metal-stack has nftables drop what no rule lets
+    /// through (`chain forward { policy drop }`,
+    /// <https://github.com/metal-stack/os-installer/blob/main/pkg/nftables/nftrules.tpl>), and machines behind a firewall
+    /// without rules would reach no package, image or time server.
+    pub(super) fn lets_through(&self, found: &Found) -> Result<()> {
+        let rules = self.firewall.as_ref().map(|plan| plan.rules.as_ref());
+        if !matches!(rules, Some(None)) || !found.firewalls.is_empty() {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "spec.firewall.rules",
+            "are required: a firewall of metal-stack lets nothing through by itself, so no machine behind it could load a \
+             package or an image. Give rules, or `egress: default` in the properties of this infrastructure, which lets \
+             out DNS (53), HTTP (80), NTP (123) and HTTPS (443)",
+        ))
+    }
+
     /// Checks that the existing resources match the plan.
     ///
     /// # Errors
@@ -368,7 +416,28 @@ impl Plan {
     }
 }
 
-/// The rules in the API's form. `None` if there are none, in which case metal-stack's defaults apply.
+/// What a machine needs to be installed and to stay up to date.
+fn default_egress() -> Vec<FirewallRule> {
+    let open = |protocol: &str, ports: &[u32], comment: &str| FirewallRule {
+        direction: FirewallDirection::Egress.into(),
+        protocol: protocol.to_owned(),
+        cidrs: vec!["0.0.0.0/0".to_owned()],
+        ports: ports
+            .iter()
+            .map(|port| PortRange {
+                first: *port,
+                last: 0,
+            })
+            .collect(),
+        comment: comment.to_owned(),
+    };
+    vec![
+        open("tcp", &[53, 80, 443], "DNS and HTTP and HTTPS"),
+        open("udp", &[53, 123], "DNS and NTP"),
+    ]
+}
+
+/// The rules in the API's form. `None` if there are none: then the firewall forwards nothing.
 fn rules(rules: &[FirewallRule]) -> Result<Option<Rules>> {
     if rules.is_empty() {
         return Ok(None);
@@ -448,8 +517,6 @@ fn rules_hash(rules: &[FirewallRule]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use drover_proto::platform::v1::PortRange;
-
     use super::*;
 
     #[test]

@@ -1,0 +1,238 @@
+//! The stores that are built in for clouds: refused where there is no template, and otherwise running on machines whose
+//! user data were really run.
+
+use std::process::Command;
+
+use drover_core::Reason;
+use drover_emulators::metal::MetalSettings;
+use drover_proto::{
+    common::v1::AddressType,
+    platform::v1::{Node, NodeRole, Peer, ProvisionRequest},
+};
+use serde_json::json;
+
+use super::{
+    bench::{Bench, until, user_data},
+    namespaces::{Machine, Network, is_root},
+};
+
+async fn bench() -> Bench {
+    Bench::set(MetalSettings::default(), |settings| {
+        let image = ("debian".to_owned(), "debian-12.0".to_owned());
+        settings.common.images.extend([image]);
+    })
+    .await
+}
+
+/// A request for one node of a store, beside these.
+fn request(
+    bench: &Bench,
+    (store, version): (&str, &str),
+    ordinal: u32,
+    others: &[&Node],
+) -> ProvisionRequest {
+    let mut request = bench.request_with("db", 1, &json!({}));
+    let cluster = request.cluster.as_mut().unwrap();
+    cluster.store = store.to_owned();
+    cluster.version = version.to_owned();
+    request.slots[0].ordinal = Some(ordinal);
+    request.slots[0].name = format!("db-{ordinal}");
+    let peer = |node: &&Node| Peer {
+        name: node.name.clone(),
+        group: node.group.clone(),
+        ordinal: node.ordinal.unwrap_or_default(),
+        role: NodeRole::Active.into(),
+        endpoints: node.endpoints.clone(),
+        ready: true,
+    };
+    request.peers = others.iter().map(peer).collect();
+    request
+}
+
+fn address(node: &Node, kind: AddressType) -> &str {
+    let found = node
+        .addresses
+        .iter()
+        .find(|address| address.r#type() == kind);
+    &found.unwrap().value
+}
+
+/// The version that is installed here, in the words of a program: `etcd Version: 3.4.23`.
+fn installed(program: &str, before: &str) -> String {
+    let output = Command::new(program).arg("--version").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let version = text.split_once(before).unwrap().1;
+    version.split_whitespace().next().unwrap().to_owned()
+}
+
+/// A network, and a machine for every node that is made.
+struct Hall {
+    bench: Bench,
+    network: Network,
+}
+
+impl Hall {
+    async fn new() -> Self {
+        Self {
+            bench: bench().await,
+            network: Network::new(),
+        }
+    }
+
+    async fn make(&self, request: &ProvisionRequest) -> (Node, Machine) {
+        let node = self.bench.made_by(request).await.remove(0);
+        let data = self.bench.metal.user_data(&node.node_id).unwrap();
+        let private = address(&node, AddressType::InternalIp);
+        let public = address(&node, AddressType::ExternalIp);
+        let machine = self.network.boot(private, public, &data);
+        (node, machine)
+    }
+
+    async fn said(&self, machine: &Machine, command: &[&str], wanted: &str) {
+        let what = format!(
+            "{command:?} says {wanted:?}; the machine: {}",
+            machine.log()
+        );
+        until(&what, || async {
+            let output = self.network.run(command);
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            text.contains(wanted).then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_store_or_version_without_a_template_makes_no_machine() {
+    let bench = bench().await;
+    for store in [
+        ("mysql", "8.4"),
+        ("redis", "5.0"),
+        ("etcd", "2.3"),
+        ("postgresql", "9.6"),
+    ] {
+        let error = bench.complaint(&request(&bench, store, 0, &[])).await;
+        assert_eq!(
+            error.reason(),
+            Reason::TemplateNotFound,
+            "{store:?}: {error}"
+        );
+        assert!(error.message().contains(store.0), "{error}");
+    }
+    for (store, word) in [
+        (("redis", "7"), "password"),
+        (("postgresql", "15"), "password"),
+        (("kubernetes", "v1.30.2"), "user data"),
+    ] {
+        let error = bench.complaint(&request(&bench, store, 0, &[])).await;
+        assert!(error.message().contains(word), "{store:?}: {error}");
+    }
+    // It would be a cluster of its own.
+    let error = bench
+        .complaint(&request(&bench, ("etcd", "3.5"), 1, &[]))
+        .await;
+    assert!(error.message().contains("OrderedReady"), "{error}");
+    assert!(bench.made().is_empty());
+}
+
+#[tokio::test]
+async fn user_data_of_every_store_fit_the_smallest_limit_and_are_a_script() {
+    let bench = bench().await;
+    for store in [("redis", "7.2"), ("etcd", "3.5"), ("postgresql", "17")] {
+        let mut request = request(&bench, store, 0, &[]);
+        if store.0 != "etcd" {
+            request.bootstrap = Some(user_data("it's \"a\" $secret `x`\\"));
+        }
+        let node = bench.made_by(&request).await.remove(0);
+        let data = bench.metal.user_data(&node.node_id).unwrap();
+        // That of EC2, before base64.
+        assert!(data.len() * 3 / 4 <= 16 << 10, "{store:?}: {}", data.len());
+        let check = format!("echo {data} | base64 -d | sh -n");
+        let output = Command::new("sh").args(["-c", &check]).output().unwrap();
+        assert!(output.status.success(), "{store:?}: {output:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_etcd_forms_and_one_member_that_dies_is_replaced_with_all_keys_there() {
+    if !is_root() {
+        return;
+    }
+    let hall = Hall::new().await;
+    let store = ("etcd", installed("etcd", "etcd Version: "));
+    let store = (store.0, store.1.as_str());
+    let mut members: Vec<(Node, Machine)> = Vec::new();
+    for ordinal in 0..3 {
+        let others: Vec<&Node> = members.iter().map(|(node, _)| node).collect();
+        let made = hall
+            .make(&request(&hall.bench, store, ordinal, &others))
+            .await;
+        let url = format!("http://{}", made.0.endpoints["client"]);
+        let health = ["etcdctl", "--endpoints", &url, "endpoint", "health"];
+        hall.said(&made.1, &health, "is healthy").await;
+        members.push(made);
+    }
+    let url = |node: &Node| format!("http://{}", node.endpoints["client"]);
+    let first = url(&members[0].0);
+    let put = ["etcdctl", "--endpoints", &first, "put", "key", "value"];
+    hall.said(&members[0].1, &put, "OK").await;
+    let (dead, machine) = members.remove(1);
+    drop(machine);
+    hall.bench
+        .deprovision(&hall.bench.removal(&dead))
+        .await
+        .unwrap();
+    let others: Vec<&Node> = members.iter().map(|(node, _)| node).collect();
+    let (node, machine) = hall.make(&request(&hall.bench, store, 1, &others)).await;
+    let get = ["etcdctl", "--endpoints", &url(&node), "get", "key"];
+    hall.said(&machine, &get, "value").await;
+    let list = ["etcdctl", "--endpoints", &first, "member", "list"];
+    until("three members vote", || async {
+        let output = hall.network.run(&list);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let votes = |line: &&str| line.contains("started") && line.ends_with("false");
+        (text.lines().count() == 3 && text.lines().filter(votes).count() == 3).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_redis_listens_at_its_private_address_to_those_with_the_password() {
+    if !is_root() {
+        return;
+    }
+    let hall = Hall::new().await;
+    let version = installed("redis-server", "v=");
+    let mut wanted = request(&hall.bench, ("redis", &version), 0, &[]);
+    wanted.bootstrap = Some(user_data("pa$$ 'word\" `x`\\n"));
+    let (node, machine) = hall.make(&wanted).await;
+    let private = address(&node, AddressType::InternalIp);
+    let with = [
+        "redis-cli",
+        "--no-auth-warning",
+        "-a",
+        "pa$$ 'word\" `x`\\n",
+        "-h",
+        private,
+    ];
+    hall.said(
+        &machine,
+        &[&with[..], &["set", "key", "value"]].concat(),
+        "OK",
+    )
+    .await;
+    let without = hall
+        .network
+        .run(&["redis-cli", "-h", private, "get", "key"]);
+    assert!(
+        String::from_utf8_lossy(&without.stdout).contains("NOAUTH"),
+        "{without:?}"
+    );
+    for address in [address(&node, AddressType::ExternalIp), "127.0.0.1"] {
+        let output = machine.run(&["redis-cli", "-h", address, "ping"]);
+        assert!(
+            String::from_utf8_lossy(&output.stderr).contains("refused"),
+            "{output:?}"
+        );
+    }
+}
