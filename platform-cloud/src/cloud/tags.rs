@@ -26,6 +26,11 @@ const FINGERPRINT: &str = "drover.dev/fingerprint";
 const ROLE: &str = "drover.dev/role";
 const SLOTS: &str = "drover.dev/slots";
 
+/// Whether tags with this key have other values for each request.
+pub fn is_of_one_request(key: &str) -> bool {
+    [REQUEST, FINGERPRINT].contains(&key) || key.starts_with(SLOTS)
+}
+
 /// Limits of a cloud's tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TagLimits {
