@@ -375,7 +375,7 @@ pub(crate) struct AbandonArgs {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DeleteArgs {
     /// KIND NAME… or KIND/NAME…; kinds: cluster, platform, secret, storage
-    #[arg(num_args = 1.., value_name = "KIND NAME", required_unless_present = "filenames", conflicts_with = "filenames")]
+    #[arg(num_args = 1.., value_name = "KIND NAME", required_unless_present_any = ["filenames", "selector"], conflicts_with = "filenames")]
     pub(crate) target: Vec<String>,
     /// Everything that these files describe
     #[arg(short, long = "filename", value_name = "FILE")]
@@ -411,8 +411,8 @@ pub(crate) struct TopArgs {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct WaitArgs {
-    /// cluster NAME… or cluster/NAME…
-    #[arg(required = true, num_args = 1.., value_name = "cluster NAME")]
+    /// Names of clusters, or cluster/NAME…
+    #[arg(required = true, num_args = 1.., value_name = "CLUSTER")]
     pub(crate) target: Vec<String>,
     /// ready, delete, condition=X or condition=X=false
     #[arg(long = "for", default_value = "ready", value_name = "WHAT")]

@@ -179,9 +179,12 @@ fn position(path: &[&str], before: &[&str], command: &Command) -> Wanted {
             Some(names) if !first.contains('/') => names,
             _ => Names::Kinds,
         },
-        (["scale"], []) | (["rollout", "status" | "restart"], []) => Names::Groups,
-        (["plan" | "pause" | "resume" | "reconcile" | "abandon" | "events"], [])
-        | (["rollout", "history" | "undo"], []) => Names::Clusters,
+        (["scale"] | ["rollout", "status" | "restart"], []) => Names::Groups,
+        (
+            ["plan" | "pause" | "resume" | "reconcile" | "abandon" | "events"]
+            | ["rollout", "history" | "undo"],
+            [],
+        ) => Names::Clusters,
         (["replace" | "repair" | "logs" | "exec"], []) => Names::Nodes,
         (["rebind" | "confirm-loss"], []) => Names::Platforms,
         (["context", "use" | "show"], []) | (["context", "delete"], _) => Names::Contexts,

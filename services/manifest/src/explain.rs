@@ -37,7 +37,7 @@ pub fn explain(path: &str) -> Result<String, Error> {
     let mut field: Option<Field> = None;
     match words.next() {
         None => {
-            let about = schema::comment(&message.parent_file(), message.path());
+            let about = plain(&schema::comment(&message.parent_file(), message.path()));
             return Ok(format!(
                 "{kind}  a document with apiVersion: drover.dev/v1, kind: {name}, metadata and spec\n\nmetadata  {}\nspec      {about}\n\nMore: drover explain {kind}.spec\n",
                 if kind == "cluster" {
@@ -224,10 +224,51 @@ fn about(field: &Field) -> String {
                 &field.descriptor.parent_message().parent_file(),
                 field.descriptor.path(),
             );
-            text.replace("Unset:", "Absent:")
-                .replace("Empty:", "Absent:")
+            plain(&text)
         }
     }
+}
+
+/// Names of the API that have other ones in manifests.
+const NAMES: [(&str, &str); 8] = [
+    ("Unset:", "Absent:"),
+    ("Empty:", "Absent:"),
+    ("SecretService", "kind Secret"),
+    ("DeleteCluster", "`drover delete cluster`"),
+    ("GroupSpec", "a group"),
+    ("NOT_IN", "NotIn"),
+    ("SCHEDULE_ANYWAY", "ScheduleAnyway"),
+    ("DO_NOT_SCHEDULE", "DoNotSchedule"),
+];
+
+/// A comment in the words of manifests.
+fn plain(text: &str) -> String {
+    let mut text = text.to_owned();
+    for (api, manifest) in NAMES {
+        text = text.replace(api, manifest);
+    }
+    let mut out = String::with_capacity(text.len());
+    let mut word = String::new();
+    for c in text.chars().chain(['\0']) {
+        if c.is_ascii_alphanumeric() || c == '_' {
+            word.push(c);
+            continue;
+        }
+        match word.strip_prefix("CAPABILITY_") {
+            Some(name) => out.push_str(&format!("capability {name}")),
+            // The name of a file of ssh.
+            None if word == "authorized_keys" => out.push_str(&word),
+            None if word.contains('_') && word.starts_with(|c: char| c.is_ascii_lowercase()) => {
+                out.push_str(&super::path::camel(&word));
+            }
+            None => out.push_str(&word),
+        }
+        word.clear();
+        if c != '\0' {
+            out.push(c);
+        }
+    }
+    out
 }
 
 fn wrap(text: &str, indent: &str) -> String {
@@ -341,7 +382,7 @@ fn define(message: &MessageDescriptor, definitions: &mut Map<String, Value>) {
         value["description"] = about(&field).into();
         properties.insert(field.key, value);
     }
-    let about = schema::comment(&message.parent_file(), message.path());
+    let about = plain(&schema::comment(&message.parent_file(), message.path()));
     let definition = json!({"type": "object", "description": about, "properties": properties, "additionalProperties": false});
     definitions.insert(message.name().to_owned(), definition);
 }
@@ -398,6 +439,54 @@ mod tests {
 
     fn refusal(path: &str) -> String {
         explain(path).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_whole_tree_is_shown_and_groups_within_groups_once() {
+        let text = tree("cluster").unwrap();
+        let (head, rest) = text.split_once('\n').unwrap();
+        assert_eq!(head, "cluster.spec");
+        let groups = rest
+            .lines()
+            .filter(|line| line.trim_start().starts_with("groups "));
+        assert_eq!(groups.count(), 2, "{text}");
+        let size = "a whole number, 0 to 10000, default 1";
+        let sized = rest
+            .lines()
+            .find(|line| line.trim_start().starts_with("size "));
+        assert!(sized.unwrap().ends_with(size), "{text}");
+        let of = tree("cluster.spec.groups.db.health").unwrap();
+        assert!(of.starts_with("cluster.spec.groups.db.health\n"), "{of}");
+        assert!(of.contains("interval") && !of.contains("standby"), "{of}");
+        assert!(tree("cluster.spec.sise").is_err());
+    }
+
+    #[test]
+    fn explanations_have_the_names_of_manifests_and_none_of_the_api() {
+        let schema = json_schema().unwrap().to_string();
+        for name in [
+            "CAPABILITY_",
+            "SecretService",
+            "GroupSpec says",
+            "NOT_IN",
+            "DeleteCluster",
+        ] {
+            let at = schema.find(name);
+            assert_eq!(
+                at,
+                None,
+                "{:?}",
+                at.map(|at| &schema[at.saturating_sub(60)..at + 30])
+            );
+        }
+        assert_eq!(
+            plain("`tls_settings` of authorized_keys"),
+            "`tlsSettings` of authorized_keys"
+        );
+        assert_eq!(
+            plain("Needs CAPABILITY_BOOTSTRAP_RENDER."),
+            "Needs capability BOOTSTRAP_RENDER."
+        );
     }
 
     #[test]

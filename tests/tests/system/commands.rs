@@ -121,7 +121,11 @@ async fn a_size_can_be_a_difference_and_nodes_go_only_when_somebody_agrees() {
     drover(&world, "pause shop").expect(0, &[]);
     let waits = "cluster shop is paused; nothing happens until: drover resume shop";
     drover(&world, "scale shop/web 2").expect(0, &[waits]);
-    drover(&world, "resume shop --wait").expect(0, &["shop is ready"]);
+    drover(&world, "resume shop --wait").expect(0, &["shop is ready: 2 of 2"]);
+    drover(&world, "top --once").expect(0, &["clusters      1: 1 Ready", "nodes         2: 2 Ready"]);
+    drover(&world, "get cluster shop nope").expect(3, &["shop", "there is no cluster"]);
+    drover(&world, "complete -- scale shop/").expect(0, &["shop/web"]);
+    drover(&world, "wait shop --for condition=Redy").expect(64, &["did you mean `Ready`?"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -148,6 +152,14 @@ async fn kept_storage_is_listed_with_whose_it_is_and_goes_with_its_data_by_its_i
 
     let deletion = format!("delete storage {one}");
     drover(&world, &format!("{deletion} --dry-run")).expect(0, &["would be deleted", &one]);
+    let question = async |text: &str| {
+        for words in ["0 to replace, 1 to delete", "data of 1 node kept"] {
+            assert!(text.contains(words), "{text}");
+        }
+    };
+    asked(&world, "delete cluster shop", question, "n")
+        .await
+        .expect(1, &["nothing deleted"]);
     let question = async |text: &str| assert!(text.contains("shop/web-1 on local"), "{text}");
     asked(&world, &deletion, question, "n")
         .await

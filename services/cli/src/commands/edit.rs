@@ -135,14 +135,22 @@ fn pass(name: &str, answer: &ReconcileClusterResponse) -> (String, bool) {
 
 pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
     if args.filenames.is_empty() {
+        if args.target.is_empty() {
+            return Err(Failure::usage(
+                "labels select clusters: drover delete clusters -l LABELS",
+            ));
+        }
         let targets = Target::several(&args.target)?;
-        if let [target] = targets.as_slice()
-            && target.kind == Kind::Storage
-        {
-            return storage::delete(client, target.name()?, &args).await;
+        if targets.iter().all(|target| target.kind == Kind::Storage) {
+            for target in &targets {
+                storage::delete(client, target.name()?, &args).await?;
+            }
+            return Ok(Exit::Done);
         }
         if targets.iter().any(|target| target.kind == Kind::Storage) {
-            return Err(Failure::usage("kept storage is deleted one at a time"));
+            return Err(Failure::usage(
+                "kept storage is deleted by a command of its own",
+            ));
         }
     }
     let things = chosen(client, &args).await?;

@@ -145,8 +145,23 @@ fn unknown(name: &str) -> Failure {
 
 pub(crate) async fn run(client: &Client, args: WaitArgs) -> Outcome {
     let goal = Goal::parse(&args.condition)?;
+    let names = clusters(&args.target)?;
+    let patience = Patience::new(args.timeout);
+    for name in names {
+        until(client, &name, &goal, patience).await?;
+        output::line(&format!("cluster/{name} is {}", goal.words()))?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Names of clusters, with or without their kind: nothing else can be waited for.
+fn clusters(words: &[String]) -> Outcome<Vec<String>> {
+    let bare = words.iter().all(|word| !word.contains('/'));
+    if bare && words.first().is_none_or(|word| Kind::parse(word).is_err()) {
+        return Ok(words.to_vec());
+    }
     let mut names = Vec::new();
-    for target in Target::several(&args.target)? {
+    for target in Target::several(words)? {
         if target.kind != Kind::Cluster {
             return Err(Failure::usage(
                 "only clusters can be waited for: drover wait cluster NAME",
@@ -154,12 +169,7 @@ pub(crate) async fn run(client: &Client, args: WaitArgs) -> Outcome {
         }
         names.push(target.name()?.to_owned());
     }
-    let patience = Patience::new(args.timeout);
-    for name in names {
-        until(client, &name, &goal, patience).await?;
-        output::line(&format!("cluster/{name} is {}", goal.words()))?;
-    }
-    Ok(Exit::Done)
+    Ok(names)
 }
 
 /// Waits after a change if that is asked for, and says how it ended.
@@ -340,6 +350,18 @@ mod tests {
         assert!(!goal.reached(&cluster(2, 1, ClusterPhase::Ready, &[])));
         assert!(goal.reached(&cluster(2, 2, ClusterPhase::Ready, &[])));
         assert!(!goal.reached(&cluster(2, 2, ClusterPhase::Ready, &[("Paused", true)])));
+    }
+
+    #[test]
+    fn clusters_are_waited_for_with_or_without_their_kind() {
+        let names = |line: &str| {
+            let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            clusters(&words).map_err(|failure| failure.message)
+        };
+        for line in ["a b", "cluster a b", "cluster/a cluster/b"] {
+            assert_eq!(names(line).unwrap(), ["a", "b"], "{line}");
+        }
+        assert!(names("node a/b").unwrap_err().contains("only clusters"));
     }
 
     #[test]
