@@ -21,11 +21,11 @@ use aws_smithy_http_client::{
 };
 use drover_core::{Error, Result};
 use drover_emulators::ec2::{Ec2, Ec2Settings};
-use drover_platform::templates::Templates;
 use drover_platform_cloud::{
     PlatformServer,
     cloud::CloudDriver,
     drivers::aws::{self, Settings},
+    stores,
 };
 use drover_proto::{
     common::v1::chunk,
@@ -108,7 +108,7 @@ pub(crate) fn settings(url: &str, directory: &Path) -> Settings {
 pub(crate) async fn serve(settings: &Settings) -> Result<PlatformServer> {
     let cloud = aws::open(settings.clone()).await?;
     let driver = CloudDriver::new(cloud, settings.common.clone())?;
-    PlatformServer::with_driver(Arc::new(driver), Templates::Anything)
+    PlatformServer::with_driver(Arc::new(driver), stores::templates(None)?)
 }
 
 impl Bench {

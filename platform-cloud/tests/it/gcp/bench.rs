@@ -8,11 +8,11 @@ use drover_emulators::{
     Made,
     gce::{Gce, GceSettings},
 };
-use drover_platform::templates::Templates;
 use drover_platform_cloud::{
     PlatformServer,
     cloud::CloudDriver,
     drivers::gcp::{self, Settings},
+    stores,
 };
 use drover_proto::platform::v1::{ProvisionRequest, ProvisionResponse};
 use drover_testing::platform::caller::Caller;
@@ -45,7 +45,7 @@ pub(crate) fn settings(gce: &Gce) -> Settings {
 pub(crate) async fn serve(settings: &Settings) -> Result<PlatformServer> {
     let cloud = gcp::open(settings.clone()).await?;
     let driver = CloudDriver::new(cloud, settings.common.clone())?;
-    PlatformServer::with_driver(Arc::new(driver), Templates::Anything)
+    PlatformServer::with_driver(Arc::new(driver), stores::templates(None)?)
 }
 
 impl Deref for Bench {
