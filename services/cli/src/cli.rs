@@ -93,7 +93,11 @@ pub(crate) enum Command {
     /// Explain the state of one thing
     Describe(DescribeArgs),
     /// Platforms, clusters that are not ready, the oldest wait
-    Status,
+    Status {
+        /// How it is printed; json and yaml have the platforms and clusters that are not ready
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Format,
+    },
     /// Nodes and clusters by state, as they change
     Top(TopArgs),
     /// Change the size of a group

@@ -122,6 +122,7 @@ async fn a_size_can_be_a_difference_and_nodes_go_only_when_somebody_agrees() {
     let waits = "cluster shop is paused; nothing happens until: drover resume shop";
     drover(&world, "scale shop/web 2").expect(0, &[waits]);
     drover(&world, "resume shop --wait").expect(0, &["shop is ready: 2 of 2"]);
+    drover(&world, "status -o name").expect(0, &[]);
     drover(&world, "top --once").expect(0, &["clusters      1: 1 Ready", "nodes         2: 2 Ready"]);
     drover(&world, "get cluster shop nope").expect(3, &["shop", "there is no cluster"]);
     drover(&world, "complete -- scale shop/").expect(0, &["shop/web"]);

@@ -5,10 +5,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use drover_manifest::yaml;
 use drover_proto::common::v1::Condition;
 use drover_proto::orchestrator::v1::{
     Cluster, ClusterPhase, EventSeverity, GetClusterRequest, GetNodeRequest, ListEventsRequest,
-    Node, PlanClusterRequest, PlatformPhase, plan_cluster_request::Subject,
+    Node, PlanClusterRequest, Platform, PlatformPhase, plan_cluster_request::Subject,
 };
 use prost_types::Timestamp;
 
@@ -22,7 +23,7 @@ use crate::{
     client::{CALL_TIMEOUT, Client},
     failure::{Exit, Failure, Outcome},
     output::{
-        self, Table, age, count,
+        self, Format, Table, age, count, json,
         rows::{self, Readiness},
     },
 };
@@ -288,10 +289,13 @@ fn fields(fields: &[(&str, String)]) -> Outcome<()> {
 }
 
 /// Prints platforms, clusters that are not ready, and the oldest wait.
-pub(crate) async fn status(client: &Client) -> Outcome {
+pub(crate) async fn status(client: &Client, format: Format) -> Outcome {
     let now = SystemTime::now();
     let platforms = client.list_platforms().await?.platforms;
     let clusters = client.list_clusters(None).await?.clusters;
+    if !matches!(format, Format::Table | Format::Wide) {
+        return in_trouble(&platforms, &clusters, format);
+    }
     let mut states: BTreeMap<String, usize> = BTreeMap::new();
     for platform in &platforms {
         *states.entry(rows::platform_status(platform)).or_default() += 1;
@@ -320,13 +324,7 @@ pub(crate) async fn status(client: &Client) -> Outcome {
             ))?;
         }
     }
-    let ready = |cluster: &&Cluster| {
-        cluster
-            .status
-            .as_ref()
-            .is_some_and(|s| s.phase() == ClusterPhase::Ready && s.pause.is_none())
-    };
-    let troubled: Vec<&Cluster> = clusters.iter().filter(|cluster| !ready(cluster)).collect();
+    let troubled: Vec<&Cluster> = clusters.iter().filter(|it| !is_ready(it)).collect();
     output::line(&format!(
         "{}: {} ready",
         count(clusters.len(), "cluster"),
@@ -352,6 +350,35 @@ pub(crate) async fn status(client: &Client) -> Outcome {
             output::one_line(&message)
         ))?;
     }
+    Ok(Exit::Done)
+}
+
+pub(super) fn is_ready(cluster: &Cluster) -> bool {
+    let status = cluster.status.as_ref();
+    status.is_some_and(|it| it.phase() == ClusterPhase::Ready && it.pause.is_none())
+}
+
+/// Prints platforms and clusters that are not ready, for programs.
+fn in_trouble(platforms: &[Platform], clusters: &[Cluster], format: Format) -> Outcome {
+    let phase = |it: &&Platform| it.status.as_ref().map(|status| status.phase());
+    let platforms = platforms
+        .iter()
+        .filter(|it| phase(it) != Some(PlatformPhase::Ready));
+    let clusters = clusters.iter().filter(|cluster| !is_ready(cluster));
+    if format == Format::Name {
+        let platforms = platforms.map(|it| format!("platform/{}\n", it.name));
+        let clusters = clusters.map(|it| format!("cluster/{}\n", it.name));
+        output::print(&platforms.chain(clusters).collect::<String>())?;
+        return Ok(Exit::Done);
+    }
+    let value = serde_json::json!({
+        "platforms": platforms.map(json::value).collect::<Result<Vec<_>, _>>()?,
+        "clusters": clusters.map(json::value).collect::<Result<Vec<_>, _>>()?,
+    });
+    output::print(&match format {
+        Format::Yaml => yaml::write(&json::to_yaml(&value)),
+        _ => format!("{value:#}\n"),
+    })?;
     Ok(Exit::Done)
 }
 

@@ -47,7 +47,7 @@ pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, F
         Command::Plan(args) => plan::run(&client()?, args).await,
         Command::Get(args) => get::run(&client()?, args).await,
         Command::Describe(args) => describe::run(&client()?, args).await,
-        Command::Status => describe::status(&client()?).await,
+        Command::Status { output } => describe::status(&client()?, output).await,
         Command::Top(args) => top::run(&client()?, args).await,
         Command::Scale(args) => scale::run(&client()?, args).await,
         Command::Rollout(command) => rollout::run(&client()?, command).await,

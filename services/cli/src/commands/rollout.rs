@@ -230,7 +230,7 @@ async fn history(client: &Client, cluster: &str, format: Format) -> Outcome {
 }
 
 fn changes(revision: &ClusterRevision, present: bool, oldest: bool) -> String {
-    let mut words = revision.changes.join(", ");
+    let mut words = by_field(&revision.changes).join(", ");
     if words.is_empty() {
         words = if oldest {
             "oldest kept"
@@ -308,6 +308,28 @@ async fn restart(client: &Client, args: RestartArgs) -> Outcome {
         complain!("watch it: drover rollout status {of} --wait");
     }
     wait::after(client, name, &change.wait).await
+}
+
+/// `GROUP: FIELD` of several groups as one: `size (db, web)`.
+fn by_field(changes: &[String]) -> Vec<String> {
+    let split = |change: &str| {
+        let (group, field) = change.split_once(": ")?;
+        Some((group.to_owned(), field.to_owned()))
+    };
+    let mut fields: Vec<(String, Vec<String>)> = Vec::new();
+    for change in changes {
+        let (group, field) = split(change).unwrap_or((String::new(), change.clone()));
+        match fields.iter_mut().find(|(known, _)| *known == field) {
+            Some((_, groups)) => groups.push(group),
+            None => fields.push((field, vec![group])),
+        }
+    }
+    let words = |(field, groups): (String, Vec<String>)| match groups.as_slice() {
+        [one] if one.is_empty() => field,
+        [one] => format!("{one}: {field}"),
+        several => format!("{field} ({})", several.join(", ")),
+    };
+    fields.into_iter().map(words).collect()
 }
 
 /// Prints the effects of a change.
@@ -393,6 +415,20 @@ mod tests {
     use drover_proto::{common::v1::Condition, orchestrator::v1::ClusterStatus};
 
     use super::*;
+
+    #[test]
+    fn a_change_of_several_groups_is_told_once() {
+        let changes = [
+            "db: size",
+            "db: protection",
+            "web: protection",
+            "a/b: protection",
+            "update",
+        ];
+        let changes = changes.map(str::to_owned);
+        let told = ["db: size", "protection (db, web, a/b)", "update"];
+        assert_eq!(by_field(&changes), told);
+    }
 
     fn cluster(observed_generation: u64) -> Cluster {
         Cluster {

@@ -10,11 +10,12 @@ use std::{
 };
 
 use drover_core::Error;
-use drover_proto::orchestrator::v1::{Cluster, ClusterPhase, Node};
+use drover_proto::orchestrator::v1::{Cluster, Node};
 use parking_lot::Mutex;
 use rustix::termios::tcgetwinsize;
 use tokio::time::MissedTickBehavior;
 
+use super::describe::is_ready;
 use crate::{
     cli::TopArgs,
     client::{Change, Client},
@@ -65,10 +66,6 @@ impl Picture {
             of.entry(cluster).or_default().push(state.clone());
         }
         let mut clusters: Vec<&Cluster> = self.clusters.values().collect();
-        let is_ready = |cluster: &Cluster| {
-            let status = cluster.status.as_ref();
-            status.is_some_and(|it| it.phase() == ClusterPhase::Ready && it.pause.is_none())
-        };
         clusters.sort_by_key(|cluster| is_ready(cluster));
         let mut table = Table::new(&["CLUSTER", "STATUS", "READY", "NODES"]);
         for cluster in clusters.iter().take(most) {
@@ -195,7 +192,7 @@ fn ended(result: Result<(), Error>) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use drover_proto::orchestrator::v1::{ClusterStatus, GroupStatus, NodeState};
+    use drover_proto::orchestrator::v1::{ClusterPhase, ClusterStatus, GroupStatus, NodeState};
 
     use super::*;
 
