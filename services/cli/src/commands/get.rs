@@ -1,11 +1,8 @@
 //! `get`: lists objects, and follows their changes.
 
-use std::{
-    cell::RefCell,
-    collections::{BTreeMap, HashMap},
-    ops::ControlFlow,
-    time::SystemTime,
-};
+mod watch;
+
+use std::{cell::RefCell, collections::HashMap, time::SystemTime};
 
 use drover_core::Error;
 use drover_manifest::{
@@ -28,7 +25,7 @@ use super::{
 };
 use crate::{
     cli::{EventsArgs, GetArgs},
-    client::{CALL_TIMEOUT, Change, Client},
+    client::{CALL_TIMEOUT, Client},
     failure::{Exit, Failure, Outcome},
     output::{self, Format, Table, json, rows},
 };
@@ -87,9 +84,9 @@ async fn one(
     };
     match (target.kind, args.watch) {
         (Kind::Cluster, false) => clusters(client, target.name, selector, view).await?,
-        (Kind::Cluster, true) => watch_clusters(client, target.name, selector, view).await?,
+        (Kind::Cluster, true) => watch::clusters(client, target.name, selector, view).await?,
         (Kind::Node, false) => nodes(client, target.name, view).await?,
-        (Kind::Node, true) => watch_nodes(client, target.name, view).await?,
+        (Kind::Node, true) => watch::nodes(client, target.name, view).await?,
         (Kind::Event, watch) => {
             let args = EventsArgs {
                 cluster: target.name,
@@ -474,151 +471,4 @@ async fn secrets(client: &Client, name: Option<String>, view: View<'_>) -> Outco
             .collect(),
         ..rows::secrets()
     })
-}
-
-/// Prints rows as they change: first one table with all rows, then one row for each change.
-struct Follower<'a> {
-    view: View<'a>,
-    table: Table,
-    shown: BTreeMap<String, Vec<String>>,
-    /// Column widths of the first table, once it is complete.
-    widths: Option<Vec<usize>>,
-}
-
-impl<'a> Follower<'a> {
-    fn new(view: View<'a>, table: Table) -> Self {
-        Self {
-            view,
-            table,
-            shown: BTreeMap::new(),
-            widths: None,
-        }
-    }
-
-    /// Ignores columns that change by themselves: only the age, the last of the narrow columns.
-    fn changed(&mut self, key: &str, row: &[String]) -> bool {
-        let age = self
-            .table
-            .header
-            .iter()
-            .position(|name| *name == "AGE")
-            .unwrap_or(row.len());
-        let stable: Vec<String> = row
-            .iter()
-            .enumerate()
-            .filter(|(position, _)| *position != age)
-            .map(|(_, cell)| cell.clone())
-            .collect();
-        self.shown.insert(key.to_owned(), stable.clone()) != Some(stable)
-    }
-
-    fn upsert<M: Message + Name>(
-        &mut self,
-        key: &str,
-        name: &str,
-        message: &M,
-        row: Vec<String>,
-    ) -> Outcome<()> {
-        if !self.changed(key, &row) {
-            return Ok(());
-        }
-        match self.view.format {
-            Format::Json | Format::Yaml => output::print_on(&json::line(message)?)?,
-            Format::Name => output::print_on(&format!("{name}\n"))?,
-            Format::Table | Format::Wide => {
-                self.table.rows.push(row);
-                if let Some(widths) = &self.widths {
-                    output::print_painted_on(&self.table.below(widths, output::colours()))?;
-                    self.table.rows.clear();
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn remove(&mut self, key: &str) -> Outcome<()> {
-        if self.shown.remove(key).is_some() {
-            complain!("{key} is gone");
-        }
-        Ok(())
-    }
-
-    fn complete(&mut self) -> Outcome<()> {
-        if self.widths.is_some() {
-            return Ok(());
-        }
-        if matches!(self.view.format, Format::Table | Format::Wide) {
-            let text = self.table.render(self.view.header, output::colours());
-            output::print_painted_on(&text)?;
-        }
-        self.widths = Some(self.table.widths());
-        self.table.rows.clear();
-        Ok(())
-    }
-}
-
-fn flow(result: Outcome<()>) -> ControlFlow<Failure> {
-    match result {
-        Ok(()) => ControlFlow::Continue(()),
-        Err(failure) => ControlFlow::Break(failure),
-    }
-}
-
-async fn watch_clusters(
-    client: &Client,
-    name: Option<String>,
-    selector: Option<LabelSelector>,
-    view: View<'_>,
-) -> Outcome<()> {
-    let mut follower = Follower::new(view, rows::clusters(view.wide()));
-    let failure = client
-        .watch_clusters(name.as_deref(), selector, |change| {
-            flow(match change {
-                Change::Upsert(cluster) => {
-                    let row = rows::cluster(cluster, view.wide(), SystemTime::now());
-                    let name = format!("cluster/{}", cluster.name);
-                    follower.upsert(&name, &name, cluster, row)
-                }
-                Change::Removal(name) => follower.remove(&format!("cluster/{name}")),
-                Change::Complete => follower.complete(),
-            })
-        })
-        .await?;
-    Err(failure)
-}
-
-async fn watch_nodes(client: &Client, name: Option<String>, view: View<'_>) -> Outcome<()> {
-    let (cluster, only) = match name.as_deref().map(target::cluster) {
-        Some(name) if name.contains('/') => {
-            target::node(name).map(|(cluster, node)| (Some(cluster), Some(node)))?
-        }
-        name => (name.map(str::to_owned), None),
-    };
-    let mut follower = Follower::new(view, rows::nodes(view.wide()));
-    let failure = client
-        .watch_nodes(cluster.as_deref(), |change| {
-            flow(match change {
-                Change::Upsert(node)
-                    if only
-                        .as_ref()
-                        .is_some_and(|only| node.name != *only && node.id != *only) =>
-                {
-                    Ok(())
-                }
-                Change::Upsert(node) => {
-                    let row = rows::node(node, view.wide(), SystemTime::now());
-                    let key = format!("node/{}/{}", node.cluster, node.id);
-                    follower.upsert(
-                        &key,
-                        &format!("node/{}/{}", node.cluster, node.name),
-                        node,
-                        row,
-                    )
-                }
-                Change::Removal(name) => follower.remove(&format!("node/{name}")),
-                Change::Complete => follower.complete(),
-            })
-        })
-        .await?;
-    Err(failure)
 }
