@@ -51,7 +51,7 @@ mod tests {
     fn an_hour(pages: usize) -> u64 {
         let (mut calls, mut at) = (std::collections::VecDeque::new(), 0.0);
         while at < 5.0 * HOUR {
-            while calls.front().is_some_and(|call| *call < at - HOUR) {
+            while calls.front().is_some_and(|call| *call <= at - HOUR) {
                 calls.pop_front();
             }
             let remaining = LIMIT.saturating_sub(calls.len() as u64);

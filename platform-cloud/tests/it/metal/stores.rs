@@ -9,10 +9,14 @@ use drover_proto::{
     common::v1::AddressType,
     platform::v1::{Node, NodeRole, Peer, ProvisionRequest},
 };
+use drover_templates::{
+    ClusterContext, Context, EndpointContext, GroupContext, InfrastructureContext, NodeContext,
+    PeerContext, render_text,
+};
 use serde_json::json;
 
 use super::{
-    bench::{Bench, until, user_data},
+    bench::{Bench, until, user_data, whole},
     namespaces::{Machine, Network, is_root},
 };
 
@@ -133,6 +137,78 @@ async fn a_store_or_version_without_a_template_makes_no_machine() {
         .await;
     assert!(error.message().contains("OrderedReady"), "{error}");
     assert!(bench.made().is_empty());
+}
+
+/// The user data of the shipped example for a request, as they are rendered.
+fn of_example(request: &ProvisionRequest) -> String {
+    let text = include_str!("../../../../deploy/examples/metal/control-plane.yaml");
+    let slot = &request.slots[0];
+    let peer = |peer: &Peer| PeerContext {
+        name: peer.name.clone(),
+        group: peer.group.clone(),
+        endpoints: peer.endpoints.clone().into_iter().collect(),
+        ..PeerContext::default()
+    };
+    let endpoint = request.infrastructure[0].endpoint.clone().unwrap();
+    let context = Context {
+        cluster: ClusterContext {
+            version: "v1.30.2".to_owned(),
+            ..ClusterContext::default()
+        },
+        group: GroupContext {
+            path: request.group.as_ref().unwrap().path.clone(),
+            ..GroupContext::default()
+        },
+        node: NodeContext {
+            name: slot.name.clone(),
+            ordinal: slot.ordinal.unwrap(),
+            ..NodeContext::default()
+        },
+        peers: request.peers.iter().map(peer).collect(),
+        infrastructure: vec![InfrastructureContext {
+            endpoint: Some(EndpointContext {
+                host: endpoint.host,
+                port: endpoint.port,
+            }),
+            ..InfrastructureContext::default()
+        }],
+        ..Context::default()
+    };
+    render_text("control-plane.yaml", text, &context.into())
+        .unwrap()
+        .into_text()
+}
+
+#[tokio::test]
+async fn every_control_plane_of_the_example_joins_another_machine_that_is_there() {
+    let bench = bench().await;
+    let outputs = bench.ensure_whole(&whole()).await.outputs.unwrap();
+    let mut nodes: Vec<Node> = Vec::new();
+    for ordinal in 0..3 {
+        let others: Vec<&Node> = nodes.iter().collect();
+        let mut request = request(&bench, ("kubernetes", "v1.30.2"), ordinal, &others);
+        let group = request.group.as_mut().unwrap();
+        group.path = "control-plane".to_owned();
+        group.role = "control-plane".to_owned();
+        request.slots[0].name = format!("control-plane-{ordinal}");
+        request.infrastructure = vec![outputs.clone()];
+        let text = of_example(&request);
+        request.bootstrap = Some(user_data(&text));
+        let node = bench.made_by(&request).await.remove(0);
+        match text.split_once("kubeadm join ") {
+            Some((_, joins)) => {
+                let host = joins.split(':').next().unwrap();
+                let answers = bench.metal.answers(&node.node_id, host);
+                let there = nodes.iter().map(|node| node.node_id.clone());
+                assert!(
+                    there.into_iter().any(|id| answers == [id]),
+                    "{ordinal}: {answers:?}"
+                );
+            }
+            None => assert!(ordinal == 0 && text.contains("kubeadm init"), "{text}"),
+        }
+        nodes.push(node);
+    }
 }
 
 #[tokio::test]
