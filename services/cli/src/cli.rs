@@ -35,22 +35,34 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// Where the orchestrator is. A heading of its own: these are in the help of every command.
+/// Where the orchestrator is. A heading of its own, and only in `--help`: these are in the help of every command.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Orchestrator")]
 pub(crate) struct Global {
     /// Address of the orchestrator; HOST:PORT alone is plaintext on this machine, TLS with --ca or --cert; unix:PATH is a
     /// socket of `drover dev` [default: that of the context, else http://127.0.0.1:7400]
-    #[arg(long, global = true, env = "DROVER_SERVER", value_name = "URL")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        env = "DROVER_SERVER",
+        value_name = "URL"
+    )]
     pub(crate) server: Option<String>,
     /// Whether `server` is a flag, which goes before a context, and not a variable, which does not.
     #[arg(skip)]
     pub(crate) server_is_flag: bool,
     /// Context to use instead of the current one; with --server its certificates and token
-    #[arg(long, global = true, value_name = "NAME")]
+    #[arg(long, global = true, hide_short_help = true, value_name = "NAME")]
     pub(crate) context: Option<String>,
     /// Collector that traces are sent to, OTLP over gRPC [default: OTEL_EXPORTER_OTLP_ENDPOINT, else none]
-    #[arg(long, global = true, env = "DROVER_OTLP_ENDPOINT", value_name = "URL")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        env = "DROVER_OTLP_ENDPOINT",
+        value_name = "URL"
+    )]
     pub(crate) otlp_endpoint: Option<String>,
     #[command(flatten)]
     pub(crate) secure: Secure,
@@ -61,26 +73,67 @@ pub(crate) struct Global {
 #[command(next_help_heading = "Orchestrator")]
 pub(crate) struct Secure {
     /// Authorities to trust, PEM [default: those of the context, else the system's]
-    #[arg(long, global = true, env = "DROVER_CA", value_name = "FILE")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        env = "DROVER_CA",
+        value_name = "FILE"
+    )]
     pub(crate) ca: Option<PathBuf>,
     /// Lists of revoked certificates of servers (CRL), PEM
-    #[arg(long, global = true, env = "DROVER_CRL", value_name = "FILE")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        env = "DROVER_CRL",
+        value_name = "FILE"
+    )]
     pub(crate) crl: Option<PathBuf>,
     /// Client certificate, PEM
-    #[arg(long, global = true, env = "DROVER_CERT", value_name = "FILE")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        env = "DROVER_CERT",
+        value_name = "FILE"
+    )]
     pub(crate) cert: Option<PathBuf>,
     /// Its private key, PEM
-    #[arg(long, global = true, env = "DROVER_KEY", value_name = "FILE")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        env = "DROVER_KEY",
+        value_name = "FILE"
+    )]
     pub(crate) key: Option<PathBuf>,
     /// Name that the certificate of the server must have [default: the host of its address]
-    #[arg(long, global = true, env = "DROVER_SERVER_NAME", value_name = "NAME")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        env = "DROVER_SERVER_NAME",
+        value_name = "NAME"
+    )]
     pub(crate) server_name: Option<String>,
     /// Refuse a server whose certificate does not say that it is an orchestrator (spiffe://drover/orchestrator/NAME); one
     /// that says that it is something else always is
-    #[arg(long, global = true, env = "DROVER_REQUIRE_ROLE")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        env = "DROVER_REQUIRE_ROLE"
+    )]
     pub(crate) require_role: bool,
     /// File with a bearer token
-    #[arg(long, global = true, env = "DROVER_TOKEN_FILE", value_name = "FILE")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        env = "DROVER_TOKEN_FILE",
+        value_name = "FILE"
+    )]
     pub(crate) token_file: Option<PathBuf>,
 }
 

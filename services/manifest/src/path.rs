@@ -165,9 +165,13 @@ fn step<'a>(node: &'a Node, segments: &[Segment]) -> Option<Step<'a>> {
         (Segment::Index(position), Value::List(items)) => items
             .get(*position)
             .map(|item| Step::into_item(item, *position)),
-        (Segment::Index(position), Value::Map(entries)) => entries
-            .get(*position)
-            .map(|entry| Step::into_entry(entry, 1)),
+        (Segment::Index(position), Value::Map(entries)) => {
+            let entry = entries.get(*position)?;
+            // The name of a group is its key.
+            let is_name = segments.get(1) == Some(&Segment::Key("name".into()))
+                && entry.value.entry("name").is_none();
+            Some(Step::into_entry(entry, if is_name { 2 } else { 1 }))
+        }
         (Segment::Key(name), Value::List(items)) => {
             let named = |item: &&Node| item.get("name").and_then(Node::text) == Some(name);
             let position = items.iter().position(|item| named(&item))?;

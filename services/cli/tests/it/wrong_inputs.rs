@@ -121,7 +121,7 @@ fn values() -> Vec<Case> {
         ),
         (
             group("standby: 10000"),
-            "db:",
+            "groups",
             "spec.groups",
             &["10001 nodes", "at most 10000"],
         ),
@@ -294,7 +294,7 @@ fn values() -> Vec<Case> {
         (
             group("<<: {size: 1}"),
             "<<",
-            "",
+            "spec.groups.db",
             &["merge keys (`<<`) are not supported"],
         ),
         (
@@ -340,8 +340,8 @@ fn documents() -> Vec<Case> {
             &["is not a valid name"],
         ),
         (
-            groups("db: {}\n    db: {}"),
-            "db: {}\n  ",
+            groups("db: {}\n    db: {size: 2}"),
+            "db: {size",
             "",
             &["duplicate key `db`"],
         ),
@@ -432,7 +432,7 @@ fn documents() -> Vec<Case> {
         ),
         (
             deep(11),
-            "g2:",
+            "groups: {g2",
             "spec.groups.g10.groups.g9.groups.g8.groups.g7.groups.g6.groups.g5.groups.g4.groups.g3.groups",
             &["nested deeper than 8 levels"],
         ),
@@ -502,22 +502,17 @@ fn documents() -> Vec<Case> {
             "",
             &["a map with apiVersion, kind and metadata"],
         ),
-        (group("size: !mine 1"), "1}", "", &["tag"]),
-        (
-            bomb.into(),
-            "*e, *e, *e, *e, *e, *e, *e, *e, *e]",
-            "",
-            &["more than 200000 values"],
-        ),
+        (group("size: !mine 1"), "", "", &["tag"]),
+        (bomb.into(), "", "", &["more than 200000 values"]),
         (
             whole.replace("  platform", "   platform"),
-            "groups",
+            "",
             "",
             &["not readable as YAML or JSON"],
         ),
         (
             whole.replace("  platform", "\tplatform"),
-            "\tplatform",
+            "",
             "",
             &["indent with spaces"],
         ),
@@ -561,7 +556,7 @@ fn documents() -> Vec<Case> {
         ),
         (
             group("bootstrap: {userDataFrom: {file: nothere.sh}}"),
-            "nothere.sh",
+            "",
             "spec.groups.db.bootstrap.userDataFrom.file",
             &["cannot read nothere.sh"],
         ),
@@ -727,12 +722,6 @@ fn served() -> Vec<Case> {
             "local",
             "spec.platform",
             &["postgresql-9"],
-        ),
-        (
-            group("bootstrap: {userDataFrom: {secretKeyRef: {name: nope, key: k}}}"),
-            "secretKeyRef",
-            "",
-            &["nope"],
         ),
     ]
 }
