@@ -279,8 +279,14 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
         }
         Op::Resource { key, to, change } => match to {
             Some(record) => {
-                if *change == ResourceChange::TakeIn {
+                let orphan = state.resource_orphans.get(key);
+                let sequence = orphan.and_then(|orphan| orphan.sequence);
+                let given_out = sequence.is_none_or(|sequence| state.gave_out(sequence));
+                let taken_in = *change == ResourceChange::TakeIn;
+                if taken_in {
                     state.skipped.take(record.sequence);
+                }
+                if taken_in || given_out {
                     state.resource_orphans.remove(key);
                 }
                 state.next_sequence = state.next_sequence.max(record.sequence + 1);
