@@ -71,7 +71,8 @@ error: unknown field `sise`, did you mean `size`?
   --> orders.yaml:8:10  spec.groups.db.sise
  8 |     db: {sise: 3, platform: locl}
    |          ^^^^ expected a whole number, 0 to 10000, default 1
-error: no platform `locl`, did you mean `local`? (registered: local, simulated)  --> orders.yaml:8:29  spec.groups.db.platform
+error: no platform `locl`, did you mean `local`? (registered: local, simulated)
+  --> orders.yaml:8:29  spec.groups.db.platform
 2 errors, nothing applied. Fields: drover explain cluster.spec.groups";
     assert_eq!(objects.diagnostics.render(", nothing applied"), expected);
 }
@@ -80,7 +81,7 @@ error: no platform `locl`, did you mean `local`? (registered: local, simulated) 
 fn an_unquoted_version_is_refused() {
     let text = "apiVersion: drover.dev/v1\nkind: Cluster\nmetadata: {name: x}\nspec:\n  store: {software: pg, version: 16.10}\n";
     let expected = "\
-error: wrong value: the number 16.10, expected a text
+error: wrong value: the number 16.10, expected a string
   --> x.yaml:5:34  spec.store.version
  5 |   store: {software: pg, version: 16.10}
    |                                  ^^^^^ quote it: YAML reads 16.1

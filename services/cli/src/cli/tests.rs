@@ -30,11 +30,16 @@ fn apply_takes_files_and_a_generation() {
         panic!("not apply")
     };
     assert_eq!(args.filenames, ["a.yaml", "-"]);
+    let planned = &args.planned;
     assert_eq!(
-        (args.wait, args.yes, args.expect_generation),
+        (
+            planned.change.wait.wait,
+            planned.yes,
+            args.expect_generation
+        ),
         (true, true, Some(0))
     );
-    assert_eq!(args.timeout, Duration::from_secs(5400));
+    assert_eq!(planned.change.wait.timeout, Duration::from_secs(5400));
     assert!(parse("drover apply").is_err());
 }
 

@@ -9,7 +9,8 @@ use drover_manifest::yaml;
 use drover_proto::common::v1::Condition;
 use drover_proto::orchestrator::v1::{
     Cluster, ClusterPhase, EventSeverity, GetClusterRequest, GetNodeRequest, ListEventsRequest,
-    Node, PlanClusterRequest, Platform, PlatformPhase, plan_cluster_request::Subject,
+    Node, PlanClusterRequest, Platform, PlatformPhase, PlatformStatus,
+    plan_cluster_request::Subject,
 };
 use prost_types::Timestamp;
 
@@ -360,7 +361,7 @@ pub(super) fn is_ready(cluster: &Cluster) -> bool {
 
 /// Prints platforms and clusters that are not ready, for programs.
 fn in_trouble(platforms: &[Platform], clusters: &[Cluster], format: Format) -> Outcome {
-    let phase = |it: &&Platform| it.status.as_ref().map(|status| status.phase());
+    let phase = |it: &&Platform| it.status.as_ref().map(PlatformStatus::phase);
     let platforms = platforms
         .iter()
         .filter(|it| phase(it) != Some(PlatformPhase::Ready));
