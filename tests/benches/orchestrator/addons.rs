@@ -97,15 +97,25 @@ pub async fn membership(changes: usize) {
         .collect()
         .await;
     let all = all.concat();
-    for (at, what) in ["it is told to let go of it", "its standby is served instead"]
-        .into_iter()
-        .enumerate()
+    for (at, what) in [
+        "it is told to let go of it",
+        "its standby is served instead",
+    ]
+    .into_iter()
+    .enumerate()
     {
         let mut times: Vec<Duration> = all.iter().map(|one| one[at]).collect();
         times.sort();
         row(
-            &format!("a node behind a balancer dies until {what}, p50 / p99 of {}", times.len()),
-            format!("{} / {}", ms(percentile(&times, 50)), ms(percentile(&times, 99))),
+            &format!(
+                "a node behind a balancer dies until {what}, p50 / p99 of {}",
+                times.len()
+            ),
+            format!(
+                "{} / {}",
+                ms(percentile(&times, 50)),
+                ms(percentile(&times, 99))
+            ),
             "p99 < 1 s",
         );
     }

@@ -55,7 +55,9 @@ pub(super) fn some(
     let count = random.usize(0..6).saturating_sub(3);
     let groups: Vec<String> = groups.iter().map(|group| group.name.clone()).collect();
     let names = NAMES.iter().take(count);
-    names.map(|name| addon(random, name, &groups, offers)).collect()
+    names
+        .map(|name| addon(random, name, &groups, offers))
+        .collect()
 }
 
 /// Adds an addon, drops one, or changes one.
@@ -105,7 +107,9 @@ impl Run {
         let addon = &all[self.random.usize(..all.len())];
         let (cluster, name) = (addon.cluster_id.clone(), addon.name.clone());
         if backend.remove_addon_object(&cluster, &name, "service") {
-            self.note(format!("somebody takes the service of {cluster}/{name} away"));
+            self.note(format!(
+                "somebody takes the service of {cluster}/{name} away"
+            ));
             self.count("a part of an addon is taken away", true);
         }
     }

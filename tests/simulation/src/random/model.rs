@@ -103,7 +103,12 @@ impl ClusterModel {
         self.released += u32::from(below.any(|old| !spec.infrastructure.contains(old)));
         for addon in &spec.addons {
             let place = |it: &pb::Addon| (it.name.clone(), it.platform.clone());
-            if !self.spec.addons.iter().any(|old| place(old) == place(addon)) {
+            if !self
+                .spec
+                .addons
+                .iter()
+                .any(|old| place(old) == place(addon))
+            {
                 *self.addons_asked.entry(addon.name.clone()).or_default() += 1;
             }
         }

@@ -552,10 +552,19 @@ fn shown(spec: &pb::ClusterSpec) -> String {
     let addons = spec.addons.iter().map(|addon| {
         let secret = addon.jump_host.as_ref().map(|it| &*it.private_keys_secret);
         let targets = addon.targets.join(",");
-        format!("; {} on {} over {targets} {}", addon.name, addon.platform, secret.unwrap_or_default())
+        format!(
+            "; {} on {} over {targets} {}",
+            addon.name,
+            addon.platform,
+            secret.unwrap_or_default()
+        )
     });
     let addons: String = addons.collect();
-    format!("[{}] {class} {}{addons}", names(&spec.platforms), groups.join("; "))
+    format!(
+        "[{}] {class} {}{addons}",
+        names(&spec.platforms),
+        groups.join("; ")
+    )
 }
 
 /// Whether a node of a backend is running and ready.

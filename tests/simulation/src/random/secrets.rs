@@ -119,7 +119,10 @@ impl Run {
 }
 
 fn names(spec: &pb::ClusterSpec, secret: &str) -> bool {
-    let mut hosts = spec.addons.iter().filter_map(|addon| addon.jump_host.as_ref());
+    let mut hosts = spec
+        .addons
+        .iter()
+        .filter_map(|addon| addon.jump_host.as_ref());
     if hosts.any(|host| host.private_keys_secret == secret) {
         return true;
     }

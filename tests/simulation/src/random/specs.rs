@@ -208,13 +208,13 @@ pub(super) fn cluster(random: &mut fastrand::Rng, offers: &Offers) -> pb::Cluste
                 .then_some(true),
             ..pb::RemediationPolicy::default()
         }),
+        addons: addons::some(random, &groups, offers),
         groups,
         orphan_policy: match random.u8(..5) {
             0 => pb::OrphanPolicy::Ignore.into(),
             _ => pb::OrphanPolicy::Delete.into(),
         },
         bootstrap: bootstrap(random, &offers.secrets),
-        addons: addons::some(random, &groups, offers),
         attributes: (random.u8(..25) == 0).then(|| many_attributes(random)),
         infrastructure: (random.u8(..6) == 0)
             .then(|| below::network(random, platforms))

@@ -131,7 +131,11 @@ fn it_dies_while_a_standby_is_promoted() {
         let standby = |spec: &mut pb::ClusterSpec| spec.groups[0].standby = Some(1);
         apply_with(world, both(), 2, &standby).await.unwrap();
         // The standby counts, too.
-        world.wanted.get_mut("one").unwrap().insert("web".to_owned(), 3);
+        world
+            .wanted
+            .get_mut("one")
+            .unwrap()
+            .insert("web".to_owned(), 3);
         nodes_ready(world, 3).await;
         let is_served = async |world: &mut World| served(world) == 2 && is_ready(world, "jump");
         world.until("two are served", is_served).await;
@@ -174,7 +178,9 @@ fn it_dies_while_nodes_that_were_there_are_adopted_and_get_addons() {
             client.apply_cluster(request.clone(), CALL).await
         };
         world.call(call).await.unwrap();
-        world.wanted.insert("one".to_owned(), [("web".to_owned(), 3)].into());
+        world
+            .wanted
+            .insert("one".to_owned(), [("web".to_owned(), 3)].into());
         world.pass(Duration::from_secs(5)).await;
     });
 }

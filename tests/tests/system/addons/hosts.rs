@@ -32,9 +32,7 @@ pub(super) fn pool(hosts: usize) -> SimulatedSettings {
 pub(super) fn label(spec: &mut pb::ClusterSpec, labels: &[(&str, &str)]) {
     let labels: BTreeMap<&str, &str> = labels.iter().copied().collect();
     let properties = json!({"hostLabels": labels});
-    spec.properties = properties
-        .as_object()
-        .map(drover_convert::value::to_struct);
+    spec.properties = properties.as_object().map(drover_convert::value::to_struct);
 }
 
 async fn hosts(world: &mut World) -> Vec<Host> {
@@ -45,14 +43,20 @@ async fn hosts(world: &mut World) -> Vec<Host> {
     let call = async |client: drover_client::OrchestratorClient| {
         client.list_hosts(request.clone(), CALL).await
     };
-    world.call(call).await.map(|it| it.hosts).unwrap_or_default()
+    world
+        .call(call)
+        .await
+        .map(|it| it.hosts)
+        .unwrap_or_default()
 }
 
 /// Hosts that are claimed, with the value that they have under a key.
 async fn claimed(world: &mut World, key: &str) -> BTreeMap<String, Option<String>> {
     let all = hosts(world).await.into_iter();
     let claimed = all.filter(|host| host.state() == HostState::Claimed);
-    claimed.map(|mut host| (host.id, host.labels.remove(key))).collect()
+    claimed
+        .map(|mut host| (host.id, host.labels.remove(key)))
+        .collect()
 }
 
 pub(super) async fn until_labelled(world: &mut World, count: usize, key: &str, value: &str) {
@@ -78,7 +82,9 @@ fn of_an_active_host_in_error_and_one_that_is_deleted_standby_hosts_take_the_pla
                 ..HealthPolicy::default()
             });
         };
-        apply_with(&mut world, vec![balancer(30_001)], 3, &spec).await.unwrap();
+        apply_with(&mut world, vec![balancer(30_001)], 3, &spec)
+            .await
+            .unwrap();
         nodes_ready(&mut world, 5).await;
         world
             .until("three of five are served", async |world| served(world) == 3)
@@ -111,12 +117,23 @@ fn of_an_active_host_in_error_and_one_that_is_deleted_standby_hosts_take_the_pla
         let mut waited = 0;
         while !all_serve(&world, &mut left) {
             waited += 1;
-            assert!(waited < 1_200, "nobody takes over: {:?}", targets(&world, "lb"));
+            assert!(
+                waited < 1_200,
+                "nobody takes over: {:?}",
+                targets(&world, "lb")
+            );
             world.pass(TICK).await;
         }
-        println!("three serve again after {:?}; let go of {left:?}", began.elapsed());
+        println!(
+            "three serve again after {:?}; let go of {left:?}",
+            began.elapsed()
+        );
         nodes_ready(&mut world, 5).await;
-        assert_eq!(claimed(&mut world, "").await.len(), 5, "as many hosts as before");
+        assert_eq!(
+            claimed(&mut world, "").await.len(),
+            5,
+            "as many hosts as before"
+        );
     });
 }
 
@@ -151,6 +168,9 @@ fn changed_labels_reach_the_hosts_of_a_cluster_and_no_host_is_given_up_for_them(
         assert_eq!(world.site.backend.ledger().len(), 3, "no host was replaced");
         let calls = world.site.calls().len();
         world.pass(Duration::from_secs(300)).await;
-        assert!(world.site.calls().len() < calls + 40, "a settled cluster is left alone");
+        assert!(
+            world.site.calls().len() < calls + 40,
+            "a settled cluster is left alone"
+        );
     });
 }

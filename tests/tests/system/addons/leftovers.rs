@@ -23,7 +23,9 @@ fn a_list_that_fails_keeps_nothing_of_the_other_kind_from_being_released() {
             ..pb::Infrastructure::default()
         }];
         apply(&mut world, vec![balancer(30_001)], 1).await.unwrap();
-        world.until("it is served", async |world| served(world) == 1).await;
+        world
+            .until("it is served", async |world| served(world) == 1)
+            .await;
         world.converge().await;
         world.site.stop();
         world.pass(Duration::from_secs(600)).await;
@@ -52,7 +54,11 @@ fn a_list_that_fails_keeps_nothing_of_the_other_kind_from_being_released() {
                 world.site.backend.infrastructure().is_empty()
             })
             .await;
-        assert_eq!(world.site.backend.addons().len(), 1, "it is not known what is there");
+        assert_eq!(
+            world.site.backend.addons().len(),
+            1,
+            "it is not known what is there"
+        );
     });
 }
 
