@@ -2,7 +2,9 @@
 //! creation, batches, placement over failure domains, rate limits, addresses, properties and their aliases) is
 //! implemented once here, so that a new cloud only has to implement the five required methods of [`Cloud`].
 
+mod account;
 mod address;
+mod batches;
 mod driver;
 mod gate;
 mod launch;
@@ -10,7 +12,7 @@ mod settings;
 mod tags;
 mod trace;
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use drover_core::{Error, Result};
@@ -26,10 +28,12 @@ use serde_json::{Map, Value};
 
 use drover_platform::{driver::Deletion, identity::Identity, infrastructure::Infrastructure};
 
+pub use account::Account;
+pub use batches::Batches;
 pub use driver::CloudDriver;
-pub use gate::{Gate, not_started};
+pub use gate::{Action, Gate, Lane, not_started};
 pub use settings::{AddressSource, AgentSettings, CloudSettings};
-pub use tags::{CLUSTER, PREFIX, REQUEST, TagLimits};
+pub use tags::{CLUSTER, PREFIX, REQUEST, TagLimits, is_of_one_request};
 pub use trace::traced;
 
 /// The API of one cloud. No lock is held across these calls, and they may run concurrently. Every call to the API goes
@@ -48,7 +52,8 @@ pub trait Cloud: Send + Sync + 'static {
     async fn check(&self, launch: &Launch, deep: bool) -> Result<()>;
 
     /// Lists every existing machine that matches the filter, including half-created, stopped and terminated ones for as
-    /// long as the API shows them. Reads all pages; returns an error rather than a partial list.
+    /// long as the API shows them. Reads all pages; returns an error rather than a partial list, except that failure
+    /// domains that do not answer are named in [`CloudListing::domains`].
     async fn list(&self, filter: &Filter) -> Result<CloudListing>;
 
     /// Returns the current state of these machines without those that are not found, if that is cheaper than listing
@@ -93,6 +98,11 @@ pub trait Cloud: Send + Sync + 'static {
     /// The infrastructure API, if the cloud can create the resources that a cluster needs before its nodes.
     fn infrastructure(&self) -> Option<&dyn Infrastructure> {
         None
+    }
+
+    /// The time between two reads of the cloud: `usual`, or longer if the quota of calls that is left demands it.
+    fn poll_interval(&self, usual: Duration) -> Duration {
+        usual
     }
 
     /// Stops the cloud's background work.
@@ -158,6 +168,9 @@ pub struct CloudListing {
     pub machines: Vec<Machine>,
     /// Items that exist but could not be read.
     pub warnings: Vec<Warning>,
+    /// The failure domains, if each was read by itself, and whether it answered. The machines that are known to be in one
+    /// that did not are shown in an unknown phase, and nothing in it counts as absent. Empty if a single read covers all.
+    pub domains: Vec<(String, Result<()>)>,
 }
 
 /// A machine as reported by the API.

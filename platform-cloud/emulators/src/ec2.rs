@@ -4,6 +4,7 @@ mod account;
 mod addresses;
 mod asked;
 mod attributes;
+mod buckets;
 mod catalogue;
 mod describe;
 mod furnish;
@@ -16,6 +17,7 @@ mod network;
 mod offers;
 mod params;
 mod run;
+mod status;
 mod tags;
 mod templates;
 mod xml;
@@ -36,7 +38,7 @@ use crate::ec2::xml::Xml;
 use crate::server::{Answer, Api, Call, Emulator, Refusal};
 use crate::world::{Clock, Hand, Ledger, Machine, Made, Settings};
 
-/// Account that owns all resources.
+/// Account of all access keys that [`Ec2Settings::accounts`] does not name.
 pub const ACCOUNT: &str = "123456789012";
 /// API version.
 const VERSION: &str = "2016-11-15";
@@ -50,6 +52,21 @@ pub struct Ec2Settings {
     pub region: String,
     /// Accepted access key ids. Empty, the default: all. Signatures are not checked.
     pub access_keys: Vec<String>,
+    /// Accounts other than [`ACCOUNT`] by their access key ids. Each has resources of its own.
+    pub accounts: BTreeMap<String, String>,
+    /// Whether the calls of each action are limited as documented. Default: false.
+    pub throttled: bool,
+    /// How long the status checks of a new instance take. Default: 0.
+    pub checks_delay: Duration,
+    /// How long a terminated instance keeps all its tags: after that it loses half of them, and after twice as long all.
+    /// `None`, the default: as long as it is listed
+    /// (<https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html>: tags "are gradually
+    /// disassociated from the instance").
+    pub terminated_tagged: Option<Duration>,
+    /// Whether the service-linked role of EC2 Spot exists, or may be created by the caller. Default: true.
+    pub spot_role: bool,
+    /// Default of the account for tags in the metadata of new instances: enabled or disabled. Default: disabled.
+    pub metadata_tags: String,
     /// Operations that the account is not authorized for; [`ANY`] matches all.
     pub denied: Vec<String>,
     /// Names of the initial key pairs. Default: `default`.
@@ -78,6 +95,12 @@ impl Default for Ec2Settings {
             common: Settings::default(),
             region: "eu-central-1".into(),
             access_keys: Vec::new(),
+            accounts: BTreeMap::new(),
+            throttled: false,
+            checks_delay: Duration::ZERO,
+            terminated_tagged: None,
+            spot_role: true,
+            metadata_tags: "disabled".into(),
             denied: Vec::new(),
             key_pairs: vec!["default".into()],
             spot_capacity: BTreeMap::new(),
@@ -120,6 +143,21 @@ impl Emulator<World> {
         self.api().state.lock().expired = false;
     }
 
+    /// Lets the status checks of an instance fail, or pass again. Returns false if there is no such instance.
+    pub fn impair(&self, id: &str, impaired: bool) -> bool {
+        self.api()
+            .change(id, |instance| instance.impaired = impaired)
+    }
+
+    /// Schedules an event for an instance (`instance-retirement`), to begin after this time. Returns false if there is
+    /// no such instance.
+    pub fn schedule_event(&self, id: &str, code: &str, after: Duration) -> bool {
+        let begins = Instant::now() + after;
+        self.api().change(id, |instance| {
+            instance.event = Some((code.to_owned(), begins));
+        })
+    }
+
     /// Returns the decoded user data of an instance.
     pub fn user_data(&self, id: &str) -> Option<Vec<u8>> {
         let state = self.api().state.lock();
@@ -144,6 +182,9 @@ pub struct World {
     clock: Arc<Clock>,
     capacity: Mutex<BTreeMap<String, usize>>,
     state: Mutex<State>,
+    /// The resources of the other accounts.
+    others: Mutex<BTreeMap<String, State>>,
+    buckets: buckets::Buckets,
     ledger: Ledger,
 }
 
@@ -156,6 +197,7 @@ impl World {
             visibility: common.visibility_delay,
             terminated: settings.terminated_shown,
             token: settings.token_life,
+            tagged: settings.terminated_tagged,
         };
         let capacity = Mutex::new(common.capacity.clone());
         let world = World {
@@ -163,6 +205,8 @@ impl World {
             clock,
             capacity,
             state: Mutex::default(),
+            others: Mutex::default(),
+            buckets: buckets::Buckets::default(),
             ledger: Ledger::default(),
             settings,
         };
@@ -193,15 +237,34 @@ impl World {
         });
     }
 
-    fn dispatch(&self, operation: &str, params: &Params) -> Outcome<Xml> {
-        let now = Instant::now();
+    fn change(&self, id: &str, change: impl FnOnce(&mut model::Instance)) -> bool {
         let mut state = self.state.lock();
+        let Some(number) = state.by_id.get(id).copied() else {
+            return false;
+        };
+        state.instances.get_mut(&number).map(change).is_some()
+    }
+
+    fn in_account(&self, access_key: &str, operation: &str, params: &Params) -> Outcome<Xml> {
+        let Some(account) = self.settings.accounts.get(access_key) else {
+            return self.dispatch(operation, params, &mut self.state.lock());
+        };
+        let mut others = self.others.lock();
+        let state = others.entry(account.clone()).or_insert_with(|| {
+            let mut state = State::default();
+            self.furnish(&mut state);
+            state
+        });
+        self.dispatch(operation, params, state)
+    }
+
+    fn dispatch(&self, operation: &str, params: &Params, state: &mut State) -> Outcome<Xml> {
+        let now = Instant::now();
         state.sweep(now, &self.delays);
         // RunInstances handles it itself, after validating its parameters.
         if operation != "RunInstances" && params.bool("DryRun")? == Some(true) {
             return Err(dry_run());
         }
-        let state = &mut *state;
         match operation {
             "RunInstances" => self.run_instances(state, params, now),
             "DescribeInstances" => self.describe_instances(state, params, now),
@@ -226,6 +289,9 @@ impl World {
             "CreateLaunchTemplate" => self.create_launch_template(state, params, now),
             "CreateLaunchTemplateVersion" => self.create_launch_template_version(state, params),
             "DeleteLaunchTemplate" => self.delete_launch_template(state, params),
+            "DescribeLaunchTemplateVersions" => {
+                self.describe_launch_template_versions(state, params)
+            }
             "DescribeLaunchTemplates" => self.describe_launch_templates(state, params),
             _ => self.dispatch_network(operation, state, params, now),
         }
@@ -354,10 +420,12 @@ impl Api for World {
             .check_credentials(operation, call, expired, sts)
             .and_then(|access_key| {
                 if sts {
-                    self.sts(operation, &access_key)
-                } else {
-                    self.dispatch(operation, &params)
+                    return self.sts(operation, &access_key);
                 }
+                if self.settings.throttled {
+                    self.buckets.admit(operation, &params)?;
+                }
+                self.in_account(&access_key, operation, &params)
             });
         match outcome {
             Ok(xml) if sts => account::answer(operation, xml),

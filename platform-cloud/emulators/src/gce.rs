@@ -5,6 +5,7 @@
 
 mod calls;
 mod filter;
+mod guest;
 mod insert;
 mod json;
 mod labels;
@@ -82,6 +83,22 @@ impl Emulator<World> {
         }
     }
 
+    /// Sets whether calls about a zone are never answered.
+    pub fn set_hanging(&self, zone: &str, hanging: bool) {
+        let mut state = self.api().state.lock();
+        if hanging {
+            state.hanging.insert(zone.to_owned());
+        } else {
+            state.hanging.remove(zone);
+        }
+    }
+
+    /// Returns the user data that a machine runs at its start, given its image. `None` if it runs none.
+    pub fn runs(&self, id: &str) -> Option<String> {
+        let state = self.api().state.lock();
+        state.instances.get(&id.parse().ok()?)?.runs()
+    }
+
     /// Returns a machine in the API's format, by id or name. `None` if there is no such machine.
     pub fn instance(&self, id: &str) -> Option<serde_json::Value> {
         let world = self.api();
@@ -121,10 +138,14 @@ impl Api for World {
     fn handle(&self, _operation: &str, call: &Call) -> Answer {
         let mut state = self.state.lock();
         state.settle();
-        match self.answer(&mut state, call) {
+        if call.path == "/token" {
+            return state.token(call);
+        }
+        let answer = match self.answer(&mut state, call) {
             Ok(value) => Answer::json(200, &value),
             Err(problem) => problem.answer(),
-        }
+        };
+        answer.after(state.answers_after(call))
     }
 
     fn refuse(&self, operation: &str, call: &Call, refusal: &Refusal) -> Answer {

@@ -140,6 +140,8 @@ pub struct Answer {
     pub headers: Vec<(HeaderName, String)>,
     /// Complete body.
     pub body: Bytes,
+    /// Time until it is sent.
+    pub after: Duration,
 }
 
 impl Answer {
@@ -149,6 +151,7 @@ impl Answer {
             status,
             headers: Vec::new(),
             body: Bytes::new(),
+            after: Duration::ZERO,
         }
     }
 
@@ -159,12 +162,19 @@ impl Answer {
             status,
             headers,
             body: body.into(),
+            after: Duration::ZERO,
         }
     }
 
     /// Creates a JSON response.
     pub fn json(status: u16, value: &Value) -> Answer {
         Answer::text(status, "application/json", value.to_string())
+    }
+
+    /// Sends it only after this time.
+    pub fn after(mut self, time: Duration) -> Answer {
+        self.after = time;
+        self
     }
 
     /// Adds a header.
@@ -338,6 +348,9 @@ async fn serve<A: Api>(
     });
     let cut = fault == Some(Fault::CutAnswer);
     let answer = host.meet(fault, operation, call).await.ok_or(Closed)?;
+    if !answer.after.is_zero() {
+        tokio::time::sleep(answer.after).await;
+    }
     host.control.answered(number, answer.status);
     Ok(response(&host.clock, answer, cut))
 }

@@ -174,18 +174,23 @@ impl Rate {
 
     /// Takes a token. Fails with the time until the next one is available.
     pub(crate) fn take(&self) -> Result<(), Duration> {
+        self.take_many(1.0)
+    }
+
+    /// Takes this many tokens. Fails with the time until they are available.
+    pub(crate) fn take_many(&self, wanted: f64) -> Result<(), Duration> {
         let now = Instant::now();
         let mut state = self.state.lock();
         let (tokens, last) = *state;
         let tokens = (tokens + now.saturating_duration_since(last).as_secs_f64() * self.per_second)
             .min(self.burst);
-        if tokens >= 1.0 {
-            *state = (tokens - 1.0, now);
+        if tokens >= wanted {
+            *state = (tokens - wanted, now);
             Ok(())
         } else {
             *state = (tokens, now);
             // With a rate of zero there is never a next token: an hour stands for never.
-            let wait = ((1.0 - tokens) / self.per_second.max(1.0 / 3600.0)).min(3600.0);
+            let wait = ((wanted - tokens) / self.per_second.max(1.0 / 3600.0)).min(3600.0);
             Err(Duration::from_secs_f64(wait))
         }
     }

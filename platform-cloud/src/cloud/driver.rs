@@ -2,12 +2,13 @@
 
 mod make;
 mod node_cache;
+mod silent;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use drover_core::{Class, Error, Reason, Result};
-use drover_proto::platform::v1::{Capability, Node, NodePhase, StreamLogsRequest};
+use drover_proto::platform::v1::{Capability, Limits, Node, NodePhase, StreamLogsRequest};
 use futures::{StreamExt, stream};
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -23,6 +24,7 @@ use drover_platform::{
         Target,
     },
     infrastructure::Infrastructure,
+    limits,
 };
 use node_cache::{Creating, NodeCache};
 
@@ -48,7 +50,7 @@ impl<C: Cloud> CloudDriver<C> {
             cloud,
             settings,
             template_validator,
-            cache: Mutex::default(),
+            cache: Mutex::new(NodeCache::new(settles_after(&info.limits))),
         })
     }
 
@@ -78,7 +80,7 @@ impl<C: Cloud> CloudDriver<C> {
         let mut cache = self.cache.lock();
         cache.forget(began, self.settings.visibility_delay());
         for machine in &mut listed.machines {
-            cache.made.remove(&machine.id);
+            cache.recognise(machine, began);
             if cache.removed.contains_key(&machine.id)
                 && matches!(
                     machine.phase,
@@ -88,13 +90,18 @@ impl<C: Cloud> CloudDriver<C> {
                 machine.phase = NodePhase::Deprovisioning;
             }
         }
+        let seen: HashSet<&str> = listed.machines.iter().map(|m| m.id.as_str()).collect();
         // Machines that were created but are not listed yet exist all the same (eventual consistency of the API).
-        let unseen = cache
+        let unseen: Vec<Machine> = cache
             .made
             .values()
             .map(|(machine, _)| machine)
-            .filter(|machine| filter.fits(machine) && !cache.removed.contains_key(&machine.id));
-        listed.machines.extend(unseen.cloned());
+            .filter(|machine| filter.fits(machine) && !cache.removed.contains_key(&machine.id))
+            .filter(|machine| !seen.contains(machine.id.as_str()))
+            .cloned()
+            .collect();
+        listed.machines.extend(unseen);
+        cache.domains.complete(&mut listed, filter, began)?;
         if *filter == Filter::All {
             let moving = listed.machines.iter().filter(|machine| is_moving(machine));
             cache.moving = moving
@@ -157,6 +164,11 @@ impl<C: Cloud> CloudDriver<C> {
     }
 }
 
+/// How long after the start of this process lists may lack what another one has made.
+fn settles_after(limits: &Limits) -> Duration {
+    limits::max_creation_time(limits) + limits::visibility_delay(limits)
+}
+
 /// Whether the machine is in transition to another phase.
 fn is_moving(machine: &Machine) -> bool {
     matches!(
@@ -194,6 +206,19 @@ impl Filter {
 impl<C: Cloud> Driver for CloudDriver<C> {
     fn description(&self) -> Description {
         let info = self.cloud.info();
+        let mut limits = info.limits;
+        let mut warnings = info.warnings.clone();
+        let usual = self.settings.poll_interval();
+        let interval = self.cloud.poll_interval(usual);
+        if interval > usual {
+            limits.min_poll_interval = prost_types::Duration::try_from(interval).ok();
+            warnings.push(format!(
+                "little is left of the API's quota of calls, so nodes are read every {} s only, and not every {} s, \
+                 until it is reset",
+                interval.as_secs(),
+                usual.as_secs()
+            ));
+        }
         let mut capabilities = info.capabilities.clone();
         capabilities.push(Capability::SpreadPreferred);
         if !info.failure_domains.is_empty() {
@@ -207,12 +232,12 @@ impl<C: Cloud> Driver for CloudDriver<C> {
             backend_version: info.backend_version.clone(),
             scope: info.scope.clone(),
             capabilities,
-            limits: info.limits,
+            limits,
             failure_domains: info.failure_domains.clone(),
             node_classes: info.node_classes.clone(),
             properties_schema: Some(Arc::clone(&info.properties_schema)),
             properties_example: Some(Arc::clone(&info.properties_example)),
-            warnings: info.warnings.clone(),
+            warnings,
         }
     }
 
@@ -325,12 +350,17 @@ impl<C: Cloud> Driver for CloudDriver<C> {
             .group
             .as_ref()
             .map_or("", |group| self.settings.node_class(&group.node_class));
-        let full: Vec<String> = {
+        let (mut full, silent) = {
             let mut cache = self.cache.lock();
             cache.forget(Instant::now(), self.settings.visibility_delay());
             let of_class = cache.full.keys().filter(|(full, _)| full == class);
-            of_class.map(|(_, domain)| domain.clone()).collect()
+            let full: HashSet<String> = of_class.map(|(_, domain)| domain.clone()).collect();
+            let offered = |domain: &&str| info.failure_domains.iter().any(|of| of.name == **domain);
+            let silent = cache.domains.silent().filter(offered).map(str::to_owned);
+            (full, silent.collect::<Vec<_>>())
         };
+        // What is made in a domain that does not answer would stay in doubt for long.
+        full.extend(silent.iter().cloned());
         // If every domain is marked full, ask the cloud again instead of failing from memory.
         if full.len() < info.failure_domains.len() {
             for domain in &full {
@@ -338,7 +368,7 @@ impl<C: Cloud> Driver for CloudDriver<C> {
             }
         }
         let _creating = Creating::begin(&self.cache);
-        self.place(batch, &mut placer, &info).await
+        self.place(batch, &mut placer, &info, &silent).await
     }
 
     async fn delete(&self, target: &Target, options: &Deletion) -> Result<Deleted> {
@@ -371,6 +401,7 @@ impl<C: Cloud> Driver for CloudDriver<C> {
                 role,
                 set_labels,
                 remove_labels,
+                ..
             } => {
                 let mut set = set_labels.clone();
                 set.extend(role.and_then(tags::role_tag));
@@ -453,7 +484,10 @@ impl<C: Cloud> Driver for CloudDriver<C> {
         let mut made = cache.made.values().map(|(machine, _)| machine);
         let soon =
             cache.creating == 0 && (cache.removing || !cache.moving.is_empty() || made.any(is_new));
-        soon.then(|| self.settings.pending_poll_interval())
+        soon.then(|| {
+            self.cloud
+                .poll_interval(self.settings.pending_poll_interval())
+        })
     }
 
     async fn shutdown(&self) {

@@ -1,14 +1,15 @@
-//! The single choke point in front of an API: every call to one account and region passes through it, so that a
-//! throttled call slows down all others.
+//! The single choke point in front of an API: every call to one account and region passes through it. All calls share
+//! one rate. Throttling slows down only the action that is throttled, since clouds limit each action by itself, and
+//! reads have permits of their own, so that no flood of changes and no long wait delays them.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use drover_core::{Error, Reason, Result};
 use drover_platform::batch::Lifetime;
 use parking_lot::Mutex;
 use tokio::{
-    sync::Semaphore,
-    time::{Instant, sleep_until},
+    sync::{Semaphore, SemaphorePermit},
+    time::{Instant, sleep_until, timeout_at},
 };
 
 /// Calls that may be made at once before the rate applies, so that an interactive request for ten nodes does not wait.
@@ -51,6 +52,34 @@ pub fn not_started(error: &Error) -> bool {
     error.metadata().contains_key(NOT_STARTED)
 }
 
+/// What a call does, for the limits that apply to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Action<'a> {
+    /// Name of the action that the API throttles by itself (`RunInstances`). Empty if it throttles all calls together.
+    pub name: &'a str,
+    /// Permits that the call uses.
+    pub lane: Lane,
+}
+
+impl Action<'_> {
+    /// A call to an API that does not tell actions apart.
+    pub const ANY: Action<'static> = Action {
+        name: "",
+        lane: Lane::Change,
+    };
+}
+
+/// Calls that share permits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// Reads. Never behind changes.
+    Read,
+    /// Changes.
+    Change,
+    /// Calls that the API answers only after something has happened.
+    Wait,
+}
+
 /// The choke point. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Gate(Arc<Inner>);
@@ -58,27 +87,45 @@ pub struct Gate(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     max_rate: f64,
-    concurrent: Semaphore,
-    state: Mutex<GateState>,
+    reads: Semaphore,
+    changes: Semaphore,
+    waits: Semaphore,
+    pace: Mutex<Pace>,
+    actions: Mutex<HashMap<String, Throttle>>,
 }
 
+/// The rate of all calls.
 #[derive(Debug)]
-struct GateState {
+struct Pace {
     rate: f64,
     /// Earliest time of the next call at the current rate.
     next: Instant,
     /// No call is made before this time.
     paused_until: Instant,
-    /// When the rate was last lowered. Throttled calls that began earlier carry no new information.
-    lowered: Instant,
     /// Remaining quota of the API, spread evenly over the time until it is reset: rate limit and reset time.
     quota: Option<(f64, Instant)>,
 }
 
+/// The rate of an action that was throttled.
+#[derive(Debug)]
+struct Throttle {
+    rate: f64,
+    next: Instant,
+    paused_until: Instant,
+    /// When the rate was last lowered. Throttled calls that began earlier carry no new information.
+    lowered: Instant,
+}
+
 impl Gate {
-    /// Creates a gate with this rate and concurrency.
+    /// Creates a gate with this rate, and this many concurrent calls in each lane.
     #[must_use]
     pub fn new(calls_per_second: f64, max_concurrent: usize) -> Self {
+        Self::with_waits(calls_per_second, max_concurrent, max_concurrent)
+    }
+
+    /// Creates a gate with this many concurrent calls in [`Lane::Wait`], which cost the API next to nothing.
+    #[must_use]
+    pub fn with_waits(calls_per_second: f64, max_concurrent: usize, max_waits: usize) -> Self {
         let max_rate = if calls_per_second.is_finite() {
             calls_per_second.max(MIN_RATE)
         } else {
@@ -88,14 +135,16 @@ impl Gate {
         let burst = Duration::from_secs_f64(BURST / max_rate);
         Self(Arc::new(Inner {
             max_rate,
-            concurrent: Semaphore::new(max_concurrent.max(1)),
-            state: Mutex::new(GateState {
+            reads: Semaphore::new(max_concurrent.max(1)),
+            changes: Semaphore::new(max_concurrent.max(1)),
+            waits: Semaphore::new(max_waits.max(1)),
+            pace: Mutex::new(Pace {
                 rate: max_rate,
                 next: now.checked_sub(burst).unwrap_or(now),
                 paused_until: now,
-                lowered: now,
                 quota: None,
             }),
+            actions: Mutex::default(),
         }))
     }
 
@@ -109,7 +158,19 @@ impl Gate {
         F: FnMut() -> Fut + Send,
         Fut: Future<Output = Result<T>> + Send,
     {
-        self.pass(call, || true).await
+        self.call_as(Action::ANY, call).await
+    }
+
+    /// Makes one call of this action when it is its turn. Throttling lowers the rate for this action only.
+    ///
+    /// # Errors
+    /// Errors of the call.
+    pub async fn call_as<T, F, Fut>(&self, action: Action<'_>, call: F) -> Result<T>
+    where
+        F: FnMut() -> Fut + Send,
+        Fut: Future<Output = Result<T>> + Send,
+    {
+        self.pass(action, call, || true).await
     }
 
     /// Makes the call that creates the machines of a launch, if its caller still waits when it is its turn.
@@ -121,15 +182,32 @@ impl Gate {
         F: FnMut() -> Fut + Send,
         Fut: Future<Output = Result<T>> + Send,
     {
+        self.create_as(Action::ANY, call).await
+    }
+
+    /// [`Gate::create`] for an action that the API throttles by itself.
+    ///
+    /// # Errors
+    /// Errors of the call; one that satisfies [`not_started`] if the caller no longer waits.
+    pub async fn create_as<T, F, Fut>(&self, action: Action<'_>, call: F) -> Result<T>
+    where
+        F: FnMut() -> Fut + Send,
+        Fut: Future<Output = Result<T>> + Send,
+    {
         let lasts = || {
             LIFETIME
                 .try_with(|lifetime| lifetime.lasts())
                 .unwrap_or(true)
         };
-        self.pass(call, lasts).await
+        self.pass(action, call, lasts).await
     }
 
-    async fn pass<T, F, Fut>(&self, mut call: F, wanted: impl Fn() -> bool + Send) -> Result<T>
+    async fn pass<T, F, Fut>(
+        &self,
+        action: Action<'_>,
+        mut call: F,
+        wanted: impl Fn() -> bool + Send,
+    ) -> Result<T>
     where
         F: FnMut() -> Fut + Send,
         Fut: Future<Output = Result<T>> + Send,
@@ -137,14 +215,10 @@ impl Gate {
         let deadline = Instant::now() + MAX_WAIT;
         let mut pause = FIRST_PAUSE;
         loop {
-            let permit = self.0.concurrent.acquire().await;
-            let at = self.turn();
+            let permit = self.permit(action.lane, deadline).await?;
+            let at = self.turn(action);
             if at > deadline {
-                return Err(Error::new(
-                    Reason::RateLimited,
-                    "the API is throttling; other calls wait already for longer than this one may",
-                )
-                .with_retry_after(at - Instant::now()));
+                return Err(crowded(at - Instant::now()));
             }
             sleep_until(at).await;
             if !wanted() {
@@ -156,7 +230,7 @@ impl Gate {
             match outcome {
                 Err(error) if error.reason() == Reason::RateLimited => {
                     let wait = error.retry_after().unwrap_or(pause);
-                    self.lower(began, wait);
+                    self.lower(action, began, wait);
                     // Jitter, so that calls that were throttled together do not retry together.
                     pause = (pause * 2)
                         .min(MAX_PAUSE)
@@ -166,69 +240,121 @@ impl Gate {
                     }
                 }
                 outcome => {
-                    self.raise();
+                    self.raise(action);
                     return outcome;
                 }
             }
         }
     }
 
+    async fn permit(&self, lane: Lane, deadline: Instant) -> Result<Option<SemaphorePermit<'_>>> {
+        let lane = match lane {
+            Lane::Read => &self.0.reads,
+            Lane::Change => &self.0.changes,
+            Lane::Wait => &self.0.waits,
+        };
+        match timeout_at(deadline, lane.acquire()).await {
+            // The semaphores are never closed.
+            Ok(permit) => Ok(permit.ok()),
+            Err(_) => Err(crowded(MAX_PAUSE)),
+        }
+    }
+
     /// Records how many calls the API has left and when its quota resets, and spreads the rest over that time.
     pub fn left(&self, calls: u64, until_reset: Duration) {
-        let mut state = self.0.state.lock();
+        let mut pace = self.0.pace.lock();
         let now = Instant::now();
+        let rate = (calls as f64 / until_reset.as_secs_f64().max(1.0)).max(MIN_RATE);
         if calls == 0 {
-            state.paused_until = state.paused_until.max(now + until_reset);
+            pace.paused_until = pace.paused_until.max(now + until_reset);
             return;
         }
-        let rate = (calls as f64 / until_reset.as_secs_f64().max(1.0)).max(MIN_RATE);
-        state.quota = (rate < self.0.max_rate).then_some((rate, now + until_reset));
-        state.rate = state.rate.min(rate);
+        pace.quota = (rate < self.0.max_rate).then_some((rate, now + until_reset));
+        pace.rate = pace.rate.min(rate);
     }
 
-    /// The current rate in calls per second.
+    /// The current rate of all calls together, in calls per second.
     #[must_use]
     pub fn rate(&self) -> f64 {
-        self.0.state.lock().rate
+        let rate = self.0.pace.lock().rate;
+        let actions = self.0.actions.lock();
+        actions.get("").map_or(rate, |all| all.rate.min(rate))
     }
 
-    fn turn(&self) -> Instant {
-        let mut state = self.0.state.lock();
+    fn turn(&self, action: Action<'_>) -> Instant {
         let now = Instant::now();
+        let throttled = {
+            let mut actions = self.0.actions.lock();
+            actions.get_mut(action.name).map(|throttle| {
+                let due = throttle.next.max(now);
+                throttle.next = due + Duration::from_secs_f64(1.0 / throttle.rate);
+                due.max(throttle.paused_until)
+            })
+        };
+        let mut pace = self.0.pace.lock();
         let burst = Duration::from_secs_f64(BURST / self.0.max_rate);
         // Unused calls accumulate up to one burst, but not while the rate is lowered.
-        let saved = if state.rate < self.0.max_rate {
+        let saved = if pace.rate < self.0.max_rate {
             now
         } else {
             now.checked_sub(burst).unwrap_or(now)
         };
-        let due = state.next.max(saved);
-        state.next = due + Duration::from_secs_f64(1.0 / state.rate);
-        due.max(state.paused_until).max(now)
+        let due = pace.next.max(saved);
+        pace.next = due + Duration::from_secs_f64(1.0 / pace.rate);
+        due.max(pace.paused_until)
+            .max(throttled.unwrap_or(now))
+            .max(now)
     }
 
-    fn lower(&self, began: Instant, pause: Duration) {
-        let mut state = self.0.state.lock();
+    fn lower(&self, action: Action<'_>, began: Instant, pause: Duration) {
         let now = Instant::now();
-        state.paused_until = state.paused_until.max(now + pause);
-        if began >= state.lowered {
-            state.rate = (state.rate / 2.0).max(MIN_RATE);
-            state.lowered = now;
+        let mut actions = self.0.actions.lock();
+        let throttle = actions
+            .entry(action.name.to_owned())
+            .or_insert_with(|| Throttle {
+                rate: self.0.max_rate,
+                next: now,
+                paused_until: now,
+                lowered: began,
+            });
+        throttle.paused_until = throttle.paused_until.max(now + pause);
+        if began >= throttle.lowered {
+            throttle.rate = (throttle.rate / 2.0).max(MIN_RATE);
+            throttle.lowered = now;
             tracing::warn!(
-                calls_per_second = state.rate,
-                "the API is throttling; all calls slow down"
+                action = action.name,
+                calls_per_second = throttle.rate,
+                "the API is throttling; its calls slow down"
             );
         }
     }
 
-    fn raise(&self) {
-        let mut state = self.0.state.lock();
-        let most = match state.quota {
+    fn raise(&self, action: Action<'_>) {
+        let step = self.0.max_rate / RECOVERY;
+        {
+            let mut actions = self.0.actions.lock();
+            if let Some(throttle) = actions.get_mut(action.name) {
+                throttle.rate += step;
+                if throttle.rate >= self.0.max_rate {
+                    actions.remove(action.name);
+                }
+            }
+        }
+        let mut pace = self.0.pace.lock();
+        let most = match pace.quota {
             Some((rate, until)) if Instant::now() < until => rate,
             _ => self.0.max_rate,
         };
-        state.rate = (state.rate + self.0.max_rate / RECOVERY).min(most);
+        pace.rate = (pace.rate + step).min(most);
     }
+}
+
+fn crowded(retry_after: Duration) -> Error {
+    Error::new(
+        Reason::RateLimited,
+        "the API is throttling; other calls wait already for longer than this one may",
+    )
+    .with_retry_after(retry_after)
 }
 
 #[cfg(test)]
@@ -275,6 +401,68 @@ mod tests {
             gate.call(|| async { Ok(()) }).await.unwrap();
         }
         assert!((gate.rate() - 20.0).abs() < 1e-9, "{}", gate.rate());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn throttling_of_one_action_slows_down_no_other() {
+        let gate = Gate::new(20.0, 2);
+        let launch = Action {
+            name: "RunInstances",
+            lane: Lane::Change,
+        };
+        let describe = Action {
+            name: "DescribeInstances",
+            lane: Lane::Read,
+        };
+        let launches: Vec<_> = (0..8)
+            .map(|_| {
+                let gate = gate.clone();
+                tokio::spawn(async move {
+                    gate.call_as(launch, || async { Err::<(), _>(throttled()) })
+                        .await
+                })
+            })
+            .collect();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let start = Instant::now();
+        for _ in 0..10 {
+            gate.call_as(describe, || async { Ok(()) }).await.unwrap();
+        }
+        assert!(
+            start.elapsed() < Duration::from_secs(2),
+            "{:?}",
+            start.elapsed()
+        );
+        for launch in launches {
+            let error = launch.await.unwrap().unwrap_err();
+            assert_eq!(error.reason(), Reason::RateLimited);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_that_hang_delay_neither_reads_nor_others_for_ever() {
+        let gate = Gate::new(20.0, 1);
+        let hangs = gate.clone();
+        let hanging = tokio::spawn(async move {
+            hangs
+                .call(|| async {
+                    tokio::time::sleep(Duration::from_secs(300)).await;
+                    Ok(())
+                })
+                .await
+        });
+        tokio::task::yield_now().await;
+        let read = Action {
+            name: "",
+            lane: Lane::Read,
+        };
+        let start = Instant::now();
+        gate.call_as(read, || async { Ok(()) }).await.unwrap();
+        assert!(start.elapsed() < Duration::from_secs(1));
+        let error = gate.call(|| async { Ok(()) }).await.unwrap_err();
+        assert_eq!(error.reason(), Reason::RateLimited);
+        assert!(start.elapsed() <= MAX_WAIT + Duration::from_secs(1));
+        hanging.await.unwrap().unwrap();
     }
 
     #[tokio::test(start_paused = true)]

@@ -8,9 +8,10 @@ mod launch;
 mod machines;
 mod properties;
 mod settings;
+mod status;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -18,16 +19,17 @@ use std::{
 use async_trait::async_trait;
 use aws_sdk_ec2::types::{AvailabilityZoneState, Tag};
 use aws_smithy_types::base64;
-use drover_core::{Error, Reason, Result};
+use drover_core::{Class, Error, Reason, Result};
 use drover_proto::platform::v1::{Capability, FailureDomain, Limits};
+use futures::future::join_all;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 pub use settings::{ImagePattern, Settings};
 
 use crate::cloud::{
-    AddressSource, Cloud, CloudDeleted, CloudInfo, CloudListing, CloudOutcome, Filter, Launch,
-    Machine, TagLimits,
+    AddressSource, Batches, Cloud, CloudDeleted, CloudInfo, CloudListing, CloudOutcome, Filter,
+    Launch, Machine, TagLimits,
 };
 use api::Api;
 use catalogue::Catalogue;
@@ -51,14 +53,24 @@ const CONCURRENT_LAUNCHES: usize = 4;
 /// the full list, which keeps the number of calls low.
 const MAX_LOOK: usize = 1000;
 
+/// Maximum number of instances per termination
+/// (<https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_TerminateInstances.html>).
+const MAX_TERMINATE: usize = 1000;
+
 /// EC2 in one account and region.
 pub struct Aws {
-    api: Api,
+    api: Arc<Api>,
     settings: Settings,
     catalogue: Catalogue,
     info: Arc<CloudInfo>,
     zones: Vec<String>,
     recent: infrastructure::Recent,
+    follower: infrastructure::Follower,
+    checks: status::AllChecks,
+    /// Reads of single instances.
+    reads: Batches<Option<Machine>>,
+    /// Terminations of instances.
+    removals: Batches<CloudDeleted>,
     /// Recently created instances that EC2 may not know everywhere yet.
     new: Mutex<HashMap<String, Instant>>,
 }
@@ -70,7 +82,7 @@ pub struct Aws {
 /// credentials; otherwise the connection errors.
 pub async fn open(settings: Settings) -> Result<Arc<Aws>> {
     settings.check()?;
-    let api = Api::open(&settings).await?;
+    let api = Arc::new(Api::open(&settings).await?);
     let region = api.region();
     let account = api
         .account()
@@ -89,6 +101,10 @@ pub async fn open(settings: Settings) -> Result<Arc<Aws>> {
         info: Arc::new(cloud_info(&settings, &account, &region, &zones, warnings)),
         zones,
         recent: infrastructure::Recent::default(),
+        follower: infrastructure::Follower::new(&api),
+        checks: status::AllChecks::new(settings.common.poll_interval()),
+        reads: Batches::new(machines::FILTER_VALUES),
+        removals: Batches::new(MAX_TERMINATE),
         new: Mutex::default(),
         api,
         settings,
@@ -236,6 +252,52 @@ impl Aws {
         }
     }
 
+    /// Terminates instances. One that EC2 does not know or that is protected makes it refuse others too, so after a
+    /// refusal each gets a call of its own.
+    async fn terminate(&self, ids: Vec<String>) -> HashMap<String, Result<CloudDeleted>> {
+        let terminated = match self.terminate_all(&ids).await {
+            Ok(terminated) => terminated,
+            Err(error) if ids.len() > 1 && error.class() == Class::Cannot => {
+                let each = ids.iter().map(|id| async move {
+                    let outcome = self.terminate_all(std::slice::from_ref(id)).await;
+                    (
+                        id.clone(),
+                        outcome.map(|terminated| deleted(id, &terminated)),
+                    )
+                });
+                return join_all(each).await.into_iter().collect();
+            }
+            Err(error) => {
+                let failed = ids.into_iter().map(|id| (id, Err(error.clone())));
+                return failed.collect();
+            }
+        };
+        let outcomes = ids.into_iter().map(|id| {
+            let outcome = deleted(&id, &terminated);
+            (id, Ok(outcome))
+        });
+        outcomes.collect()
+    }
+
+    /// Terminates instances. Returns those that are terminated already.
+    async fn terminate_all(&self, ids: &[String]) -> Result<HashSet<String>> {
+        let answer = self
+            .api
+            .send("TerminateInstances", |ec2| {
+                ec2.terminate_instances()
+                    .set_instance_ids(Some(ids.to_vec()))
+                    .send()
+            })
+            .await?;
+        let terminated = answer.terminating_instances().iter().filter(|change| {
+            let state = change.current_state().and_then(|state| state.name());
+            state.is_some_and(|state| state.as_str() == "terminated")
+        });
+        Ok(terminated
+            .filter_map(|change| change.instance_id().map(str::to_owned))
+            .collect())
+    }
+
     fn is_new(&self, id: &str) -> bool {
         let visibility = self.settings.common.visibility_delay();
         let mut new = self.new.lock();
@@ -262,9 +324,25 @@ impl Cloud for Aws {
     }
 
     async fn list(&self, filter: &Filter) -> Result<CloudListing> {
+        let mut machines = match filter {
+            Filter::Id(id) => {
+                let read = |ids| machines::by_ids(&self.api, ids);
+                self.reads.run(id, read).await?.into_iter().collect()
+            }
+            Filter::All => {
+                let list = machines::list(&self.api, filter);
+                let (listed, ()) = futures::join!(list, self.checks.read(&self.api));
+                listed?
+            }
+            Filter::Cluster(_) | Filter::Request(_) => machines::list(&self.api, filter).await?,
+        };
+        self.checks.show(&mut machines);
+        if *filter == Filter::All {
+            self.follower.seen(&machines);
+        }
         Ok(CloudListing {
-            machines: machines::list(&self.api, filter).await?,
-            warnings: Vec::new(),
+            machines,
+            ..CloudListing::default()
         })
     }
 
@@ -308,26 +386,11 @@ impl Cloud for Aws {
     async fn delete(&self, machine: &Machine, _: &Deletion) -> Result<CloudDeleted> {
         let answer = self
             .about(&machine.id, || {
-                self.api.send("TerminateInstances", |ec2| {
-                    ec2.terminate_instances().instance_ids(&machine.id).send()
-                })
+                self.removals.run(&machine.id, |ids| self.terminate(ids))
             })
             .await;
         match answer {
-            Ok(answer) => {
-                let gone = answer.terminating_instances().iter().any(|change| {
-                    change.instance_id() == Some(&machine.id)
-                        && change
-                            .current_state()
-                            .and_then(|state| state.name())
-                            .is_some_and(|state| state.as_str() == "terminated")
-                });
-                Ok(if gone {
-                    CloudDeleted::Gone
-                } else {
-                    CloudDeleted::Started
-                })
-            }
+            Ok(deleted) => Ok(deleted),
             Err(error) if errors::is_absent(&error) => Ok(CloudDeleted::Gone),
             Err(error) if error.reason() == Reason::Protected => {
                 Err(protected(&machine.id, &error))
@@ -396,6 +459,18 @@ impl Cloud for Aws {
 
     fn infrastructure(&self) -> Option<&dyn Infrastructure> {
         Some(self)
+    }
+
+    async fn shutdown(&self) {
+        self.follower.end();
+    }
+}
+
+fn deleted(id: &str, terminated: &HashSet<String>) -> CloudDeleted {
+    if terminated.contains(id) {
+        CloudDeleted::Gone
+    } else {
+        CloudDeleted::Started
     }
 }
 

@@ -3,8 +3,8 @@
 //! - A node is an instance; its node id is the instance's numeric id, which is never reused.
 //! - Ownership is stored in labels, see `labels`; nothing is parsed from names or metadata.
 //! - The name is derived from the slot, so a slot's machine can be read by name before lists show it.
-//! - Lists are read zone by zone for all zones of the region: an outage in another region does not matter, and one in
-//!   this region is an error.
+//! - Lists are read zone by zone for all zones of the region: an outage in another region does not matter, and a zone that
+//!   does not answer is told apart from the others.
 //! - Each machine is created by its own insert, with a `requestId` that is fixed per slot and zone; Compute Engine
 //!   answers a repeated id with the operation of the first call.
 
@@ -17,6 +17,7 @@ mod name;
 mod properties;
 mod resolve;
 mod settings;
+mod user_data;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -47,6 +48,13 @@ const MAX_BATCH: u32 = 200;
 const MAX_CONCURRENT: usize = 32;
 /// Maximum length of a tag value. It is split over labels, of which there are at most 64.
 const MAX_TAG: usize = 512;
+/// Maximum number of concurrent calls to the platform: [`MAX_CONCURRENT`] operations of each can be waited for.
+const MAX_CALLS: u32 = 16;
+/// How long a read of one zone may take before the zone counts as silent; staleness of the others is the price.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The same for a zone that was silent before, except for every [`FULL_PATIENCE`]th read.
+const SHORT_PATIENCE: Duration = Duration::from_secs(2);
+const FULL_PATIENCE: u32 = 4;
 /// Maximum number of concurrent label modifications by others that are retried when labels are set.
 const MAX_CONFLICTS: usize = 5;
 
@@ -100,6 +108,7 @@ pub async fn open(settings: Settings) -> Result<Arc<Gcp>> {
         zones: all,
         opened: Instant::now(),
         doubtful: Mutex::default(),
+        silent: Mutex::default(),
     }))
 }
 
@@ -113,6 +122,8 @@ pub struct Gcp {
     opened: Instant,
     /// Names of machines whose insert has an unknown outcome, and when it ended.
     doubtful: Mutex<HashMap<String, Instant>>,
+    /// Zones that have not answered, and how many reads in a row.
+    silent: Mutex<HashMap<String, u32>>,
 }
 
 fn wrong_project(settings: &Settings, error: Error) -> Error {
@@ -165,9 +176,11 @@ fn cloud_info<'a>(settings: &Settings, zones: impl Iterator<Item = &'a String>) 
         ],
         limits: Limits {
             max_batch: Some(MAX_BATCH),
+            max_concurrent_calls: Some(MAX_CALLS),
             max_bootstrap_bytes: Some(machine::MAX_USER_DATA),
             min_poll_interval: duration(settings.common.poll_interval()),
-            max_creation_time: duration(operation + Duration::from_secs(120)),
+            // A call that has timed out may still be executed, and its operation takes its time.
+            max_creation_time: duration(operation + 2 * settings.common.call_timeout()),
             visibility_delay: duration(settings.common.visibility_delay()),
             // A repeated insert is deduplicated by its request id, so there is nothing to wait for.
             replay_delay: duration(Duration::from_secs(1)),
@@ -202,17 +215,58 @@ impl Gcp {
         machine::read(&self.settings, zone, instance)
     }
 
-    /// The machines of all zones, or the first error.
-    async fn all(&self, filter: Option<&str>) -> Result<Vec<Machine>> {
-        let zones = self.zones.iter().map(|zone| async move {
-            let instances = self.client.list(zone, filter).await?;
-            Ok(instances
-                .iter()
-                .filter_map(|instance| self.read(zone, instance))
-                .collect::<Vec<_>>())
+    /// The machines of all zones that answer.
+    async fn all(&self, filter: Option<&str>) -> CloudListing {
+        self.each_zone(|zone, patience| self.client.list(zone, filter, patience))
+            .await
+    }
+
+    /// The machine with this id in any of the zones that answer.
+    async fn by_id(&self, id: &str) -> CloudListing {
+        self.each_zone(|zone, patience| self.client.find(zone, id, patience))
+            .await
+    }
+
+    async fn each_zone<'a, F, Fut>(&'a self, read: F) -> CloudListing
+    where
+        F: Fn(&'a str, Duration) -> Fut,
+        Fut: Future<Output = Result<Vec<Instance>>>,
+    {
+        let reads = self.zones.iter().map(|zone| {
+            let read = read(zone, self.patience(zone));
+            async move { (zone, read.await) }
         });
-        let lists: Result<Vec<Vec<Machine>>> = join_all(zones).await.into_iter().collect();
-        Ok(lists?.into_iter().flatten().collect())
+        let mut listing = CloudListing::default();
+        for (zone, instances) in join_all(reads).await {
+            self.heard(zone, instances.is_ok());
+            let outcome = instances.map(|instances| {
+                let machines = instances.iter();
+                let machines = machines.filter_map(|instance| self.read(zone, instance));
+                listing.machines.extend(machines);
+            });
+            listing.domains.push((zone.clone(), outcome));
+        }
+        listing
+    }
+
+    fn patience(&self, zone: &str) -> Duration {
+        let reads = self.silent.lock().get(zone).copied().unwrap_or_default();
+        let patience = if reads.is_multiple_of(FULL_PATIENCE) {
+            PATIENCE
+        } else {
+            SHORT_PATIENCE
+        };
+        patience.min(self.settings.common.call_timeout())
+    }
+
+    fn heard(&self, zone: &str, answered: bool) {
+        let mut silent = self.silent.lock();
+        if answered {
+            silent.remove(zone);
+        } else {
+            let reads = silent.entry(zone.to_owned()).or_default();
+            *reads = reads.wrapping_add(1);
+        }
     }
 
     /// The machine with this name or id in any of these zones. Not subject to the visibility delay of lists.
@@ -378,25 +432,22 @@ impl Cloud for Gcp {
     }
 
     async fn list(&self, filter: &Filter) -> Result<CloudListing> {
-        let machines = match filter {
-            Filter::All => self.all(None).await?,
-            Filter::Cluster(cluster) => {
-                let mut machines = self.all(Some(&labels::filter(CLUSTER, cluster))).await?;
-                machines.retain(|machine| machine.tags.get(CLUSTER) == Some(cluster));
-                machines
+        let tagged = |key: &'static str, value: &str| {
+            let (filter, value) = (labels::filter(key, value), value.to_owned());
+            async move {
+                let mut listing = self.all(Some(&filter)).await;
+                let machines = &mut listing.machines;
+                machines.retain(|machine| machine.tags.get(key) == Some(&value));
+                listing
             }
-            Filter::Request(request_id) => {
-                let mut machines = self.all(Some(&labels::filter(REQUEST, request_id))).await?;
-                machines.retain(|machine| machine.tags.get(REQUEST) == Some(request_id));
-                machines
-            }
-            // A name would be found as well, but is not a node id.
-            Filter::Id(id) if id.parse::<u64>().is_err() => Vec::new(),
-            Filter::Id(id) => self.one(id, self.zones.iter()).await?.into_iter().collect(),
         };
-        Ok(CloudListing {
-            machines,
-            warnings: Vec::new(),
+        Ok(match filter {
+            Filter::All => self.all(None).await,
+            Filter::Cluster(cluster) => tagged(CLUSTER, cluster).await,
+            Filter::Request(request_id) => tagged(REQUEST, request_id).await,
+            // A name would be found as well, but is not a node id.
+            Filter::Id(id) if id.parse::<u64>().is_err() => CloudListing::default(),
+            Filter::Id(id) => self.by_id(id).await,
         })
     }
 

@@ -5,5 +5,7 @@
 mod bench;
 mod conformance;
 mod faults;
+mod guest;
 mod lists;
 mod wrong;
+mod zones;

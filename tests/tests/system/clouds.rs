@@ -36,7 +36,8 @@ fn alive(ec2: &Ec2) -> Vec<drover_emulators::Machine> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_quiet_cluster_costs_one_list_each_poll_interval() {
+async fn a_quiet_cluster_costs_one_list_each_poll_interval_and_its_status_checks_a_sixth_as_often()
+{
     let poll = Duration::from_millis(200);
     let ec2 = Ec2::start(Ec2Settings::default()).await.unwrap();
     let mut world = World::new().await;
@@ -57,7 +58,9 @@ async fn a_quiet_cluster_costs_one_list_each_poll_interval() {
         ec2.control().count("*"),
         ec2.control().count("DescribeInstances"),
     );
-    assert_eq!(all, lists, "{:?}", ec2.control().requests());
+    let checks = ec2.control().count("DescribeInstanceStatus");
+    assert_eq!(all, lists + checks, "{:?}", ec2.control().requests());
+    assert!(checks <= 50 / 6 + 1, "{checks} in 50 polls");
     assert!(took >= poll * 48, "50 lists in {took:?}, one each {poll:?}");
     world.delete("quiet").await;
     world.gone("quiet").await;

@@ -109,9 +109,11 @@ impl World {
             return Err(wrong("InvalidAction", message));
         }
         let mut xml = Xml::new();
-        xml.value("Arn", format_args!("arn:aws:iam::{ACCOUNT}:user/emulated"));
+        let account = self.settings.accounts.get(access_key);
+        let account = account.map_or(ACCOUNT, String::as_str);
+        xml.value("Arn", format_args!("arn:aws:iam::{account}:user/emulated"));
         xml.value("UserId", format_args!("AIDA{access_key}"));
-        xml.text("Account", ACCOUNT);
+        xml.text("Account", account);
         Ok(xml)
     }
 }

@@ -135,7 +135,11 @@ pub(crate) fn user_data(params: &Params) -> Outcome<Option<String>> {
     Ok(Some(text.to_owned()))
 }
 
-pub(crate) fn metadata(params: &Params, image: &Image) -> Outcome<MetadataOptions> {
+pub(crate) fn metadata(
+    params: &Params,
+    image: &Image,
+    default_tags: &str,
+) -> Outcome<MetadataOptions> {
     let options = params.part("MetadataOptions");
     let one_of = |name: &str, allowed: [&str; 2], default: &str| {
         let value = options.get(name).unwrap_or(default);
@@ -164,7 +168,11 @@ pub(crate) fn metadata(params: &Params, image: &Image) -> Outcome<MetadataOption
         tokens: one_of("HttpTokens", ["optional", "required"], tokens)?,
         hops,
         endpoint: one_of("HttpEndpoint", ["enabled", "disabled"], "enabled")?,
-        tags: one_of("InstanceMetadataTags", ["enabled", "disabled"], "disabled")?,
+        tags: one_of(
+            "InstanceMetadataTags",
+            ["enabled", "disabled"],
+            default_tags,
+        )?,
     })
 }
 

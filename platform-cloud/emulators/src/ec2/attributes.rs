@@ -2,10 +2,10 @@
 
 use tokio::time::Instant;
 
+use crate::ec2::World;
 use crate::ec2::model::{Phase, State};
 use crate::ec2::params::{Filters, Outcome, Params, invalid_value, wrong};
 use crate::ec2::xml::Xml;
-use crate::ec2::{World, lifecycle};
 
 impl World {
     fn one(&self, state: &State, params: &Params, now: Instant) -> Outcome<u64> {
@@ -116,35 +116,6 @@ impl World {
         }
         instance.drawn = None;
         Ok(Xml::done())
-    }
-
-    /// Supports only instances named by id, at most a hundred.
-    pub(crate) fn describe_instance_status(
-        &self,
-        state: &State,
-        params: &Params,
-        now: Instant,
-    ) -> Outcome<Xml> {
-        let ids = params.list("InstanceId");
-        if ids.is_empty() || ids.len() > 100 {
-            let message = "between 1 and 100 instances have to be named";
-            return Err(wrong("InvalidParameterValue", message));
-        }
-        let all = params.bool("IncludeAllInstances")? == Some(true);
-        let numbers = self.numbers(state, &ids, now)?;
-        let shown: Vec<_> = numbers
-            .iter()
-            .filter_map(|number| state.instances.get(number))
-            .filter(|instance| all || instance.phase(now, &self.delays) == Phase::Running)
-            .collect();
-        let mut xml = Xml::new();
-        xml.list("instanceStatusSet", &shown, |xml, instance| {
-            xml.text("instanceId", &instance.id);
-            xml.nest("instanceState", |xml| {
-                lifecycle::phase(xml, instance.phase(now, &self.delays));
-            });
-        });
-        Ok(xml)
     }
 
     pub(crate) fn get_console_output(

@@ -12,6 +12,8 @@ pub(crate) struct InstanceType {
     pub(crate) free_tier: bool,
     pub(crate) hypervisor: &'static str,
     pub(crate) network: &'static str,
+    /// Element of the API that describes its accelerators, if it has any.
+    pub(crate) accelerators: Option<&'static str>,
 }
 
 const fn t2(name: &'static str, vcpus: u32, mib: u64) -> InstanceType {
@@ -26,6 +28,7 @@ const fn t2(name: &'static str, vcpus: u32, mib: u64) -> InstanceType {
         free_tier: false,
         hypervisor: "xen",
         network: "Low to Moderate",
+        accelerators: None,
     }
 }
 
@@ -47,6 +50,7 @@ const fn nitro(
         free_tier: false,
         hypervisor: "nitro",
         network,
+        accelerators: None,
     }
 }
 
@@ -86,6 +90,22 @@ pub(crate) static TYPES: &[InstanceType] = &[
     nitro("m6i.12xlarge", 48, 196_608, "18.75 Gigabit", false),
     nitro("m6i.16xlarge", 64, 262_144, "25 Gigabit", false),
     nitro("m6i.24xlarge", 96, 393_216, "37.5 Gigabit", false),
+    nitro("c6i.large", 2, 4096, "Up to 12.5 Gigabit", false),
+    nitro("c6i.2xlarge", 8, 16384, "Up to 12.5 Gigabit", false),
+    nitro("c5n.4xlarge", 16, 43008, "Up to 25 Gigabit", false),
+    nitro("r6i.large", 2, 16384, "Up to 12.5 Gigabit", false),
+    nitro("r6i.xlarge", 4, 32768, "Up to 12.5 Gigabit", false),
+    nitro("r6i.2xlarge", 8, 65536, "Up to 12.5 Gigabit", false),
+    // https://aws.amazon.com/ec2/instance-types/vt1/
+    InstanceType {
+        accelerators: Some("mediaAcceleratorInfo"),
+        ..nitro("vt1.3xlarge", 12, 24576, "3.12 Gigabit", false)
+    },
+    // https://aws.amazon.com/ec2/instance-types/g4/
+    InstanceType {
+        accelerators: Some("gpuInfo"),
+        ..nitro("g4dn.xlarge", 4, 16384, "Up to 25 Gigabit", false)
+    },
     nitro("m6i.32xlarge", 128, 524_288, "50 Gigabit", false),
 ];
 

@@ -189,6 +189,9 @@ impl World {
                 stops: None,
                 terminates: None,
                 reason: None,
+                half_tagged: false,
+                impaired: false,
+                event: None,
                 drawn: None,
             };
             self.made("instance", &instance.id, None, &instance.tags, true);

@@ -71,6 +71,8 @@ pub(crate) struct Delays {
     pub(crate) terminated: Duration,
     /// How long a client token is remembered.
     pub(crate) token: Duration,
+    /// How long a terminated instance keeps all its tags.
+    pub(crate) tagged: Option<Duration>,
 }
 
 pub(crate) struct Volume {
@@ -127,6 +129,12 @@ pub(crate) struct Instance {
     pub(crate) terminates: Option<Instant>,
     /// Code and message of the API for the cause of the state transition.
     pub(crate) reason: Option<(&'static str, &'static str)>,
+    /// Whether it has lost half of its tags since it was terminated.
+    pub(crate) half_tagged: bool,
+    /// Whether its status checks fail.
+    pub(crate) impaired: bool,
+    /// Code and begin of a scheduled event.
+    pub(crate) event: Option<(String, Instant)>,
     /// Cached XML of the instance in this phase; must be cleared by every change.
     pub(crate) drawn: Option<(Phase, String)>,
 }
@@ -437,8 +445,11 @@ impl State {
         self.tokens.insert(name, token);
     }
 
-    /// Removes terminated instances that are no longer listed.
+    /// Removes terminated instances that are no longer listed, and tags of those that are.
     pub(crate) fn sweep(&mut self, now: Instant, delays: &Delays) {
+        if let Some(tagged) = delays.tagged {
+            self.untag(now, tagged);
+        }
         let old = delays.stopping + delays.terminated;
         while let Some((at, number)) = self.ended.front().copied() {
             if now < at + old {
@@ -458,6 +469,30 @@ impl State {
             }
             self.tokens.remove(name);
             self.token_order.pop_front();
+        }
+    }
+
+    fn untag(&mut self, now: Instant, tagged: Duration) {
+        for (at, number) in self.ended.clone() {
+            let Some(instance) = self.instances.get(&number) else {
+                continue;
+            };
+            let (half, whole) = (now >= at + tagged, now >= at + 2 * tagged);
+            let keys: Vec<String> = instance.tags.keys().cloned().collect();
+            // Which tags go first is not documented: here every other one.
+            let lost =
+                |place: usize| whole || (half && place.is_multiple_of(2) && !instance.half_tagged);
+            let lost: Vec<&String> = (0..)
+                .zip(&keys)
+                .filter(|(at, _)| lost(*at))
+                .map(|(_, key)| key)
+                .collect();
+            for key in lost {
+                self.tag_instance(number, key, None);
+            }
+            if let Some(instance) = self.instances.get_mut(&number) {
+                instance.half_tagged |= half;
+            }
         }
     }
 

@@ -249,6 +249,19 @@ fn draw_type(xml: &mut Xml, kind: &InstanceType) {
         xml.value("defaultThreadsPerCore", kind.vcpus / kind.cores);
     });
     xml.nest("memoryInfo", |xml| xml.value("sizeInMiB", kind.mib));
+    if let Some(element) = kind.accelerators {
+        xml.nest(element, |xml| {
+            xml.list(
+                if element == "gpuInfo" {
+                    "gpus"
+                } else {
+                    "accelerators"
+                },
+                Some(()),
+                |xml, ()| xml.text("name", "accelerator"),
+            );
+        });
+    }
     xml.text("instanceStorageSupported", "false");
     xml.nest("networkInfo", |xml| {
         xml.text("networkPerformance", kind.network);

@@ -5,9 +5,7 @@ use std::net::Ipv4Addr;
 
 use tokio::time::Instant;
 
-use crate::ec2::asked::{
-    Disk, counts, disks, fingerprint, image, interface, metadata, private, user_data,
-};
+use crate::ec2::asked::{Disk, counts, disks, fingerprint, image, interface, private, user_data};
 use crate::ec2::catalogue::{self, Image, InstanceType};
 use crate::ec2::model::{Instance, MetadataOptions, Phase, State, Tags, Token, Volume, new_id};
 use crate::ec2::params::{Outcome, Params, Wrong, invalid_value, wrong};
@@ -182,7 +180,7 @@ impl World {
                 .filter(|token| !token.is_empty())
                 .map(str::to_owned),
             user_data: user_data(params)?,
-            metadata: metadata(params, image)?,
+            metadata: self.metadata(params, image)?,
             spot: self.spot(params)?,
             protected: params.bool("DisableApiTermination")?.unwrap_or(false),
             stop_protected: params.bool("DisableApiStop")?.unwrap_or(false),
@@ -290,6 +288,7 @@ impl World {
     fn spot(&self, params: &Params) -> Outcome<bool> {
         match params.get("InstanceMarketOptions.MarketType") {
             None => return Ok(false),
+            Some("spot") if !self.settings.spot_role => return Err(no_spot_role()),
             Some("spot") => {}
             Some(other) => return Err(invalid_value("marketType", other, "It must be spot.")),
         }
@@ -515,8 +514,23 @@ impl World {
             stops: None,
             terminates: None,
             reason: None,
+            half_tagged: false,
+            impaired: false,
+            event: None,
             drawn: None,
         })
+    }
+}
+
+/// The first spot request of an account creates a role, for which the caller needs a permission
+/// (<https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html>).
+fn no_spot_role() -> Wrong {
+    Wrong {
+        status: 403,
+        ..wrong(
+            "AuthFailure.ServiceLinkedRoleCreationNotPermitted",
+            "The provided credentials do not have permission to create the service-linked role for EC2 Spot Instances.",
+        )
     }
 }
 

@@ -53,23 +53,8 @@ impl World {
         let Some(template) = state.templates.get(&id) else {
             return Ok(None);
         };
-        let version = match named.get("Version").unwrap_or("$Default") {
-            "$Default" => template.default,
-            "$Latest" => template.versions.len(),
-            text => text.parse().map_err(|_| {
-                invalid_value("version", text, "Not a version of a launch template.")
-            })?,
-        };
-        let data = version
-            .checked_sub(1)
-            .and_then(|index| template.versions.get(index));
-        let none = || {
-            let message = format!(
-                "Could not find the specified version {version} for the launch template with ID {id}."
-            );
-            wrong("InvalidLaunchTemplateId.VersionNotFound", message)
-        };
-        data.cloned().map(Some).ok_or_else(none)
+        let version = number(template, &id, named.get("Version").unwrap_or("$Default"))?;
+        Ok(template.versions.get(version - 1).cloned())
     }
 
     pub(crate) fn create_launch_template(
@@ -141,6 +126,37 @@ impl World {
         Ok(xml)
     }
 
+    /// Shows of the data of a version what says where an instance and its volumes go.
+    pub(crate) fn describe_launch_template_versions(
+        &self,
+        state: &State,
+        params: &Params,
+    ) -> Outcome<Xml> {
+        let id = self.template_id(state, params)?;
+        let mut xml = Xml::new();
+        let Some(template) = state.templates.get(&id) else {
+            return Ok(xml);
+        };
+        let versions = params.list("LaunchTemplateVersion");
+        let mut shown = Vec::new();
+        for version in &versions {
+            shown.push(number(template, &id, version)?);
+        }
+        if versions.is_empty() {
+            shown.extend(1..=template.versions.len());
+        }
+        xml.list("launchTemplateVersionSet", shown, |xml, version| {
+            xml.text("launchTemplateId", &id);
+            xml.text("launchTemplateName", &template.name);
+            xml.value("versionNumber", version);
+            xml.value("defaultVersion", version == template.default);
+            if let Some(data) = template.versions.get(version - 1) {
+                xml.nest("launchTemplateData", |xml| draw_data(xml, data));
+            }
+        });
+        Ok(xml)
+    }
+
     pub(crate) fn delete_launch_template(
         &self,
         state: &mut State,
@@ -181,6 +197,54 @@ impl World {
         xml.maybe("nextToken", next.as_deref());
         Ok(xml)
     }
+}
+
+/// The number of a version, from 1 on.
+fn number(template: &LaunchTemplate, id: &str, version: &str) -> Outcome<usize> {
+    let number = match version {
+        "$Default" => template.default,
+        "$Latest" => template.versions.len(),
+        text => text
+            .parse()
+            .map_err(|_| invalid_value("version", text, "Not a version of a launch template."))?,
+    };
+    if (1..=template.versions.len()).contains(&number) {
+        return Ok(number);
+    }
+    let message = format!(
+        "Could not find the specified version {number} for the launch template with ID {id}."
+    );
+    Err(wrong("InvalidLaunchTemplateId.VersionNotFound", message))
+}
+
+fn draw_data(xml: &mut Xml, data: &Params) {
+    xml.maybe("imageId", data.get("ImageId"));
+    xml.maybe("instanceType", data.get("InstanceType"));
+    let mappings = data.items("BlockDeviceMapping");
+    xml.list("blockDeviceMappingSet", mappings, |xml, mapping| {
+        xml.maybe("deviceName", mapping.get("DeviceName"));
+        xml.nest("ebs", |xml| {
+            xml.maybe(
+                "deleteOnTermination",
+                mapping.get("Ebs.DeleteOnTermination"),
+            );
+            xml.maybe("volumeSize", mapping.get("Ebs.VolumeSize"));
+            xml.maybe("volumeType", mapping.get("Ebs.VolumeType"));
+            xml.maybe("encrypted", mapping.get("Ebs.Encrypted"));
+        });
+    });
+    let interfaces = data.items("NetworkInterface");
+    xml.list("networkInterfaceSet", interfaces, |xml, interface| {
+        xml.text("deviceIndex", interface.get("DeviceIndex").unwrap_or("0"));
+        xml.maybe("subnetId", interface.get("SubnetId"));
+        let public = interface.get("AssociatePublicIpAddress");
+        xml.maybe("associatePublicIpAddress", public);
+        xml.nest("groupSet", |xml| {
+            for group in interface.list("SecurityGroupId") {
+                xml.text("groupId", &group);
+            }
+        });
+    });
 }
 
 fn data(params: &Params) -> Outcome<Params> {

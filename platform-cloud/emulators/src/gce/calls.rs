@@ -11,7 +11,7 @@ use super::json::Problem;
 use super::labels;
 use super::page::{list, page};
 use super::route::{Route, Verb, route};
-use super::state::{Instance, Operation, State};
+use super::state::{Instance, MAX_WAIT, Operation, State};
 use crate::server::Call;
 
 /// Instances with their zones, and the token of the next page.
@@ -42,8 +42,11 @@ impl World {
             | Verb::SetLabels
             | Verb::SetMetadata
             | Verb::SerialPort => self.of_instance(state, call, &route),
-            Verb::OperationGet | Verb::OperationWait => operation(state, &route)
+            Verb::OperationGet => operation(state, &route)
                 .map(|operation| self.operation_json(operation, operation.is_done())),
+            // Answered at the end of the operation, see `answers_after`.
+            Verb::OperationWait => operation(state, &route)
+                .map(|operation| self.operation_json(operation, operation.is_done_by(MAX_WAIT))),
             Verb::OperationList => {
                 let of_zone = |operation: &&Operation| operation.zone == route.zone;
                 let all = state.operations.values().filter(of_zone).map(|operation| {
@@ -272,7 +275,7 @@ impl World {
     }
 }
 
-fn operation<'a>(state: &'a State, route: &Route) -> Result<&'a Operation, Problem> {
+pub(super) fn operation<'a>(state: &'a State, route: &Route) -> Result<&'a Operation, Problem> {
     let (project, zone, name) = (&route.project, &route.zone, &route.name);
     name.strip_prefix("operation-")
         .and_then(|id| state.operations.get(&id.parse().ok()?))

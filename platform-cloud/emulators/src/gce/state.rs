@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -9,6 +10,10 @@ use tokio::time::Instant;
 
 use super::settings::GceSettings;
 use crate::world::{Clock, Ledger, Made};
+
+/// How long `zoneOperations.wait` waits for the end of an operation: it "waits for no more than the 2 minutes, and then
+/// returns the current state" (<https://cloud.google.com/compute/docs/reference/rest/v1/zoneOperations/wait>).
+pub(super) const MAX_WAIT: Duration = Duration::from_secs(120);
 
 /// Ids resemble those of the real API: 19 digits.
 const FIRST_ID: u64 = 1_100_000_000_000_000_001;
@@ -22,6 +27,8 @@ pub(super) struct State {
     pub(super) tokens: BTreeSet<String>,
     pub(super) any_token: bool,
     pub(super) unreachable: BTreeSet<String>,
+    /// Zones about which no call is answered.
+    pub(super) hanging: BTreeSet<String>,
     pub(super) ledger: Ledger,
     next: u64,
 }
@@ -68,6 +75,7 @@ impl State {
             tokens: settings.tokens.clone(),
             any_token: settings.tokens.is_empty(),
             unreachable: BTreeSet::new(),
+            hanging: BTreeSet::new(),
             ledger: Ledger::default(),
             next: FIRST_ID,
         }
@@ -282,7 +290,12 @@ impl Instance {
 
 impl Operation {
     pub(super) fn is_done(&self) -> bool {
-        self.done_at <= Instant::now()
+        self.is_done_by(Duration::ZERO)
+    }
+
+    /// Whether the operation is done after this time.
+    pub(super) fn is_done_by(&self, time: Duration) -> bool {
+        self.done_at <= Instant::now() + time
     }
 }
 

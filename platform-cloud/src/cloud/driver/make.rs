@@ -14,15 +14,27 @@ use drover_platform::placement::domains::Placer;
 use super::CloudDriver;
 use super::node_cache::{NodePlacement, PLACEMENTS_TTL, placement_of};
 
+/// The outcome of a slot for which no failure domain is left. One that does not answer is not one without capacity.
+fn unplaced(error: Error, silent: &[String]) -> Outcome {
+    if silent.is_empty() || error.reason() != Reason::NoCapacity {
+        return Outcome::Failed(error);
+    }
+    Outcome::Unknown(Error::unavailable(format!(
+        "{} do not answer, and nothing can be placed elsewhere: {error}",
+        silent.join(", ")
+    )))
+}
+
 impl<C: Cloud> CloudDriver<C> {
     /// Distributes the slots over failure domains and creates them in waves. A slot whose domain was full moves to
     /// another domain, which is safe since that failure is final. A slot held back by a required spread waits for the
-    /// wave before it.
+    /// wave before it. `silent`: the domains that are not used because they do not answer.
     pub(super) async fn place(
         &self,
         batch: &Batch,
         placer: &mut Placer<'_>,
         info: &CloudInfo,
+        silent: &[String],
     ) -> Vec<Outcome> {
         let mut outcomes: BTreeMap<u32, Outcome> = BTreeMap::new();
         let mut waiting: Vec<&Slot> = batch.slots().collect();
@@ -39,7 +51,7 @@ impl<C: Cloud> CloudDriver<C> {
                 for (slot, error) in later {
                     // If the cloud was asked, its message is more specific than the placer's.
                     let failed = outcomes.entry(index(slot));
-                    failed.or_insert(Outcome::Failed(error));
+                    failed.or_insert(unplaced(error, silent));
                 }
                 break;
             }
@@ -126,6 +138,7 @@ impl<C: Cloud> CloudDriver<C> {
                             failure_domain: machine.failure_domain.clone(),
                         });
                     }
+                    cache.domains.made(&machine);
                     cache
                         .made
                         .insert(machine.id.clone(), (*machine, Instant::now()));
@@ -147,14 +160,26 @@ impl<C: Cloud> CloudDriver<C> {
                 Some(CloudOutcome::Unknown(error)) if gate::not_started(&error) => {
                     Outcome::NotStarted
                 }
-                Some(CloudOutcome::Unknown(error)) => Outcome::Unknown(error),
+                Some(CloudOutcome::Unknown(error)) => {
+                    self.doubts(launch);
+                    Outcome::Unknown(error)
+                }
                 None => {
+                    self.doubts(launch);
                     Outcome::Unknown(Error::internal("the cloud did not say what became of it"))
                 }
             };
             outcomes.insert(index, outcome);
         }
         again
+    }
+
+    /// Remembers that the machines of a launch may exist in its failure domain without being listed.
+    fn doubts(&self, launch: &Launch) {
+        if let (Some(domain), Some(slot)) = (&launch.failure_domain, launch.slots.first()) {
+            let request = &slot.identity.request_id;
+            self.cache.lock().domains.doubt(domain, request);
+        }
     }
 
     /// A placer that knows the existing nodes; they are only read if there is a choice of domains.

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::super::{Machine, tags};
+use super::silent::Domains;
 
 /// How long a failure domain without capacity is tried last.
 const FULL_FOR: Duration = Duration::from_secs(30);
@@ -17,9 +18,8 @@ const FULL_FOR: Duration = Duration::from_secs(30);
 pub(super) const PLACEMENTS_TTL: Duration = Duration::from_secs(5);
 
 /// Nodes affected by recent calls, and other state that is too expensive to read for every call.
-#[derive(Default)]
 pub(super) struct NodeCache {
-    /// Recently created machines that have not been listed since, by id.
+    /// Created machines that have not been listed with their tags since, by id, and when they were last known to exist.
     pub(super) made: HashMap<String, (Machine, Instant)>,
     /// Machines whose deletion was accepted, by id.
     pub(super) removed: HashMap<String, Instant>,
@@ -33,6 +33,8 @@ pub(super) struct NodeCache {
     pub(super) removing: bool,
     /// Number of creations in progress.
     pub(super) creating: usize,
+    /// What each failure domain held when it last answered.
+    pub(super) domains: Domains,
 }
 
 #[derive(Clone)]
@@ -74,11 +76,100 @@ pub(super) fn placement_of(machine: &Machine) -> Option<NodePlacement> {
 }
 
 impl NodeCache {
+    /// An empty cache. `settles_after`: how long lists may lack what a call has made.
+    pub(super) fn new(settles_after: Duration) -> Self {
+        Self {
+            made: HashMap::new(),
+            removed: HashMap::new(),
+            placements: HashMap::new(),
+            full: HashMap::new(),
+            moving: HashMap::new(),
+            removing: false,
+            creating: 0,
+            domains: Domains::new(settles_after),
+        }
+    }
+
+    /// Gives a listed machine the tags that it was created with, for as long as the API does not show them: some APIs
+    /// set tags only after the machine exists, and without them it would be foreign.
+    pub(super) fn recognise(&mut self, machine: &mut Machine, now: Instant) {
+        let Some((made, since)) = self.made.get_mut(&machine.id) else {
+            return;
+        };
+        let shown = machine.identity().is_some();
+        if shown || made.identity().is_none() {
+            self.made.remove(&machine.id);
+            return;
+        }
+        *since = now;
+        for (key, value) in &made.tags {
+            machine
+                .tags
+                .entry(key.clone())
+                .or_insert_with(|| value.clone());
+        }
+        machine.launch_index = machine.launch_index.or(made.launch_index);
+    }
+
     pub(super) fn forget(&mut self, now: Instant, visibility: Duration) {
         self.made.retain(|_, (_, since)| *since + visibility > now);
         self.removed.retain(|_, since| *since + visibility > now);
         self.placements
             .retain(|_, (_, since)| *since + PLACEMENTS_TTL > now);
         self.full.retain(|_, since| *since + FULL_FOR > now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_platform::identity::Identity;
+
+    use super::super::super::TagLimits;
+    use super::*;
+
+    const VISIBILITY: Duration = Duration::from_secs(60);
+
+    fn made() -> Machine {
+        let identity = Identity {
+            owner: "o".to_owned(),
+            cluster_id: "c".to_owned(),
+            group: "g".to_owned(),
+            request_id: "r".to_owned(),
+            id: "g-0-x".to_owned(),
+            name: "g-0".to_owned(),
+            ..Identity::default()
+        };
+        Machine {
+            id: "1".to_owned(),
+            tags: tags::encode(&[identity], TagLimits::default()).unwrap(),
+            ..Machine::default()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_created_machine_is_ours_until_the_api_shows_its_tags_however_long_that_takes() {
+        let mut cache = NodeCache::new(VISIBILITY);
+        let made = made();
+        cache
+            .made
+            .insert(made.id.clone(), (made.clone(), Instant::now()));
+        let bare = Machine {
+            id: made.id.clone(),
+            ..Machine::default()
+        };
+        for _ in 0..5 {
+            tokio::time::sleep(VISIBILITY / 2).await;
+            let now = Instant::now();
+            cache.forget(now, VISIBILITY);
+            let mut listed = bare.clone();
+            cache.recognise(&mut listed, now);
+            assert_eq!(listed.identity(), made.identity());
+        }
+        let mut tagged = made.clone();
+        cache.recognise(&mut tagged, Instant::now());
+        assert_eq!(tagged, made);
+        let mut stripped = bare.clone();
+        cache.recognise(&mut stripped, Instant::now());
+        assert_eq!(stripped, bare, "whoever takes its tags away disowns it");
     }
 }

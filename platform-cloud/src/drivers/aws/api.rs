@@ -1,6 +1,11 @@
 //! The connection to one account in one region.
 
-use std::{error::Error as StdError, path::Path, time::Duration};
+use std::{
+    error::Error as StdError,
+    path::Path,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 #[expect(
     deprecated,
@@ -29,9 +34,13 @@ use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
 use super::{errors, settings};
-use crate::cloud::{Gate, traced};
+use crate::cloud::{Account, Action, Gate, Lane, traced};
 
-/// Maximum number of concurrent calls.
+mod credentials;
+
+use credentials::Admitted;
+
+/// Maximum number of concurrent calls of each kind: reads and changes.
 const CONCURRENT: usize = 16;
 /// Connect timeout, short enough for a wrong address to show before the call's own timeout.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -45,6 +54,8 @@ pub(super) struct Api {
     settings: settings::Settings,
     http: SharedHttpClient,
     clients: RwLock<Clients>,
+    /// Whose resources these are. Known from the first call on.
+    account: Arc<OnceLock<Account>>,
     reloaded: Mutex<Instant>,
 }
 
@@ -62,12 +73,17 @@ impl Api {
             .tls_provider(Provider::Rustls(CryptoMode::Ring))
             .pool_max_idle_per_host(CONCURRENT)
             .build_https();
-        let clients = Clients::load(settings, &http).await?;
+        let account = Arc::default();
+        let clients = Clients::load(settings, &http, &account).await?;
+        // Later credentials are for the same region, whatever their profile says.
+        let mut settings = settings.clone();
+        settings.region.clone_from(&clients.region);
         Ok(Self {
             gate: Gate::new(settings.common.calls_per_second, CONCURRENT),
-            settings: settings.clone(),
+            settings,
             http,
             clients: RwLock::new(clients),
+            account,
             reloaded: Mutex::new(Instant::now()),
         })
     }
@@ -81,6 +97,22 @@ impl Api {
         self.clients.read().ec2.clone()
     }
 
+    /// Makes the call that creates the instances of a launch, if its caller still waits when it is its turn.
+    pub(super) async fn create<T, E, F, Fut>(&self, operation: &str, call: F) -> Result<T>
+    where
+        F: Fn(Client) -> Fut + Send + Sync,
+        Fut: Future<Output = Result<T, SdkError<E, HttpResponse>>> + Send,
+        E: ProvideErrorMetadata + StdError + Send + 'static,
+        T: Send,
+    {
+        let action = action(operation);
+        let outcome = self
+            .gate
+            .create_as(action, || self.once(operation, &call))
+            .await;
+        self.judged(outcome).await
+    }
+
     /// Makes a call. The request is built anew for every attempt.
     pub(super) async fn send<T, E, F, Fut>(&self, operation: &str, call: F) -> Result<T>
     where
@@ -89,15 +121,27 @@ impl Api {
         E: ProvideErrorMetadata + StdError + Send + 'static,
         T: Send,
     {
+        let action = action(operation);
         let outcome = self
             .gate
-            .call(|| {
-                let call = Box::pin(call(self.ec2()));
-                let call =
-                    async move { call.await.map_err(|error| errors::map(operation, &error)) };
-                traced("EC2", operation, call)
-            })
+            .call_as(action, || self.once(operation, &call))
             .await;
+        self.judged(outcome).await
+    }
+
+    async fn once<T, E, F, Fut>(&self, operation: &str, call: &F) -> Result<T>
+    where
+        F: Fn(Client) -> Fut + Send + Sync,
+        Fut: Future<Output = Result<T, SdkError<E, HttpResponse>>> + Send,
+        E: ProvideErrorMetadata + StdError + Send + 'static,
+        T: Send,
+    {
+        let call = Box::pin(call(self.ec2()));
+        let call = async move { call.await.map_err(|error| errors::map(operation, &error)) };
+        traced("EC2", operation, call).await
+    }
+
+    async fn judged<T: Send>(&self, outcome: Result<T>) -> Result<T> {
         if let Err(error) = &outcome
             && error.class() == Class::Credentials
         {
@@ -106,23 +150,15 @@ impl Api {
         outcome
     }
 
-    /// Account id of the credentials.
+    /// Account id of the credentials. Those of another account are not used from now on.
     pub(super) async fn account(&self) -> Result<String> {
-        let identity = self
-            .gate
-            .call(|| {
-                let sts = self.clients.read().sts.clone();
-                async move {
-                    Box::pin(sts.get_caller_identity().send())
-                        .await
-                        .map_err(|error| errors::map("GetCallerIdentity", &error))
-                }
-            })
-            .await?;
-        identity
-            .account
-            .filter(|account| !account.is_empty())
-            .ok_or_else(|| Error::unavailable("GetCallerIdentity: the answer names no account"))
+        let call = || {
+            let sts = self.clients.read().sts.clone();
+            async move { credentials::account_of(&sts).await }
+        };
+        let account = self.gate.call(call).await?;
+        self.account.get_or_init(|| Account::new(&account));
+        Ok(account)
     }
 
     /// Reloads the credentials, so that a new login takes effect without a restart of the server.
@@ -134,15 +170,29 @@ impl Api {
             }
             *reloaded = Instant::now();
         }
-        match Clients::load(&self.settings, &self.http).await {
+        match Clients::load(&self.settings, &self.http, &self.account).await {
             Ok(clients) => *self.clients.write() = clients,
             Err(error) => tracing::warn!(%error, "the AWS credentials cannot be read again"),
         }
     }
 }
 
+/// The limits of an action: EC2 has a bucket for each
+/// (<https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html>).
+fn action(operation: &str) -> Action<'_> {
+    let is_read = operation.starts_with("Describe") || operation.starts_with("Get");
+    Action {
+        name: operation,
+        lane: if is_read { Lane::Read } else { Lane::Change },
+    }
+}
+
 impl Clients {
-    async fn load(settings: &settings::Settings, http: &SharedHttpClient) -> Result<Self> {
+    async fn load(
+        settings: &settings::Settings,
+        http: &SharedHttpClient,
+        account: &Arc<OnceLock<Account>>,
+    ) -> Result<Self> {
         let config = shared(settings, http).await;
         let region = config.region().map(ToString::to_string).unwrap_or_default();
         if region.is_empty() {
@@ -165,6 +215,10 @@ impl Clients {
         }
         if !settings.sts_endpoint.is_empty() {
             sts = sts.endpoint_url(&settings.sts_endpoint);
+        }
+        if let Some(provider) = config.credentials_provider() {
+            let sts = sts.clone();
+            ec2 = ec2.credentials_provider(Admitted::new(provider, sts, Arc::clone(account)));
         }
         Ok(Self {
             ec2: Client::from_conf(ec2.build()),

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use aws_sdk_ec2::types::{Filter, InstanceType, InstanceTypeInfo};
+use aws_sdk_ec2::types::{Filter, InstanceType};
 use drover_core::{Error, Reason, Result};
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -17,6 +17,12 @@ use super::{
     properties::CapacityType,
     settings::{ImagePattern, Settings},
 };
+
+mod template;
+mod types;
+
+pub(super) use template::TemplateData;
+use types::Type;
 
 /// Time to live of a cached lookup. Images and types are published every few weeks.
 const MEMORY: Duration = Duration::from_secs(3600);
@@ -72,18 +78,8 @@ pub(super) struct Image {
     pub arch: Arch,
     /// Device name of the root volume (/dev/xvda).
     pub root_device: String,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Type {
-    pub name: String,
-    pub arch: Arch,
-    memory_mib: i64,
-    cpus: i32,
-    spot: bool,
-    on_demand: bool,
-    current: bool,
-    bare_metal: bool,
+    /// Device names of the volumes that would outlive the instance.
+    pub kept: Vec<String>,
 }
 
 /// Cached lookups.
@@ -96,6 +92,7 @@ pub(super) struct Catalogue {
     /// Zone and network, by subnet.
     subnets: Memory<String, (String, String)>,
     groups: Memory<(Option<String>, String), String>,
+    templates: Memory<(String, String), Arc<TemplateData>>,
 }
 
 /// A parsed image name.
@@ -159,6 +156,7 @@ impl Catalogue {
                 id: id.clone(),
                 arch,
                 root_device: String::new(),
+                kept: Vec::new(),
             },
             ImageName::Id(id) => image_by_id(api, id).await?,
             ImageName::Newest(patterns) => {
@@ -211,7 +209,7 @@ impl Catalogue {
         Ok(found)
     }
 
-    /// The smallest current instance type with at least this much memory in GiB.
+    /// The instance type with at least this much memory in GiB that costs least.
     pub(super) async fn smallest(
         &self,
         api: &Api,
@@ -222,34 +220,17 @@ impl Catalogue {
         let types = match self.all_types.get(&()) {
             Some(types) => types,
             None => {
-                let types = Arc::new(all_types(api).await?);
+                let types = Arc::new(types::all(api).await?);
                 self.all_types.put((), Arc::clone(&types));
                 types
             }
         };
-        let wanted = memory * 1024.0;
-        types
-            .iter()
-            .filter(|t| t.current && !t.bare_metal && t.arch == arch)
-            .filter(|t| match capacity {
-                CapacityType::OnDemand => t.on_demand,
-                CapacityType::Spot => t.spot,
-            })
-            // Memory sizes are far below 2^52 MiB, so the conversion to f64 is exact.
-            .filter(|t| t.memory_mib as f64 >= wanted)
-            .min_by(|a, b| {
-                (a.memory_mib, a.cpus)
-                    .cmp(&(b.memory_mib, b.cpus))
-                    // Among equal types, the newest generation: t3 before t2.
-                    .then_with(|| b.name.cmp(&a.name))
-            })
-            .cloned()
-            .ok_or_else(|| {
-                Error::invalid(
-                    "group.properties.memory",
-                    format!("no instance type has {memory} GiB of memory"),
-                )
-            })
+        types::smallest(&types, memory, arch, capacity).ok_or_else(|| {
+            Error::invalid(
+                "group.properties.memory",
+                format!("no instance type has {memory} GiB of memory"),
+            )
+        })
     }
 
     /// The default subnets, by zone.
@@ -377,6 +358,7 @@ impl Catalogue {
         self.default_subnets.clear();
         self.subnets.clear();
         self.groups.clear();
+        self.templates.clear();
     }
 }
 
@@ -452,28 +434,6 @@ fn no_image(api: &Api, what: &str) -> Error {
     )
 }
 
-async fn all_types(api: &Api) -> Result<Vec<Type>> {
-    let filter = filter("current-generation", ["true"]);
-    let mut types = Vec::new();
-    let mut token = None;
-    loop {
-        let answer = api
-            .send("DescribeInstanceTypes", |ec2| {
-                ec2.describe_instance_types()
-                    .filters(filter.clone())
-                    .max_results(100)
-                    .set_next_token(token.clone())
-                    .send()
-            })
-            .await?;
-        types.extend(answer.instance_types().iter().filter_map(Type::of));
-        match answer.next_token {
-            Some(next) if !next.is_empty() => token = Some(next),
-            _ => return Ok(types),
-        }
-    }
-}
-
 impl Image {
     fn of(image: &aws_sdk_ec2::types::Image) -> Option<Self> {
         Some(Self {
@@ -486,42 +446,16 @@ impl Image {
                 _ => Arch::X86,
             },
             root_device: image.root_device_name().unwrap_or_default().to_owned(),
-        })
-    }
-}
-
-impl Type {
-    fn of(info: &InstanceTypeInfo) -> Option<Self> {
-        let architectures: Vec<&str> = info
-            .processor_info()
-            .map(aws_sdk_ec2::types::ProcessorInfo::supported_architectures)
-            .unwrap_or_default()
-            .iter()
-            .map(aws_sdk_ec2::types::ArchitectureType::as_str)
-            .collect();
-        let usage = |class: &str| {
-            let classes = info.supported_usage_classes();
-            classes.is_empty() || classes.iter().any(|known| known.as_str() == class)
-        };
-        Some(Self {
-            name: info.instance_type()?.as_str().to_owned(),
-            arch: if architectures.contains(&"arm64") && !architectures.contains(&"x86_64") {
-                Arch::Arm
-            } else {
-                Arch::X86
-            },
-            memory_mib: info
-                .memory_info()
-                .and_then(aws_sdk_ec2::types::MemoryInfo::size_in_mib)
-                .unwrap_or_default(),
-            cpus: info
-                .v_cpu_info()
-                .and_then(aws_sdk_ec2::types::VCpuInfo::default_v_cpus)
-                .unwrap_or_default(),
-            spot: usage("spot"),
-            on_demand: usage("on-demand"),
-            current: info.current_generation().unwrap_or(true),
-            bare_metal: info.bare_metal().unwrap_or_default(),
+            kept: image
+                .block_device_mappings()
+                .iter()
+                .filter(|mapping| {
+                    mapping
+                        .ebs()
+                        .is_some_and(|ebs| ebs.delete_on_termination() == Some(false))
+                })
+                .filter_map(|mapping| Some(mapping.device_name()?.to_owned()))
+                .collect(),
         })
     }
 }

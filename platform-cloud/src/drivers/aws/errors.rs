@@ -19,7 +19,11 @@ where
 {
     match error {
         SdkError::ServiceError(service) => match service.err().code() {
-            Some(code) => from_code(operation, code, service.err().message().unwrap_or_default()),
+            Some(code) => {
+                let message = service.err().message().unwrap_or_default();
+                let error = from_code(operation, code, message);
+                made_nothing(error, service.raw().status().as_u16())
+            }
             // A response that cannot be decoded, or an error without a code (a proxy, a server crash).
             None => {
                 let status = service.raw().status().as_u16();
@@ -52,6 +56,11 @@ fn not_answered<E>(operation: &str, error: &SdkError<E, HttpResponse>) -> Error
 where
     E: StdError + 'static,
 {
+    if let Some(why) = not_admitted(error) {
+        // Nothing was sent with them, so whatever kept the check from succeeding has changed nothing either.
+        let text = format!("{operation}: {}", why.message());
+        return Error::new(Reason::CredentialsRefused, text);
+    }
     if has_credentials_error(error) {
         return Error::new(
             Reason::CredentialsRefused,
@@ -72,15 +81,35 @@ where
     Error::unavailable(format!("{operation}: {}", chain(error)))
 }
 
-fn has_credentials_error(error: &(dyn StdError + 'static)) -> bool {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if error.is::<CredentialsError>() {
-            return true;
-        }
-        cause = error.source();
+/// An error that this module does not know, of a request that the API refuses: it made nothing, and the same request
+/// would be refused again. Throttling and conflicts between requests have codes of their own.
+fn made_nothing(error: Error, status: u16) -> Error {
+    let is_refusal = (400..500).contains(&status) && ![408, 409, 429].contains(&status);
+    if is_refusal && error.reason() == Reason::Unavailable {
+        let refused = Error::new(Reason::Precondition, error.message());
+        return refused.with_metadata(CODE, code(&error));
     }
-    false
+    error
+}
+
+fn has_credentials_error(error: &(dyn StdError + 'static)) -> bool {
+    causes(error).any(|error| error.is::<CredentialsError>())
+}
+
+/// The error for which credentials were not admitted.
+fn not_admitted<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Error> {
+    causes(error).find_map(|error| error.downcast_ref::<Error>())
+}
+
+fn causes<'a>(
+    error: &'a (dyn StdError + 'static),
+) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    let mut next = Some(error);
+    std::iter::from_fn(move || {
+        let error = next?;
+        next = error.source();
+        Some(error)
+    })
 }
 
 /// The error and its causes, without repetitions.
@@ -150,9 +179,18 @@ fn judge(operation: &str, code: &str, message: &str, text: String) -> Error {
             "the clock of this machine and that of AWS differ by too much (or the session has ended); check the time, \
              NTP and the credentials",
         ),
-        "UnauthorizedOperation" | "AccessDenied" | "AccessDeniedException" => refused(
+        "UnauthorizedOperation" | "AccessDenied" | "AccessDeniedException" => {
+            let lacking =
+                permission(message).map_or_else(|| format!("ec2:{operation}"), str::to_owned);
+            refused(
+                text,
+                &format!("the account may not do this; grant {lacking} to it"),
+            )
+        }
+        "AuthFailure.ServiceLinkedRoleCreationNotPermitted" => refused(
             text,
-            &format!("the account may not do this; grant ec2:{operation} to it"),
+            "the first spot request of an account makes a role; grant iam:CreateServiceLinkedRole to it, or make the \
+             role once: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
         ),
         "OptInRequired" | "Blocked" | "PendingVerification" | "InvalidOptInStatus" => refused(
             text,
@@ -203,6 +241,13 @@ fn by_field(code: &str, message: &str, text: String) -> Error {
     }
     // InternalError, Unavailable, ServiceUnavailable, InternalFailure, and unknown codes.
     Error::unavailable(text)
+}
+
+/// The permission that a message names: it may be another one than that of the call itself, such as iam:PassRole.
+fn permission(message: &str) -> Option<&str> {
+    let (_, rest) = message.split_once("is not authorized to perform: ")?;
+    let name = rest.split_whitespace().next()?;
+    name.contains(':').then_some(name)
 }
 
 /// The field of a group that an error is about.

@@ -7,6 +7,7 @@
 mod cidr;
 mod ensure;
 mod follow;
+mod follower;
 mod release;
 mod rules;
 mod seen;
@@ -34,7 +35,9 @@ use self::{
     wanted::{Network, Source, WantedInfrastructure},
 };
 use super::{Aws, catalogue::filter, errors};
+
 use drover_platform::infrastructure::{Infrastructure, Owner, Progress};
+pub(super) use follower::Follower;
 
 /// Poll delay while something is in progress.
 const SOON: Duration = Duration::from_secs(1);
@@ -156,6 +159,7 @@ impl Infrastructure for Aws {
         let mut seen = Seen::of(&self.api, owner).await?;
         let surplus = seen.take_surplus();
         let endpoint = self.follow(owner, &mut seen).await;
+        self.follower.look_again();
         let mut resources = resources(&seen, endpoint);
         resources.extend(surplus.things().map(|(kind, thing)| {
             thing.resource(

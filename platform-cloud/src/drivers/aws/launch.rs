@@ -1,6 +1,6 @@
 //! Converts launches to `RunInstances` requests and their responses to outcomes.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use aws_sdk_ec2::{
     client::Client,
@@ -8,9 +8,10 @@ use aws_sdk_ec2::{
     types::{
         BlockDeviceMapping, EbsBlockDevice, HttpTokensState, IamInstanceProfileSpecification,
         InstanceInterruptionBehavior, InstanceMarketOptionsRequest, InstanceMetadataEndpointState,
-        InstanceMetadataOptionsRequest, InstanceNetworkInterfaceSpecification, InstanceType,
-        LaunchTemplateSpecification, MarketType, Placement, ResourceType, SpotInstanceType,
-        SpotMarketOptions, Tag, TagSpecification, VolumeType,
+        InstanceMetadataOptionsRequest, InstanceMetadataTagsState,
+        InstanceNetworkInterfaceSpecification, InstanceType, LaunchTemplateSpecification,
+        MarketType, Placement, ResourceType, SpotInstanceType, SpotMarketOptions, Tag,
+        TagSpecification, VolumeType,
     },
 };
 use aws_smithy_types::base64;
@@ -19,7 +20,7 @@ use drover_core::{Class, Error, Reason, Result};
 use super::{
     EXTRA, NAME,
     api::Api,
-    catalogue::{Arch, Catalogue, Image, ImageName},
+    catalogue::{Arch, Catalogue, Image, ImageName, TemplateData},
     errors,
     machines::machine,
     properties::{self, CapacityType, MAX_USER_DATA, Properties},
@@ -44,6 +45,7 @@ pub(super) struct Plan {
     properties: Properties,
     class: Option<String>,
     image: Option<Image>,
+    template: Arc<TemplateData>,
     network: Network,
     tags: BTreeMap<String, String>,
     /// Whether to accept fewer instances than requested.
@@ -122,6 +124,10 @@ impl<'a> LaunchRequest<'a> {
                 .await?;
             class = Some(smallest.name);
         }
+        let template = match &self.properties.launch_template {
+            Some(template) => catalogue.template(api, template).await?,
+            None => Arc::default(),
+        };
         let network = network(
             self.launch,
             &self.properties,
@@ -138,6 +144,7 @@ impl<'a> LaunchRequest<'a> {
         Ok(Plan {
             class,
             image,
+            template,
             network,
             tags: tags(self.launch, &properties)?,
             partial: settings.partial_launches,
@@ -278,7 +285,7 @@ impl Plan {
     /// Launches as many of the instances as there is capacity for.
     pub(super) async fn run(&self, api: &Api, launch: &Launch) -> Vec<CloudOutcome> {
         let outcome = api
-            .send("RunInstances", |ec2| self.request(&ec2, launch).send())
+            .create("RunInstances", |ec2| self.request(&ec2, launch).send())
             .await;
         match outcome {
             Ok(answer) => self.outcomes(api, launch, &answer),
@@ -369,12 +376,14 @@ impl Plan {
                     .http_tokens(HttpTokensState::Required)
                     .http_endpoint(InstanceMetadataEndpointState::Enabled)
                     .http_put_response_hop_limit(METADATA_HOPS)
+                    // Where the account turns these on, tags may not have keys with a slash.
+                    .instance_metadata_tags(InstanceMetadataTagsState::Disabled)
                     .build(),
             )
             .tag_specifications(tagged(ResourceType::Instance, &self.tags))
             .tag_specifications(tagged(ResourceType::Volume, &self.tags))
             .set_iam_instance_profile(properties.iam_instance_profile.as_deref().map(profile))
-            .set_block_device_mappings(self.root_volume().map(|volume| vec![volume]))
+            .set_block_device_mappings(self.volumes())
             .set_instance_market_options(self.market());
         if properties.termination_protection {
             request = request.disable_api_termination(true);
@@ -398,14 +407,25 @@ impl Plan {
     ) -> RunInstancesFluentBuilder {
         let Network { subnet, groups } = &self.network;
         let groups = (!groups.is_empty()).then(|| groups.clone());
-        if self.properties.public_address.is_some() || self.properties.ipv6 {
+        let of_template = self.template.interface.as_ref();
+        if self.properties.public_address.is_some() || self.properties.ipv6 || of_template.is_some()
+        {
+            // What is said here of an interface replaces what the template says.
+            let template = of_template.cloned().unwrap_or_default();
+            let template_groups = (!template.groups.is_empty()).then_some(template.groups);
+            let public = self.properties.public_address.or(template.public_address);
+            let ipv6 = self
+                .properties
+                .ipv6
+                .then_some(1)
+                .or(template.ipv6_addresses);
             return request.network_interfaces(
                 InstanceNetworkInterfaceSpecification::builder()
                     .device_index(0)
-                    .set_associate_public_ip_address(self.properties.public_address)
-                    .set_ipv6_address_count(self.properties.ipv6.then_some(1))
+                    .set_associate_public_ip_address(public)
+                    .set_ipv6_address_count(ipv6)
                     .set_subnet_id(subnet.clone())
-                    .set_groups(groups)
+                    .set_groups(groups.or(template_groups))
                     .delete_on_termination(true)
                     .build(),
             );
@@ -415,6 +435,27 @@ impl Plan {
             .set_subnet_id(subnet.clone())
             .set_security_group_ids(groups)
             .set_placement(zone.map(|zone| Placement::builder().availability_zone(zone).build()))
+    }
+
+    /// The root volume as the group says, and all volumes of image and template that would outlive the instance: nobody
+    /// else deletes them.
+    fn volumes(&self) -> Option<Vec<BlockDeviceMapping>> {
+        let mut volumes: Vec<BlockDeviceMapping> = self.root_volume().into_iter().collect();
+        let of_image = self.image.iter().flat_map(|image| &image.kept);
+        let of_image = of_image.map(|device| {
+            let ebs = EbsBlockDevice::builder().delete_on_termination(true);
+            BlockDeviceMapping::builder()
+                .device_name(device)
+                .ebs(ebs.build())
+                .build()
+        });
+        for volume in self.template.kept.iter().cloned().chain(of_image) {
+            let is_said = |said: &BlockDeviceMapping| said.device_name() == volume.device_name();
+            if !volumes.iter().any(is_said) {
+                volumes.push(volume);
+            }
+        }
+        (!volumes.is_empty()).then_some(volumes)
     }
 
     fn root_volume(&self) -> Option<BlockDeviceMapping> {

@@ -11,7 +11,7 @@ use drover_proto::{
 use futures::future;
 use prost_types::Timestamp;
 
-use super::{NAME, api::Api, catalogue::filter, errors};
+use super::{NAME, api::Api, catalogue::filter, status::Checks};
 use crate::cloud::{Filter, Machine, PREFIX};
 
 /// Page size: the maximum of EC2.
@@ -19,6 +19,9 @@ const PAGE: i32 = 1000;
 
 /// Maximum number of ids that `DescribeInstanceStatus` accepts.
 const NAMED: usize = 100;
+/// Maximum number of values of a filter
+/// (<https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstances.html>).
+pub(super) const FILTER_VALUES: usize = 200;
 
 /// Every instance that matches the filter, without terminated foreign ones.
 pub(super) async fn list(api: &Api, which: &Filter) -> Result<Vec<Machine>> {
@@ -29,8 +32,12 @@ pub(super) async fn list(api: &Api, which: &Filter) -> Result<Vec<Machine>> {
         Filter::Request(request_id) => {
             filters.push(filter(&tag("request"), [escape(request_id)]));
         }
-        Filter::Id(id) => return by_id(api, id).await,
+        Filter::Id(id) => filters.push(filter("instance-id", [escape(id)])),
     }
+    described(api, filters).await
+}
+
+async fn described(api: &Api, filters: Vec<aws_sdk_ec2::types::Filter>) -> Result<Vec<Machine>> {
     let filters = (!filters.is_empty()).then_some(filters);
     let mut machines = Vec::new();
     let mut token: Option<String> = None;
@@ -63,6 +70,25 @@ pub(super) async fn list(api: &Api, which: &Filter) -> Result<Vec<Machine>> {
     }
 }
 
+/// The instances with these ids, without those that EC2 does not know: unlike ids, a filter may name some of these.
+pub(super) async fn by_ids(
+    api: &Api,
+    ids: Vec<String>,
+) -> HashMap<String, Result<Option<Machine>>> {
+    let is_id = |id: &&String| is_instance_id(id);
+    let asked: Vec<&String> = ids.iter().filter(is_id).collect();
+    let found = if asked.is_empty() {
+        Ok(Vec::new())
+    } else {
+        described(api, vec![filter("instance-id", asked)]).await
+    };
+    let of = |id: &str| match &found {
+        Ok(machines) => Ok(machines.iter().find(|machine| machine.id == id).cloned()),
+        Err(error) => Err(error.clone()),
+    };
+    ids.iter().map(|id| (id.clone(), of(id))).collect()
+}
+
 /// The current phases of these machines. `DescribeInstanceStatus` returns about a tenth of the data of a full list.
 /// Instances that EC2 does not know are left out.
 pub(super) async fn look(api: &Api, machines: &[Machine]) -> Result<Vec<Machine>> {
@@ -72,19 +98,20 @@ pub(super) async fn look(api: &Api, machines: &[Machine]) -> Result<Vec<Machine>
     Ok(seen
         .flat_map(|(some, phases)| {
             some.iter().filter_map(move |machine| {
-                let phase = *phases.get(&machine.id)?;
+                let (phase, checks) = phases.get(&machine.id)?;
                 let mut machine = machine.clone();
-                if machine.phase != phase {
-                    machine.phase = phase;
+                if machine.phase != *phase {
+                    machine.phase = *phase;
                     machine.message.clear();
                 }
+                checks.show(&mut machine);
                 Some(machine)
             })
         })
         .collect())
 }
 
-async fn phases(api: &Api, machines: &[Machine]) -> Result<HashMap<String, NodePhase>> {
+async fn phases(api: &Api, machines: &[Machine]) -> Result<HashMap<String, (NodePhase, Checks)>> {
     let ids: Vec<String> = machines.iter().map(|machine| machine.id.clone()).collect();
     let answer = api
         .send("DescribeInstanceStatus", |ec2| {
@@ -98,31 +125,11 @@ async fn phases(api: &Api, machines: &[Machine]) -> Result<HashMap<String, NodeP
     Ok(statuses
         .into_iter()
         .filter_map(|status| {
+            let checks = Checks::of(&status);
             let state = status.instance_state.and_then(|state| state.name);
-            Some((status.instance_id?, phase(state.as_ref())))
+            Some((status.instance_id?, (phase(state.as_ref()), checks)))
         })
         .collect())
-}
-
-async fn by_id(api: &Api, id: &str) -> Result<Vec<Machine>> {
-    if !is_instance_id(id) {
-        return Ok(Vec::new());
-    }
-    let answer = api
-        .send("DescribeInstances", |ec2| {
-            ec2.describe_instances().instance_ids(id).send()
-        })
-        .await;
-    match answer {
-        Ok(answer) => Ok(answer
-            .reservations()
-            .iter()
-            .flat_map(aws_sdk_ec2::types::Reservation::instances)
-            .filter_map(|instance| machine(api, instance))
-            .collect()),
-        Err(error) if errors::is_absent(&error) => Ok(Vec::new()),
-        Err(error) => Err(error),
-    }
 }
 
 /// Whether this is syntactically an instance id. EC2 rejects the whole call for a single malformed one.
@@ -147,14 +154,14 @@ pub(super) fn escape(value: &str) -> String {
     escaped
 }
 
-/// Converts an instance. `None` if it is foreign and terminated.
+/// Converts an instance. `None` if it is foreign and terminated, or may be: terminated instances lose their tags one by one
+/// (<https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html>).
 pub(super) fn machine(api: &Api, instance: &Instance) -> Option<Machine> {
     let id = instance.instance_id()?.to_owned();
     let (tags, name) = tags(instance.tags());
     let state = instance.state().and_then(|state| state.name());
     let phase = phase(state);
-    let is_ours = tags.keys().any(|key| key.starts_with(PREFIX));
-    if phase == NodePhase::Terminated && !is_ours {
+    if phase == NodePhase::Terminated && !has_identity(&tags) {
         return None;
     }
     let zone = instance
@@ -191,6 +198,22 @@ pub(super) fn machine(api: &Api, instance: &Instance) -> Option<Machine> {
         }),
         location: String::new(),
     })
+}
+
+/// Whether none of the tags is missing that say whose an instance is and what for.
+fn has_identity(tags: &BTreeMap<String, String>) -> bool {
+    let needed = [
+        "owner",
+        "cluster",
+        "group",
+        "request",
+        "sequence",
+        "spec-hash",
+        "slots",
+    ];
+    needed
+        .iter()
+        .all(|name| tags.contains_key(&format!("{PREFIX}{name}")))
 }
 
 /// The tags of an instance without those that are not node labels, and its name.

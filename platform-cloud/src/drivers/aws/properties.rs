@@ -165,7 +165,7 @@ pub(super) fn schema() -> Value {
             },
             "memory": {
                 "type": "number", "exclusiveMinimum": 0, "x-drover-node-class": true,
-                "description": "Memory in GiB. Without an instance type: the smallest current one that has as much."
+                "description": "Memory in GiB. Without an instance type: the cheapest current one without accelerators that has as much."
             },
             "key": {
                 "type": "string", "minLength": 1,

@@ -8,13 +8,15 @@ use google_cloud_compute_v1::{
     model::{Instance, InstancesSetLabelsRequest, Operation, Zone, operation::Status},
 };
 use google_cloud_gax::retry_policy::NeverRetry;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::{Settings, credentials, error};
-use crate::cloud::{Gate, traced};
+use crate::cloud::{Action, Gate, Lane, traced};
 
-/// Maximum number of concurrent calls. Half of them may be waiting for operations.
+/// Maximum number of concurrent calls of each kind: reads and changes.
 const CONCURRENT: usize = 64;
+/// Maximum number of concurrent waits for operations. The API answers them only when the operation ends.
+const WAITS: usize = 512;
 /// Page size: the maximum of the API.
 const PAGE: u32 = 500;
 /// Initial and maximum interval between polls of an operation.
@@ -27,6 +29,7 @@ const MAX_CONSOLE: usize = 1 << 20;
 /// Compute Engine in one project.
 pub(super) struct Client {
     project: String,
+    call_timeout: Duration,
     gate: Gate,
     instances: Instances,
     operations: ZoneOperations,
@@ -59,7 +62,8 @@ impl Client {
         let credentials = credentials::open(settings).await?;
         Ok(Self {
             project: settings.project.clone(),
-            gate: Gate::new(settings.common.calls_per_second, CONCURRENT),
+            call_timeout: settings.common.call_timeout(),
+            gate: Gate::with_waits(settings.common.calls_per_second, CONCURRENT, WAITS),
             instances: service!(Instances, settings, credentials),
             operations: service!(ZoneOperations, settings, credentials),
             zones: service!(Zones, settings, credentials),
@@ -74,13 +78,27 @@ impl Client {
         F: Fn() -> Fut + Send + Sync,
         Fut: Future<Output = google_cloud_gax::Result<T>> + Send,
     {
+        self.gate.call_as(action(what), || once(what, call())).await
+    }
+
+    /// A read of one zone, which may be silent while others answer.
+    async fn call_within<T, F, Fut>(&self, what: &str, patience: Duration, call: F) -> Result<T>
+    where
+        T: Send,
+        F: Fn() -> Fut + Send + Sync,
+        Fut: Future<Output = google_cloud_gax::Result<T>> + Send,
+    {
         self.gate
-            .call(|| {
-                traced("Compute", what, async {
-                    call()
-                        .await
-                        .map_err(|failure| error::of_call(what, &failure))
-                })
+            .call_as(action(what), || async {
+                timeout(patience, once(what, call()))
+                    .await
+                    .unwrap_or_else(|_| {
+                        let error = Error::new(
+                            Reason::DeadlineExceeded,
+                            format!("Compute Engine did not answer within {patience:?}"),
+                        );
+                        Err(error.context(what))
+                    })
             })
             .await
     }
@@ -109,13 +127,18 @@ impl Client {
         Ok(zones)
     }
 
-    /// All machines of a zone that match the filter, from all pages.
-    pub(super) async fn list(&self, zone: &str, filter: Option<&str>) -> Result<Vec<Instance>> {
+    /// All machines of a zone that match the filter, from all pages; `patience` for each of them.
+    pub(super) async fn list(
+        &self,
+        zone: &str,
+        filter: Option<&str>,
+        patience: Duration,
+    ) -> Result<Vec<Instance>> {
         let mut instances = Vec::new();
         let mut token: Option<String> = None;
         loop {
             let page = self
-                .call("instances.list", || {
+                .call_within("instances.list", patience, || {
                     self.instances
                         .list()
                         .set_project(&self.project)
@@ -150,10 +173,30 @@ impl Client {
         }
     }
 
+    /// The machine with this id, if it is in the zone.
+    pub(super) async fn find(
+        &self,
+        zone: &str,
+        id: &str,
+        patience: Duration,
+    ) -> Result<Vec<Instance>> {
+        let got = self.get_within(zone, id, patience).await?;
+        Ok(got.into_iter().collect())
+    }
+
     /// Reads a machine by name or id. `None` if it does not exist.
     pub(super) async fn get(&self, zone: &str, name: &str) -> Result<Option<Instance>> {
+        self.get_within(zone, name, self.call_timeout).await
+    }
+
+    async fn get_within(
+        &self,
+        zone: &str,
+        name: &str,
+        patience: Duration,
+    ) -> Result<Option<Instance>> {
         let got = self
-            .call("instances.get", || {
+            .call_within("instances.get", patience, || {
                 self.instances
                     .get()
                     .set_project(&self.project)
@@ -171,7 +214,8 @@ impl Client {
         request_id: &str,
         body: &Instance,
     ) -> Result<Operation> {
-        self.call("instances.insert", || {
+        let what = "instances.insert";
+        let insert = || {
             self.instances
                 .insert()
                 .set_project(&self.project)
@@ -179,8 +223,10 @@ impl Client {
                 .set_request_id(request_id)
                 .set_body(body.clone())
                 .send()
-        })
-        .await
+        };
+        self.gate
+            .create_as(action(what), || once(what, insert()))
+            .await
     }
 
     /// Starts the deletion of a machine by its id. `None` if it does not exist.
@@ -350,6 +396,22 @@ impl Client {
                 .map(|_| ()),
         }
     }
+}
+
+/// The limits of a method.
+fn action(what: &str) -> Action<'_> {
+    let method = what.rsplit('.').next().unwrap_or_default();
+    let lane = match method {
+        "wait" => Lane::Wait,
+        "insert" | "delete" | "setLabels" => Lane::Change,
+        _ => Lane::Read,
+    };
+    Action { name: what, lane }
+}
+
+async fn once<T>(what: &str, call: impl Future<Output = google_cloud_gax::Result<T>>) -> Result<T> {
+    let call = async { call.await.map_err(|failure| error::of_call(what, &failure)) };
+    traced("Compute", what, call).await
 }
 
 /// Converts "not found" to `None`.

@@ -16,7 +16,7 @@ use prost_types::Timestamp;
 use super::{
     Settings, labels, name,
     properties::{CapacityType, Properties},
-    resolve,
+    resolve, user_data,
 };
 use crate::cloud::{Launch, LaunchSlot, Machine};
 
@@ -136,7 +136,9 @@ fn metadata(settings: &Settings, properties: &Properties, launch: &Launch) -> Re
                 "the user data is not UTF-8 text, and the metadata of Compute Engine holds text only",
             )
         })?;
-        items.push(item(properties.user_data_key.as_str(), text));
+        let image = resolve::image(settings, properties)?;
+        let key = user_data::key(&image, text, properties.user_data_key)?;
+        items.push(item(key.as_str(), text));
     }
     Ok(Metadata::new().set_items(items))
 }

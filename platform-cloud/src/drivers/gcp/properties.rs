@@ -22,7 +22,7 @@ pub(super) struct Properties {
     pub(super) service_account: Option<String>,
     pub(super) disk_size: Option<u32>,
     pub(super) disk_type: Option<String>,
-    pub(super) user_data_key: UserDataKey,
+    pub(super) user_data_key: Option<UserDataKey>,
 }
 
 /// Provisioning model.
@@ -36,10 +36,9 @@ pub(super) enum CapacityType {
 }
 
 /// Metadata key of the user data.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum UserDataKey {
-    #[default]
     UserData,
     StartupScript,
 }
@@ -104,7 +103,9 @@ pub(super) fn schema() -> Value {
                 "type": "string", "enum": ["user-data", "startup-script"],
                 "description": "Metadata key that user data is given under. `user-data` is for images with cloud-init or \
                     Ignition (ubuntu, cos, fedora-coreos), `startup-script` for those with the Google guest agent only \
-                    (debian, rocky, centos): a script that runs at every start. Default: user-data."
+                    (debian, rocky, centos): a script that begins with `#!` and runs at every start. Default: the key that \
+                    the image reads; for images that are not known, startup-script for a script and user-data otherwise. \
+                    User data that the image would not run is refused."
             }
         }
     })

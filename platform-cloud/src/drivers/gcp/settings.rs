@@ -25,7 +25,8 @@ pub struct Settings {
     pub zones: Vec<String>,
     /// Base URL of the API. `None` (default): `https://compute.googleapis.com`.
     pub endpoint: Option<String>,
-    /// Key file of a service account (JSON). `None` (default): the application default credentials in their usual
+    /// JSON file with credentials (of a service account, a user, workload identity federation or impersonation); read again
+    /// when it changes. `None` (default): the application default credentials in their usual
     /// order: `GOOGLE_APPLICATION_CREDENTIALS`, `gcloud auth application-default login`, the metadata server.
     pub credentials_file: Option<PathBuf>,
     /// File with an OAuth access token that is renewed externally; read for every call. Takes precedence over

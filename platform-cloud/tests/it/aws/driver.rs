@@ -506,6 +506,8 @@ async fn one_poll_reads_each_page_once() {
     assert!(
         requests.iter().all(|request| [
             "DescribeInstances",
+            "DescribeInstanceStatus",
+            "DescribeAddresses",
             "GetCallerIdentity",
             "DescribeAvailabilityZones",
             "DescribeSubnets"
@@ -513,6 +515,9 @@ async fn one_poll_reads_each_page_once() {
         .contains(&request.operation.as_str())),
         "watching reads and does nothing else"
     );
+    let others = ["DescribeInstanceStatus", "DescribeAddresses"];
+    let others = others.map(|operation| bench.ec2().control().count(operation));
+    assert!(others[0] <= 4 && others[1] <= 1, "{others:?} in ten polls");
     // Pages of the first thirty nodes, regardless of later ones.
     let first_pages = requests
         .iter()
@@ -525,4 +530,103 @@ async fn one_poll_reads_each_page_once() {
         "30 calls are 10 lists of 3 pages, not {first_pages}"
     );
     assert_eq!(nodes.len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_chooses_no_type_with_accelerators_and_none_that_costs_more_than_it_must() {
+    let bench = Bench::emulated_with(Ec2Settings::default(), |settings| {
+        settings.instance_type = String::new();
+    })
+    .await;
+    for (memory, class) in [(24, "r6i.xlarge"), (40, "r6i.2xlarge"), (16, "r6i.large")] {
+        let (_, nodes) = bench.make(1, json!({ "memory": memory })).await;
+        assert_eq!(nodes[0].node_class, class, "{memory} GiB");
+    }
+}
+
+/// A launch template with a network interface of its own, and a data volume that EC2 would keep.
+async fn template_with_its_own(bench: &Bench, name: &str) -> String {
+    let sdk = bench.sdk().await;
+    let vpcs = sdk.describe_vpcs().send().await.unwrap();
+    let group = sdk
+        .create_security_group()
+        .group_name(name)
+        .description(name)
+        .vpc_id(vpcs.vpcs()[0].vpc_id().unwrap())
+        .send()
+        .await
+        .unwrap();
+    let group = group.group_id().unwrap().to_owned();
+    let interface =
+        aws_sdk_ec2::types::LaunchTemplateInstanceNetworkInterfaceSpecificationRequest::builder()
+            .device_index(0)
+            .groups(&group)
+            .associate_public_ip_address(true)
+            .build();
+    let volume = aws_sdk_ec2::types::LaunchTemplateBlockDeviceMappingRequest::builder()
+        .device_name("/dev/sdf")
+        .ebs(
+            aws_sdk_ec2::types::LaunchTemplateEbsBlockDeviceRequest::builder()
+                .volume_size(10)
+                .delete_on_termination(false)
+                .build(),
+        )
+        .build();
+    let data = aws_sdk_ec2::types::RequestLaunchTemplateData::builder()
+        .network_interfaces(interface)
+        .block_device_mappings(volume)
+        .build();
+    sdk.create_launch_template()
+        .launch_template_name(name)
+        .launch_template_data(data)
+        .send()
+        .await
+        .unwrap();
+    group
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_launch_template_says_of_interfaces_and_volumes_goes_with_zones_and_with_the_node() {
+    let bench = Bench::emulator().await;
+    let group = template_with_its_own(&bench, "with-interface").await;
+    let template = json!({ "launchTemplate": { "name": "with-interface" } });
+    let (_, nodes) = bench.make(3, template).await;
+    let zones: BTreeSet<&str> = nodes
+        .iter()
+        .map(|node| node.failure_domain.as_str())
+        .collect();
+    assert_eq!(zones.len(), 3, "{zones:?}");
+    let sdk = bench.sdk().await;
+    let described = sdk
+        .describe_instances()
+        .instance_ids(&nodes[0].node_id)
+        .send()
+        .await
+        .unwrap();
+    let instance = &described.reservations()[0].instances()[0];
+    assert_eq!(
+        instance.security_groups()[0].group_id(),
+        Some(group.as_str())
+    );
+    assert!(instance.public_ip_address().is_some());
+    assert_eq!(instance.block_device_mappings().len(), 2);
+    for node in &nodes {
+        bench.remove(node).await;
+    }
+    let left = bench.left();
+    assert!(
+        left.iter()
+            .all(|(kind, _)| kind != "volume" && kind != "instance"),
+        "{left:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_are_made_where_the_account_puts_tags_into_the_metadata() {
+    let bench = Bench::emulated(Ec2Settings {
+        metadata_tags: "enabled".to_owned(),
+        ..Ec2Settings::default()
+    })
+    .await;
+    bench.make(1, Value::Null).await;
 }

@@ -7,7 +7,7 @@ use drover_emulators::{Fault, ec2::Ec2Settings};
 use drover_proto::platform::v1::{DeprovisionState, Node, NodeRole, ProvisionRequest};
 use serde_json::Value;
 
-use crate::aws::bench::{Bench, index, until};
+use crate::aws::bench::{Bench, index, tags_of, until};
 
 /// Faults with their names, and whether the server dies afterwards.
 fn faults() -> Vec<(&'static str, Fault, bool)> {
@@ -229,4 +229,34 @@ async fn throttling_slows_down_and_fails_nothing() {
         .iter()
         .any(|request| request.status == Some(503));
     assert!(throttled, "the API has throttled");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_terminated_node_that_has_lost_its_tags_is_not_made_again() {
+    let bench = Bench::emulated(Ec2Settings {
+        terminated_tagged: Some(Duration::from_millis(300)),
+        ..Ec2Settings::default()
+    })
+    .await;
+    let (request, nodes) = bench.make(2, Value::Null).await;
+    let gone = &nodes[0].node_id;
+    let sdk = bench.sdk().await;
+    let whole = tags_of(&sdk, gone).await.len();
+    assert!(bench.ec2().terminate_behind(gone));
+    for (what, most) in [("some tags are lost", whole - 1), ("all tags are lost", 0)] {
+        until(what, || async {
+            (tags_of(&sdk, gone).await.len() <= most).then_some(())
+        })
+        .await;
+        bench.restart().await;
+        let answer = bench.provision(&request).await.unwrap();
+        assert!(
+            answer
+                .nodes
+                .iter()
+                .any(|node| node.node_id == nodes[1].node_id),
+            "{what}: {answer:?}"
+        );
+        made_once(&bench, &request, what);
+    }
 }

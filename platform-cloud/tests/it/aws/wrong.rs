@@ -159,6 +159,47 @@ async fn what_the_account_may_not_do_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_that_is_not_known_makes_nothing_and_leaves_nothing_open() {
+    let bench = Bench::emulated(Ec2Settings {
+        spot_role: false,
+        ..Ec2Settings::default()
+    })
+    .await;
+    let request = bench.request(1, json!({ "capacityType": "spot" })).await;
+    let error = bench.refused(&request).await;
+    assert_eq!(error.class(), Class::Credentials, "{error:?}");
+    assert!(
+        error.message().contains("iam:CreateServiceLinkedRole"),
+        "{error}"
+    );
+    let denied = "You are not authorized to perform this operation. User: arn:aws:iam::1:user/u is not authorized to \
+                  perform: iam:PassRole on resource: arn:aws:iam::1:role/r because no identity-based policy allows it";
+    for (status, code, message, says) in [
+        (
+            400,
+            "TagPolicyViolation",
+            "The tag policy does not allow this.",
+            "TagPolicyViolation",
+        ),
+        (
+            400,
+            "ReservationCapacityExceeded",
+            "The reservation is full.",
+            "ReservationCapacityExceeded",
+        ),
+        (403, "UnauthorizedOperation", denied, "grant iam:PassRole"),
+    ] {
+        let fault = Fault::refuse(status, code, message);
+        bench.ec2().control().fail_next("RunInstances", fault);
+        let request = bench.request(1, Value::Null).await;
+        let error = bench.refused(&request).await;
+        assert_ne!(error.class(), Class::Unknown, "{code}: {error:?}");
+        assert!(error.message().contains(says), "{error}");
+    }
+    assert_eq!(bench.ec2().machines(), vec![]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn credentials_that_expire_are_told_and_new_ones_are_taken() {
     let ec2 = Ec2Settings {
         access_keys: vec![KEY.to_owned(), "AKIAROTATED".to_owned()],

@@ -125,12 +125,44 @@ async fn a_token_that_expires_is_named_and_one_that_is_renewed_is_used_at_once()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_credentials_file_that_changes_is_read_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("credentials.json");
+    let gce = Gce::start(with_token("access-first")).await.unwrap();
+    let write = |refresh: &str| {
+        let credentials = json!({
+            "type": "authorized_user", "client_id": "id", "client_secret": "secret",
+            "refresh_token": refresh, "token_uri": format!("{}/token", gce.url()),
+        });
+        std::fs::write(&file, credentials.to_string()).unwrap();
+    };
+    write("first");
+    let settings = Settings {
+        anonymous: false,
+        credentials_file: Some(file.clone()),
+        ..settings(&gce)
+    };
+    let bench = Bench::over(gce.clone(), settings).await;
+    bench.provision_until_known(&bench.request(1)).await;
+    bench.gce.expire_credentials();
+    let error = bench.provision(&bench.request(1)).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::CredentialsRefused, "{error:?}");
+    // Half a file is not taken.
+    std::fs::write(&file, "{").unwrap();
+    assert!(bench.provision(&bench.request(1)).await.is_err());
+    bench.gce.accept_token("access-second");
+    write("second");
+    bench.provision_until_known(&bench.request(1)).await;
+    bench.assert_nothing_leaked("another file").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn properties_of_the_kadende_sample_make_machines() {
     let bench = Bench::new().await;
     let sample = json!({ "key": "mwas", "instanceType": "t2.micro", "image": "amazonlinux" });
     let mut request = bench.request_with(2, &sample);
     request.bootstrap = Some(Bootstrap {
-        user_data: Some(UserData::Text("#cloud-config\n".to_owned())),
+        user_data: Some(UserData::Text("#!/bin/sh\n".to_owned())),
         ..Bootstrap::default()
     });
     let nodes = bench.provision_until_known(&request).await.nodes;
@@ -148,7 +180,7 @@ async fn properties_of_the_kadende_sample_make_machines() {
             .unwrap()
     };
     assert!(value("ssh-keys").starts_with("mwas:ssh-ed25519 "));
-    assert_eq!(value("user-data"), "#cloud-config\n");
+    assert_eq!(value("startup-script"), "#!/bin/sh\n");
     let node = bench
         .until_phase(&nodes[0].node_id, NodePhase::Running)
         .await;

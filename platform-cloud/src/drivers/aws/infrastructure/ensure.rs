@@ -98,6 +98,7 @@ impl<'a> Work<'a> {
         if let Some(endpoint) = &self.wanted.endpoint {
             self.address(endpoint).await?;
             self.endpoint = self.aws.follow(self.owner, &mut self.seen).await;
+            self.aws.follower.look_again();
         }
         Ok(())
     }

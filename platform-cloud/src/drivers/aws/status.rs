@@ -1,0 +1,155 @@
+//! Status checks and scheduled events of instances
+//! (<https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitoring-system-instance-status-check.html>).
+
+use std::{collections::HashMap, time::Duration};
+
+use aws_sdk_ec2::types::{InstanceStatus, InstanceStatusEvent, SummaryStatus};
+use drover_core::{Error, Result};
+use drover_proto::platform::v1::NodePhase;
+use parking_lot::Mutex;
+use tokio::time::{Instant, timeout};
+
+use super::api::Api;
+use crate::cloud::Machine;
+
+/// How long a list waits for status checks. They may be late, and it may not.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Number of lists for which checks are read once: with the usual poll interval one minute, since EC2 makes them "every
+/// minute".
+const LISTS: u32 = 6;
+/// Page size: the maximum of EC2.
+const PAGE: i32 = 1000;
+
+/// What the checks of an instance say. Empty while they pass, and while they have not ended.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Checks {
+    /// The checks that fail: system, instance.
+    failed: Vec<&'static str>,
+    /// The scheduled events.
+    events: Vec<String>,
+}
+
+impl Checks {
+    pub(super) fn of(status: &InstanceStatus) -> Self {
+        let system = ("system", status.system_status());
+        let instance = ("instance", status.instance_status());
+        let failed = [system, instance].into_iter().filter(|(_, summary)| {
+            summary.and_then(|summary| summary.status()) == Some(&SummaryStatus::Impaired)
+        });
+        Self {
+            failed: failed.map(|(name, _)| name).collect(),
+            events: status.events().iter().filter_map(event).collect(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.failed.is_empty() && self.events.is_empty()
+    }
+
+    /// Shows a running machine as not ready if a check fails.
+    pub(super) fn show(&self, machine: &mut Machine) {
+        if machine.phase != NodePhase::Running {
+            return;
+        }
+        machine.ready = (!self.failed.is_empty()).then_some(false);
+        let mut said = self.events.clone();
+        if !self.failed.is_empty() {
+            said.insert(
+                0,
+                format!("fails the {} status check", self.failed.join(" and the ")),
+            );
+        }
+        machine.message = drover_core::error::cut(said.join("; "));
+    }
+}
+
+fn event(event: &InstanceStatusEvent) -> Option<String> {
+    let description = event.description().unwrap_or_default();
+    // EC2 shows events that have ended for a while.
+    if description.starts_with("[Completed]") || description.starts_with("[Canceled]") {
+        return None;
+    }
+    let code = event.code()?.as_str();
+    let begins = event.not_before().map(ToString::to_string);
+    Some(match begins {
+        Some(begins) => format!("AWS has scheduled {code} from {begins} on: {description}"),
+        None => format!("AWS has scheduled {code}: {description}"),
+    })
+}
+
+/// The checks of all running instances as last read.
+#[derive(Debug)]
+pub(super) struct AllChecks {
+    interval: Duration,
+    known: Mutex<HashMap<String, Checks>>,
+    /// When they were last read.
+    read: Mutex<Option<Instant>>,
+}
+
+impl AllChecks {
+    /// Checks for complete lists at this interval.
+    pub(super) fn new(poll_interval: Duration) -> Self {
+        Self {
+            interval: poll_interval * LISTS,
+            known: Mutex::default(),
+            read: Mutex::default(),
+        }
+    }
+
+    /// Reads them if it is time. Those from before stay if they cannot be read: readiness must not change because of
+    /// that.
+    pub(super) async fn read(&self, api: &Api) {
+        {
+            let mut read = self.read.lock();
+            if read.is_some_and(|read| read.elapsed() < self.interval) {
+                return;
+            }
+            *read = Some(Instant::now());
+        }
+        match timeout(PATIENCE, all(api)).await {
+            Ok(Ok(checks)) => *self.known.lock() = checks,
+            Ok(Err(error)) => tracing::debug!(%error, "status checks cannot be read"),
+            Err(_) => tracing::debug!("status checks cannot be read in time"),
+        }
+    }
+
+    /// Shows them on listed machines.
+    pub(super) fn show(&self, machines: &mut [Machine]) {
+        let checks = self.known.lock();
+        for machine in machines {
+            if let Some(checks) = checks.get(&machine.id) {
+                checks.show(machine);
+            }
+        }
+    }
+}
+
+async fn all(api: &Api) -> Result<HashMap<String, Checks>> {
+    let mut checks = HashMap::new();
+    let mut token: Option<String> = None;
+    loop {
+        let page = api
+            .send("DescribeInstanceStatus", |ec2| {
+                ec2.describe_instance_status()
+                    .max_results(PAGE)
+                    .set_next_token(token.clone())
+                    .send()
+            })
+            .await?;
+        for status in page.instance_statuses() {
+            let of = Checks::of(status);
+            if let (Some(id), false) = (status.instance_id(), of.is_empty()) {
+                checks.insert(id.to_owned(), of);
+            }
+        }
+        match page.next_token.filter(|next| !next.is_empty()) {
+            Some(next) if token.as_ref() == Some(&next) => {
+                return Err(Error::unavailable(
+                    "DescribeInstanceStatus: the API repeats a page; the list is not complete",
+                ));
+            }
+            Some(next) => token = Some(next),
+            None => return Ok(checks),
+        }
+    }
+}
