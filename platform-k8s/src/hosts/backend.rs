@@ -100,7 +100,12 @@ impl Backend {
             let mut token = String::new();
             loop {
                 let (page, next) = self.page(scope, labels, &token, None).await?;
-                hosts.extend(page.into_iter().filter(|host| self.serves(host)));
+                for host in page.into_iter().filter(|host| self.serves(host)) {
+                    if !self.cache.knows(&host) {
+                        self.cache.changed(host.clone(), Source::Host);
+                    }
+                    hosts.push(host);
+                }
                 if next.is_empty() {
                     break;
                 }
@@ -114,11 +119,15 @@ impl Backend {
     pub(super) async fn nodes(&self, hosts: Vec<BareMetalHost>) -> Listing {
         let see = |host: BareMetalHost| async move {
             let known = self.cache.get(&host::id(&host));
-            let mut beside = known.map_or_else(Beside::default, |known| known.beside);
+            let mut beside = known.map_or_else(Beside::default, |known| known.beside.clone());
             // A host that is no node needs no addresses.
             self.cache.reader.node(&host, &beside)?;
             beside.networks = Some(self.secrets.networks(&host).await);
-            self.cache.reader.node(&host, &beside)
+            let mut seen = self.cache.reader.node(&host, &beside);
+            if let Some((found, _)) = &mut seen {
+                self.cache.hold_back(&mut found.node);
+            }
+            seen
         };
         let seen = stream::iter(hosts.into_iter().map(see)).buffered(READ_TOGETHER);
         let seen: Vec<_> = seen.filter_map(|node| async { node }).collect().await;
@@ -240,7 +249,7 @@ impl Backend {
         loop {
             let unread = self.cache.without_networks();
             let idle = unread.is_empty();
-            let read = |known: super::cache::Known| async move {
+            let read = |known: Arc<super::cache::Known>| async move {
                 let networks = self.secrets.networks(&known.host).await;
                 let id = host::id(&known.host);
                 self.cache.set_networks(&id, &known.host, networks);

@@ -7,7 +7,7 @@ use std::{
 };
 
 use drover_platform::driver::{Changes, Found};
-use drover_proto::platform::v1::{Node, RemovalEvidence};
+use drover_proto::platform::v1::{Node, NodePhase, RemovalEvidence};
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
 use tokio::{sync::watch, time::Instant};
@@ -15,6 +15,7 @@ use tokio::{sync::watch, time::Instant};
 use crate::labels::{FORMER, FormerSlot};
 
 use super::{
+    claim,
     host::{self, BareMetalHost},
     life::Life,
     secrets::Networks,
@@ -38,7 +39,7 @@ pub(super) struct Cache {
 
 #[derive(Default)]
 struct State {
-    hosts: BTreeMap<String, Known>,
+    hosts: BTreeMap<String, Arc<Known>>,
     /// Hosts by cluster and node id.
     nodes: HashMap<(String, String), String>,
     changes: Option<Changes>,
@@ -48,6 +49,8 @@ struct State {
     gone: HashMap<String, Instant>,
     /// Hosts that are being claimed.
     claiming: HashSet<String>,
+    /// Requests of which not all slots may have hosts yet, and the host that says so.
+    unfinished: HashMap<String, String>,
     /// Claims of which it is not known whether they were made, by request and index.
     open: HashMap<(String, u32), Arc<BareMetalHost>>,
 }
@@ -58,7 +61,9 @@ pub(super) struct Known {
     pub(super) host: Arc<BareMetalHost>,
     pub(super) beside: Beside,
     pub(super) node: Option<Found>,
-    rack: String,
+    /// By which it is selected and spread. Those of its networks are missing until its secret is read.
+    pub(super) labels: BTreeMap<String, String>,
+    pub(super) rack: String,
     /// When it was taken in.
     seen: Instant,
 }
@@ -123,8 +128,20 @@ impl Cache {
         state.changes = Some(changes);
     }
 
-    pub(super) fn all(&self) -> Vec<Known> {
+    pub(super) fn all(&self) -> Vec<Arc<Known>> {
         self.state.lock().hosts.values().cloned().collect()
+    }
+
+    /// Whether a host has a label.
+    pub(super) fn has_label(&self, key: &str) -> bool {
+        let state = self.state.lock();
+        let mut hosts = state.hosts.values();
+        hosts.any(|known| known.labels.contains_key(key))
+    }
+
+    /// Hosts that are being claimed.
+    pub(super) fn reserved(&self) -> HashSet<String> {
+        self.state.lock().claiming.clone()
     }
 
     /// Keeps these hosts for a claim. `None` if another claim has one of them.
@@ -136,10 +153,6 @@ impl Cache {
         state.claiming.extend(ids.iter().cloned());
         drop(state);
         Some(Reserved { cache: self, ids })
-    }
-
-    pub(super) fn is_reserved(&self, id: &str) -> bool {
-        self.state.lock().claiming.contains(id)
     }
 
     /// Notes that a claim may have been made, or no more.
@@ -161,8 +174,18 @@ impl Cache {
         self.state.lock().racks.keys().cloned().collect()
     }
 
-    pub(super) fn get(&self, id: &str) -> Option<Known> {
+    pub(super) fn get(&self, id: &str) -> Option<Arc<Known>> {
         self.state.lock().hosts.get(id).cloned()
+    }
+
+    /// Whether a host is known as it is here.
+    pub(super) fn knows(&self, host: &BareMetalHost) -> bool {
+        let state = self.state.lock();
+        let known = state.hosts.get(&host::id(host));
+        known.is_some_and(|known| {
+            known.host.uid() == host.uid()
+                && known.host.resource_version() == host.resource_version()
+        })
     }
 
     pub(super) fn node(&self, cluster_id: &str, node_id: &str) -> Option<Node> {
@@ -170,15 +193,43 @@ impl Cache {
         let id = state
             .nodes
             .get(&(cluster_id.to_owned(), node_id.to_owned()))?;
-        let found = state.hosts.get(id)?.node.as_ref()?;
-        Some(found.node.clone())
+        let mut found = state.hosts.get(id)?.node.clone()?;
+        state.hold_back(&mut found.node);
+        Some(found.node)
     }
 
     /// Nodes that are known and fit.
     pub(super) fn found(&self, fits: impl Fn(&Node) -> bool) -> Vec<Found> {
         let state = self.state.lock();
         let nodes = state.hosts.values().filter_map(|known| known.node.as_ref());
-        nodes.filter(|found| fits(&found.node)).cloned().collect()
+        let mut found: Vec<Found> = nodes.filter(|found| fits(&found.node)).cloned().collect();
+        for one in &mut found {
+            state.hold_back(&mut one.node);
+        }
+        found
+    }
+
+    /// Shows a node as one that does not run yet as long as its request is not whole: until then it may be taken back.
+    pub(super) fn hold_back(&self, node: &mut Node) {
+        self.state.lock().hold_back(node);
+    }
+
+    /// Whether a request was begun, and not all of its slots may have hosts.
+    pub(super) fn is_unfinished(&self, request: &str) -> bool {
+        self.state.lock().unfinished.contains_key(request)
+    }
+
+    /// The hosts of a request that was begun, by the index of their slots. None if it is whole.
+    pub(super) fn begun(&self, request: &str) -> BTreeMap<u32, Arc<BareMetalHost>> {
+        let state = self.state.lock();
+        if !state.unfinished.contains_key(request) {
+            return BTreeMap::new();
+        }
+        let of = state.hosts.values().filter_map(|known| {
+            let slot = known.node.as_ref()?.node.slot.as_ref()?;
+            (slot.request_id == request).then(|| Some((slot.index?, Arc::clone(&known.host))))?
+        });
+        of.collect()
     }
 
     /// Takes in a host as the API server showed it, unless what is known is newer.
@@ -214,16 +265,23 @@ impl Cache {
 
     fn put(&self, state: &mut State, id: String, host: Arc<BareMetalHost>, beside: Beside) {
         let node = self.reader.node(&host, &beside).map(|(found, _)| found);
-        let known = Known {
+        let known = Arc::new(Known {
+            labels: self.reader.labels(&host, beside.networks.as_deref()),
             rack: self.reader.rack(&host),
             host,
             beside,
             node,
             seen: Instant::now(),
-        };
+        });
         let after = known.place();
         state.count(&known.rack, true);
+        let unfinished = known.unfinished();
         let before = state.hosts.insert(id.clone(), known);
+        let was = before.as_ref().and_then(|before| before.unfinished());
+        if was != unfinished {
+            state.begin(&id, unfinished);
+            state.finish(&id, was);
+        }
         if let Some(before) = before {
             state.count(&before.rack, false);
             if let Some(place) = before.place().filter(|place| Some(place) != after.as_ref()) {
@@ -286,22 +344,22 @@ impl Cache {
         }
         if known.beside.networks.as_ref() == Some(&networks) {
             if let Some(known) = state.hosts.get_mut(id) {
-                known.beside.networks_read = Some(Instant::now());
+                Arc::make_mut(known).beside.networks_read = Some(Instant::now());
             }
             return;
         }
         let beside = Beside {
             networks: Some(networks),
             networks_read: Some(Instant::now()),
-            ..known.beside
+            ..known.beside.clone()
         };
-        self.put(&mut state, id.to_owned(), known.host, beside);
+        self.put(&mut state, id.to_owned(), Arc::clone(&known.host), beside);
     }
 
     /// Nodes whose secrets were not read yet, or too long ago.
-    pub(super) fn without_networks(&self) -> Vec<Known> {
+    pub(super) fn without_networks(&self) -> Vec<Arc<Known>> {
         let state = self.state.lock();
-        let is_due = |known: &&Known| {
+        let is_due = |known: &&Arc<Known>| {
             let networks = known.beside.networks.as_ref();
             let lasts = match networks.is_some_and(|it| it.problem.is_empty()) {
                 true => NETWORKS_LAST,
@@ -313,19 +371,15 @@ impl Cache {
         state.hosts.values().filter(is_due).cloned().collect()
     }
 
-    /// Slots that were made, and whose nodes have other owners now.
-    pub(super) fn is_given_away(&self, owner: &str, request: &str, index: u32) -> bool {
+    /// Indexes of slots of a request that were made, and whose nodes have other owners now.
+    pub(super) fn given_away(&self, owner: &str, request: &str) -> BTreeSet<u32> {
         let state = self.state.lock();
-        let slot = FormerSlot {
-            owner: owner.to_owned(),
-            request: request.to_owned(),
-            index,
-        };
-        state.hosts.values().any(|known| {
-            let json = known.host.annotations().get(FORMER);
-            let former = json.map(|json| serde_json::from_str::<Vec<FormerSlot>>(json));
-            matches!(former, Some(Ok(former)) if former.contains(&slot))
-        })
+        let former = state.hosts.values().filter_map(|known| {
+            let json = known.host.annotations().get(FORMER)?;
+            serde_json::from_str::<Vec<FormerSlot>>(json).ok()
+        });
+        let of = |slot: &FormerSlot| slot.owner == owner && slot.request == request;
+        former.flatten().filter(of).map(|slot| slot.index).collect()
     }
 
     /// Says of hosts that have been off for too long that they are, each time once, for ever.
@@ -336,7 +390,7 @@ impl Cache {
         loop {
             tokio::time::sleep(pause).await;
             let mut state = self.state.lock();
-            let due = |known: &Known| {
+            let due = |known: &Arc<Known>| {
                 let since = known.beside.off_since?;
                 let shown = known.node.as_ref()?.node.message.clone();
                 let life = self.reader.life(&known.host, &known.beside);
@@ -358,9 +412,58 @@ impl Known {
         let node = &self.node.as_ref()?.node;
         Some((node.cluster_id.clone(), node.node_id.clone()))
     }
+
+    /// The request whose first host it is, while not all of its slots may have hosts.
+    fn unfinished(&self) -> Option<String> {
+        let slot = self.node.as_ref()?.node.slot.as_ref()?;
+        claim::is_unfinished(&self.host).then(|| slot.request_id.clone())
+    }
 }
 
 impl State {
+    fn hold_back(&self, node: &mut Node) {
+        let slot = node.slot.as_ref();
+        if node.phase() != NodePhase::Running
+            || !slot.is_some_and(|slot| self.unfinished.contains_key(&slot.request_id))
+        {
+            return;
+        }
+        node.set_phase(NodePhase::Pending);
+        node.ready = Some(false);
+        if node.message.is_empty() {
+            "other hosts of its request are not claimed yet".clone_into(&mut node.message);
+        }
+    }
+
+    /// Notes that this host is the first one of a request.
+    fn begin(&mut self, id: &str, request: Option<String>) {
+        if let Some(request) = request {
+            self.tell(&request);
+            self.unfinished.insert(request, id.to_owned());
+        }
+    }
+
+    /// Notes that this host no longer says that a request is not whole.
+    fn finish(&mut self, id: &str, request: Option<String>) {
+        let Some(request) = request else { return };
+        if self.unfinished.get(&request).is_some_and(|host| host == id) {
+            self.unfinished.remove(&request);
+            self.tell(&request);
+        }
+    }
+
+    /// Says of all nodes of a request that they have changed.
+    fn tell(&self, request: &str) {
+        let Some(changes) = &self.changes else { return };
+        let nodes = self.hosts.values().filter_map(|known| known.node.as_ref());
+        for found in nodes {
+            let slot = found.node.slot.as_ref();
+            if slot.is_some_and(|slot| slot.request_id == request) {
+                changes.changed(&found.node.cluster_id, &found.node.node_id);
+            }
+        }
+    }
+
     fn count(&mut self, rack: &str, one_more: bool) {
         if rack.is_empty() {
             return;
@@ -377,6 +480,7 @@ impl State {
             return;
         };
         self.count(&known.rack, false);
+        self.finish(id, known.unfinished());
         if let Some(place) = known.place() {
             self.lose(&place, id, evidence);
         }

@@ -1,6 +1,6 @@
 //! Which hosts a request gets.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use drover_convert::selector::selects;
 use drover_core::{Error, Reason, Result};
@@ -47,10 +47,8 @@ fn networks_are_selected(placement: &Placement) -> bool {
 
 /// A host as the choice sees it.
 struct Seen {
-    known: Known,
+    known: Arc<Known>,
     id: String,
-    labels: BTreeMap<String, String>,
-    rack: String,
     claimed: bool,
     unusable: Option<String>,
 }
@@ -83,19 +81,35 @@ impl Choice {
                 .as_ref()
                 .filter(|_| !networks_are_selected(&placement));
             let domains = &placement.failure_domains;
-            let labels = cache.reader.labels(&known.host, None);
-            selector.is_none_or(|selector| selects(selector, &labels))
-                && (domains.is_empty() || domains.contains(&cache.reader.rack(&known.host)))
+            selector.is_none_or(|selector| selects(selector, &known.labels))
+                && (domains.is_empty() || domains.contains(&known.rack))
         };
-        let see = |known: Known| async {
+        let reserved = cache.reserved();
+        let see = |known: Arc<Known>| async {
             let mut known = known;
-            let obstacle = cache.reader.obstacle(&known.host, &known.beside);
+            let obstacle = match known.node {
+                Some(_) => None,
+                None => cache.reader.obstacle(&known.host, &known.beside),
+            };
+            let unusable = match obstacle {
+                Some(Obstacle::Unusable(why)) => Some(why),
+                Some(Obstacle::Claimed(_)) | None => None,
+            };
             // Of a host that is not chosen anyway, its secrets do not matter.
-            let matters = obstacle.is_none() && fits(&known);
+            let matters = known.node.is_none() && unusable.is_none() && fits(&known);
             if matters && reads {
-                known.beside.networks = Some(secrets.networks(&known.host).await);
+                let networks = secrets.networks(&known.host).await;
+                let with = Arc::make_mut(&mut known);
+                with.labels = cache.reader.labels(&with.host, Some(&networks));
+                with.beside.networks = Some(networks);
             }
-            let mut seen = look(cache, known, obstacle.as_ref());
+            let id = super::host::id(&known.host);
+            let mut seen = Seen {
+                claimed: known.node.is_some() || reserved.contains(&id),
+                unusable,
+                id,
+                known,
+            };
             if matters {
                 seen.unusable = lack(&seen, secrets, properties).await;
             }
@@ -116,7 +130,7 @@ impl Choice {
     ///
     /// # Errors
     /// `HostNotFound`, `HostClaimed`, or `NoCapacity` with what there are too few hosts for.
-    pub(super) async fn choose(self, wanted: Vec<Option<String>>) -> Result<Vec<Known>> {
+    pub(super) async fn choose(self, wanted: Vec<Option<String>>) -> Result<Vec<Arc<Known>>> {
         if self.seen.len() < MANY {
             return self.chosen(&wanted);
         }
@@ -125,14 +139,14 @@ impl Choice {
         chosen.map_err(|_| Error::internal("the choice of hosts was not finished"))?
     }
 
-    fn chosen(&self, wanted: &[Option<String>]) -> Result<Vec<Known>> {
+    fn chosen(&self, wanted: &[Option<String>]) -> Result<Vec<Arc<Known>>> {
         let mut candidates: Vec<Candidate<'_>> = self
             .seen
             .iter()
             .map(|seen| Candidate {
                 id: &seen.id,
-                labels: &seen.labels,
-                failure_domain: &seen.rack,
+                labels: &seen.known.labels,
+                failure_domain: &seen.known.rack,
                 availability: match &seen.unusable {
                     _ if seen.claimed => Availability::Claimed,
                     None => Availability::Free,
@@ -144,7 +158,7 @@ impl Choice {
             let node = &seen.known.node.as_ref()?.node;
             let counts = node.cluster_id == self.cluster && node.phase() != NodePhase::Failed;
             counts.then(|| Placed {
-                labels: &seen.labels,
+                labels: &seen.known.labels,
                 same_group: node.group == self.path,
             })
         });
@@ -171,7 +185,7 @@ impl Choice {
             .into_iter()
             .map(|named| named.or_else(|| hosts.next()));
         let known = chosen.map(|at| Some(self.seen.get(at?)?.known.clone()));
-        let known: Option<Vec<Known>> = known.collect();
+        let known: Option<Vec<Arc<Known>>> = known.collect();
         known.ok_or_else(|| Error::internal("fewer hosts were chosen than slots"))
     }
 
@@ -196,27 +210,11 @@ impl Choice {
     }
 }
 
-fn look(cache: &Cache, known: Known, obstacle: Option<&Obstacle>) -> Seen {
-    let networks = known.beside.networks.as_deref();
-    Seen {
-        id: super::host::id(&known.host),
-        labels: cache.reader.labels(&known.host, networks),
-        rack: cache.reader.rack(&known.host),
-        claimed: matches!(obstacle, Some(Obstacle::Claimed(_)))
-            || cache.is_reserved(&super::host::id(&known.host)),
-        unusable: match obstacle {
-            Some(Obstacle::Unusable(why)) => Some(why.clone()),
-            _ => None,
-        },
-        known,
-    }
-}
-
 /// What a free host lacks of what the group asks for.
 async fn lack(seen: &Seen, secrets: &Secrets, properties: &Properties) -> Option<String> {
     let nothing = Arc::default();
     let networks = seen.known.beside.networks.as_ref().unwrap_or(&nothing);
-    if let Some(why) = properties.lacking(&networks.addresses, &seen.labels) {
+    if let Some(why) = properties.lacking(&networks.addresses, &seen.known.labels) {
         return Some(match networks.problem.as_str() {
             "" => why,
             problem => problem.to_owned(),

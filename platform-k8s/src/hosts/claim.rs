@@ -27,6 +27,10 @@ const HOST_LABELS: &str = "drover.dev/host-labels";
 /// example, is not claimed by them.
 pub(super) const HOST_UID: &str = "drover.dev/host-uid";
 
+/// Annotation of the host that a request has claimed first, until all of its slots have hosts: their number. None of its
+/// hosts serves before.
+const UNFINISHED: &str = "drover.dev/unfinished-request";
+
 #[derive(Debug, Serialize, Deserialize)]
 struct Set {
     to: String,
@@ -60,12 +64,13 @@ pub(super) fn check(
     })
 }
 
-/// Claims a free host.
+/// Claims a free host. `first_of` is the number of slots of the request if it is the first of several hosts.
 pub(super) fn claim(
     host: &BareMetalHost,
     identity: &Identity,
     keys: &LabelKeys,
     wanted: &HostLabels,
+    first_of: Option<usize>,
 ) -> Value {
     let (mut set, mut annotations) = stamp(host, identity, keys);
     let own = host.labels();
@@ -85,7 +90,21 @@ pub(super) fn claim(
     if !record.is_empty() {
         annotations.insert(HOST_LABELS.to_owned(), written(&record));
     }
+    if let Some(count) = first_of {
+        annotations.insert(UNFINISHED.to_owned(), json!(count.to_string()));
+    }
     patch(host, &set, &annotations)
+}
+
+/// Whether a host is the first one of a request that may lack others.
+pub(super) fn is_unfinished(host: &BareMetalHost) -> bool {
+    host.annotations().contains_key(UNFINISHED)
+}
+
+/// Says that all slots of the request have hosts.
+pub(super) fn finish(host: &BareMetalHost) -> Value {
+    let none = Map::from_iter([(UNFINISHED.to_owned(), Value::Null)]);
+    patch(host, &Map::new(), &none)
 }
 
 /// The labels to write so that a host has these for its group, and the record of them. What was set before and is not
@@ -127,7 +146,7 @@ fn written(record: &Record) -> Value {
 }
 
 /// Annotations of a claim.
-const OURS: [&str; 5] = [IDENTITY, NODE_ID, FORMER, HOST_LABELS, HOST_UID];
+const OURS: [&str; 6] = [IDENTITY, NODE_ID, FORMER, HOST_LABELS, HOST_UID, UNFINISHED];
 
 /// Whether a label is one of a claim. Whoever manages the object says so with one that looks like them.
 fn is_ours(key: &str, keys: &LabelKeys) -> bool {
@@ -264,6 +283,10 @@ pub(super) fn adopt(
         .and_then(|json| serde_json::from_str(json).ok())
         .unwrap_or_default();
     slots.extend(former.map(FormerSlot::of));
+    // It is of another request now.
+    if is_unfinished(host) {
+        annotations.insert(UNFINISHED.to_owned(), Value::Null);
+    }
     annotations.insert(FORMER.to_owned(), json!(json!(slots).to_string()));
     patch(host, &set, &annotations)
 }
@@ -347,7 +370,7 @@ mod tests {
             ("sip.airshipit.org/cluster-name", "blue"),
         ];
         let wanted: HostLabels = wanted.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
-        let claimed = apply(&before, &claim(&before, &identity(), &keys, &wanted));
+        let claimed = apply(&before, &claim(&before, &identity(), &keys, &wanted, None));
         assert_eq!(
             claimed.labels()["sip.airshipit.org/node-type"],
             "ControlPlane"
@@ -368,7 +391,7 @@ mod tests {
         let keys = LabelKeys::default();
         let before = host(&[("tenant", "none")]);
         let wanted = HostLabels::from([("tenant".to_owned(), "blue".to_owned())]);
-        let mut claimed = apply(&before, &claim(&before, &identity(), &keys, &wanted));
+        let mut claimed = apply(&before, &claim(&before, &identity(), &keys, &wanted, None));
         claimed
             .labels_mut()
             .insert("tenant".to_owned(), "red".to_owned());
@@ -382,7 +405,7 @@ mod tests {
         let before = host(&[]);
         let claimed = apply(
             &before,
-            &claim(&before, &identity(), &keys, &HostLabels::new()),
+            &claim(&before, &identity(), &keys, &HostLabels::new(), None),
         );
         let set = [("tier".to_owned(), "gold".to_owned())].into();
         let edit = Edit {
@@ -420,7 +443,10 @@ mod tests {
         let before = host(&[("tenant", "none"), ("rack", "r1")]);
         let wanted = [("tenant", "blue"), ("tier", "gold")];
         let own = wanted.map(|(key, text)| (key.to_owned(), text.to_owned()));
-        let claimed = apply(&before, &claim(&before, &identity(), &keys, &own.into()));
+        let claimed = apply(
+            &before,
+            &claim(&before, &identity(), &keys, &own.into(), None),
+        );
 
         let changed = relabelled(&claimed, &[("tenant", "green"), ("zone", "z")]);
         let mut expected = claimed.labels().clone();
@@ -509,18 +535,22 @@ mod tests {
         let before = host(&[]);
         let wanted = HostLabels::from([("tenant".to_owned(), "red".to_owned())]);
         let adopted = apply(&before, &adopt(&before, "old-id", None, &identity(), &keys));
-        let mut left = apply(&adopted, &claim(&adopted, &identity(), &keys, &wanted));
+        let mut left = apply(
+            &adopted,
+            &claim(&adopted, &identity(), &keys, &wanted, Some(3)),
+        );
         left.labels_mut().remove(&keys.cluster);
         left.annotations_mut().remove(IDENTITY);
         let heir = Identity {
             id: "control-plane-9-zzzzz".to_owned(),
             ..identity()
         };
-        let claimed = apply(&left, &claim(&left, &heir, &keys, &HostLabels::new()));
+        let claimed = apply(&left, &claim(&left, &heir, &keys, &HostLabels::new(), None));
         let mark = labels::read(&claimed.metadata, &keys).unwrap();
         assert_eq!(mark.node.as_deref(), Some("control-plane-9-zzzzz"));
         assert_eq!((mark.former, mark.problem), (None, None));
         assert!(!claimed.annotations().contains_key(HOST_LABELS));
+        assert!(!is_unfinished(&claimed), "that was another request");
     }
 
     #[test]

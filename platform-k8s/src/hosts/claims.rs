@@ -1,6 +1,13 @@
 //! The claims of one request: all of its hosts, or none.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use drover_core::{Class, Error, Reason, Result};
 use drover_platform::{
@@ -25,12 +32,12 @@ const RESERVED_PAUSE: Duration = Duration::from_millis(5);
 
 /// What became of the slots of a request.
 pub(super) struct Claims<'a> {
-    pub(super) backend: &'a Backend,
-    pub(super) batch: &'a Batch,
-    pub(super) properties: Properties,
-    pub(super) left: Vec<&'a Slot>,
-    pub(super) made: Vec<(&'a Slot, BareMetalHost)>,
-    pub(super) unknown: Vec<(&'a Slot, Error)>,
+    backend: &'a Backend,
+    batch: &'a Batch,
+    properties: Properties,
+    left: Vec<&'a Slot>,
+    made: Vec<(&'a Slot, BareMetalHost)>,
+    unknown: Vec<(&'a Slot, Error)>,
 }
 
 /// Whether a claim may have been made.
@@ -43,6 +50,27 @@ fn changed() -> Error {
 }
 
 impl<'a> Claims<'a> {
+    /// The claims of a batch, of which some may have been made before.
+    pub(super) fn new(backend: &'a Backend, batch: &'a Batch, properties: Properties) -> Self {
+        let mut begun = backend.cache.begun(&batch.request.request_id);
+        let mut made = Vec::new();
+        let mut left = Vec::new();
+        for slot in batch.slots() {
+            match begun.remove(&index(slot)) {
+                Some(host) => made.push((slot, BareMetalHost::clone(&host))),
+                None => left.push(slot),
+            }
+        }
+        Self {
+            backend,
+            batch,
+            properties,
+            left,
+            made,
+            unknown: Vec::new(),
+        }
+    }
+
     /// Claims hosts for all slots, or for none.
     pub(super) async fn run(mut self) -> BTreeMap<u32, Outcome> {
         let mut refusal = self.taken();
@@ -63,10 +91,44 @@ impl<'a> Claims<'a> {
                 }
             }
         }
-        match refusal {
-            Some(error) => self.give_back(&error).await,
-            None => self.outcomes(None).await,
+        if let Some(error) = refusal {
+            return self.give_back(&error).await;
         }
+        if self.left.is_empty() && self.unknown.is_empty() {
+            self.finish().await;
+        }
+        self.outcomes(None).await
+    }
+
+    /// Says that all slots have hosts: from now on they serve. If that is not known to be written, the request is to be
+    /// repeated.
+    async fn finish(&mut self) {
+        let first = self
+            .made
+            .iter_mut()
+            .find(|(_, host)| claim::is_unfinished(host));
+        let Some((slot, host)) = first else {
+            return;
+        };
+        let target = target(self.batch, slot);
+        let finish = |host: &BareMetalHost, _: Option<&Identity>| Some(claim::finish(host));
+        match self.backend.change(&host::id(host), &target, finish).await {
+            Ok(Some(finished)) => *host = finished,
+            Ok(None) => self.doubt(&Error::unavailable("a host of the request has gone")),
+            Err(error) => self.doubt(&error),
+        }
+    }
+
+    /// Nothing is known of any slot, so that the request is repeated.
+    fn doubt(&mut self, error: &Error) {
+        let error = match error.class() {
+            Class::Unknown => error.clone(),
+            _ => Error::unavailable(error.message()),
+        };
+        let slots = self.batch.slots();
+        self.unknown = slots.map(|slot| (slot, error.clone())).collect();
+        self.left.clear();
+        self.made.clear();
     }
 
     /// Why these slots get no hosts: their cluster has a node of the same id in another slot, and calls about that id could
@@ -145,7 +207,8 @@ impl<'a> Claims<'a> {
         }
         let identity = self.batch.identity(slot);
         let keys = &self.backend.settings.labels;
-        let patch = claim::claim(host, &identity, keys, &self.properties.host_labels);
+        let labels = &self.properties.host_labels;
+        let patch = claim::claim(host, &identity, keys, labels, self.first_of());
         let claimed = match self.backend.patch(permit, host, &patch).await {
             Err(error) if is_open(&error) => self.look_again(host, &identity, &patch, error).await,
             patched => patched,
@@ -175,6 +238,13 @@ impl<'a> Claims<'a> {
         self.backend.cache.set_open(key, None);
         self.left.retain(|other| index(other) != index(slot));
         Ok(true)
+    }
+
+    /// The number of slots of the request, if none has a host and there are several.
+    fn first_of(&self) -> Option<usize> {
+        let count = self.batch.request.slots.len();
+        let none = self.made.is_empty() && self.batch.slots().len() == count;
+        (none && count > 1).then_some(count)
     }
 
     /// What became of a claim without an answer. As long as the host is as it was, the claim may still arrive; the same
@@ -210,24 +280,54 @@ impl<'a> Claims<'a> {
         }
     }
 
-    /// Releases what was claimed, because the rest cannot be.
+    /// Releases what was claimed, because the rest cannot be. Hosts that somebody uses already are kept: then the request
+    /// is as whole as it can be.
     async fn give_back(mut self, error: &Error) -> BTreeMap<u32, Outcome> {
-        let mut kept = Vec::new();
-        for (slot, host) in std::mem::take(&mut self.made) {
-            let identity = self.batch.identity(slot);
-            let target = Target {
-                cluster_id: identity.cluster_id.clone(),
-                node_id: identity.id.clone(),
-                slot: Some(identity.key()),
-            };
-            match self.backend.release(&host::id(&host), &target).await {
-                Ok(_) => self.left.push(slot),
+        let mut made = std::mem::take(&mut self.made);
+        // Until the last one is released, all of them are known to be half a request.
+        made.sort_by_key(|(_, host)| claim::is_unfinished(host));
+        let begun = made
+            .last()
+            .is_some_and(|(_, host)| claim::is_unfinished(host));
+        let uses = |(_, host): &(&Slot, BareMetalHost)| {
+            let known = self.backend.cache.get(&host::id(host));
+            known.is_some_and(|known| known.host.spec.consumer_ref.is_some())
+        };
+        if made.iter().any(uses) {
+            self.made = made;
+            self.finish().await;
+            return self.outcomes(Some(error)).await;
+        }
+        for (slot, host) in made {
+            match self.take_back(slot, &host).await {
+                Ok(true) => self.left.push(slot),
+                Err(why) if begun => {
+                    self.doubt(&why);
+                    return self.outcomes(None).await;
+                }
                 // It is a node still, and its owner hears of it.
-                Err(_) => kept.push((slot, host)),
+                Ok(false) | Err(_) => self.made.push((slot, host)),
             }
         }
-        self.made = kept;
+        self.finish().await;
         self.outcomes(Some(error)).await
+    }
+
+    /// Releases a host, unless somebody uses it. Answers whether it is free.
+    async fn take_back(&self, slot: &Slot, host: &BareMetalHost) -> Result<bool> {
+        let used = AtomicBool::new(false);
+        let release = |host: &BareMetalHost, _: Option<&Identity>| {
+            if host.spec.consumer_ref.is_some() {
+                used.store(true, Ordering::Relaxed);
+                return None;
+            }
+            Some(claim::release(host, &self.backend.settings.labels))
+        };
+        let target = target(self.batch, slot);
+        self.backend
+            .change(&host::id(host), &target, release)
+            .await?;
+        Ok(!used.load(Ordering::Relaxed))
     }
 
     async fn outcomes(self, refusal: Option<&Error>) -> BTreeMap<u32, Outcome> {
@@ -237,7 +337,7 @@ impl<'a> Claims<'a> {
             let node = listing.nodes.into_iter().next();
             let outcome = match node {
                 Some(found) => Outcome::Made(Box::new(found.node)),
-                None => Outcome::Unknown(Error::internal("a claimed host is not a node")),
+                None => Outcome::Unknown(Error::internal("a claimed host is no node")),
             };
             outcomes.insert(index(slot), outcome);
         }
@@ -252,5 +352,15 @@ impl<'a> Claims<'a> {
             outcomes.insert(index(slot), outcome);
         }
         outcomes
+    }
+}
+
+/// The node of a slot.
+fn target(batch: &Batch, slot: &Slot) -> Target {
+    let identity = batch.identity(slot);
+    Target {
+        cluster_id: identity.cluster_id.clone(),
+        node_id: identity.id.clone(),
+        slot: Some(identity.key()),
     }
 }

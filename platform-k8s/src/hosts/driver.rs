@@ -1,7 +1,7 @@
 //! The driver: hosts are claimed, released and changed by patches of their labels.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -170,23 +170,14 @@ impl Driver for HostDriver {
             &self.backend.cache.reader,
         )?;
         let placement = group.and_then(|group| group.placement.as_ref());
-        let reader = &self.backend.cache.reader;
-        let mut known = BTreeSet::new();
-        for host in self.backend.cache.all() {
-            let networks = host.beside.networks.as_deref();
-            known.extend(reader.labels(&host.host, networks).into_keys());
-        }
-        // Networks may not have been read yet.
-        let spread = placement
+        let keys = placement
             .into_iter()
-            .flat_map(|placement| &placement.spread);
-        let in_network = spread.map(|spread| &spread.topology_key);
-        known.extend(
-            in_network
-                .filter(|key| key.starts_with(metal3::PREFIX))
-                .cloned(),
-        );
-        let known: Vec<&str> = known.iter().map(String::as_str).collect();
+            .flat_map(|placement| &placement.spread)
+            .map(|spread| spread.topology_key.as_str());
+        // Networks may not have been read yet.
+        let known =
+            |key: &&str| key.starts_with(metal3::PREFIX) || self.backend.cache.has_label(key);
+        let known: Vec<&str> = keys.filter(known).collect();
         domains::check(&self.description().failure_domains, placement, &known)
     }
 
@@ -202,6 +193,10 @@ impl Driver for HostDriver {
             slot.is_some_and(|slot| slot.request_id == request_id)
         };
         self.backend.find(&labels, is).await
+    }
+
+    fn is_unfinished(&self, request_id: &str) -> bool {
+        self.backend.cache.is_unfinished(request_id)
     }
 
     async fn by_node_id(&self, node_id: &str) -> Result<Vec<Found>> {
@@ -232,11 +227,10 @@ impl Driver for HostDriver {
             }
         };
         let request = &batch.request;
-        let given_away = |slot: &&Slot| {
-            let cache = &self.backend.cache;
-            cache.is_given_away(&request.owner, &request.request_id, index(slot))
-        };
-        if let Some(slot) = batch.slots().find(given_away) {
+        let cache = &self.backend.cache;
+        let given_away = cache.given_away(&request.owner, &request.request_id);
+        let is_given_away = |slot: &&Slot| given_away.contains(&index(slot));
+        if let Some(slot) = batch.slots().find(is_given_away) {
             let message = format!("{} was made, and belongs to another owner now", slot.name);
             let error = Error::new(Reason::Precondition, message);
             return batch
@@ -244,14 +238,7 @@ impl Driver for HostDriver {
                 .map(|_| Outcome::Failed(error.clone()))
                 .collect();
         }
-        let claims = Claims {
-            backend: &self.backend,
-            batch,
-            properties,
-            left: batch.slots().collect(),
-            made: Vec::new(),
-            unknown: Vec::new(),
-        };
+        let claims = Claims::new(&self.backend, batch, properties);
         let mut outcomes = claims.run().await;
         let outcome = |slot| outcomes.remove(&index(slot)).unwrap_or(Outcome::NotStarted);
         batch.slots().map(outcome).collect()
@@ -352,7 +339,7 @@ impl Inventory for HostDriver {
         let backend = &self.backend;
         let see = |host: BareMetalHost| async move {
             let known = backend.cache.get(&host::id(&host));
-            let mut beside = known.map_or_else(Beside::default, |known| known.beside);
+            let mut beside = known.map_or_else(Beside::default, |known| known.beside.clone());
             beside.networks = Some(backend.secrets.networks(&host).await);
             backend.cache.reader.entry(&host, &beside)
         };

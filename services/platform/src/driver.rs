@@ -71,6 +71,14 @@ pub trait Driver: Send + Sync + 'static {
             .collect())
     }
 
+    /// Whether nodes of a request exist that are all made or none, and not all of them are yet, as
+    /// [`Driver::of_request`] has just seen. [`Driver::create`] then gets all of its slots, completes them or takes back
+    /// what there is, and answers for each.
+    fn is_unfinished(&self, request_id: &str) -> bool {
+        let _ = request_id;
+        false
+    }
+
     /// Lists the existing nodes with this id, at most one per cluster.
     async fn by_node_id(&self, node_id: &str) -> Result<Vec<Found>> {
         Ok(self

@@ -160,7 +160,13 @@ impl Platform {
         let existing = self.existing(&request, &fingerprint).await?;
         let remembered = self.memory.failures(&request.request_id, &fingerprint)?;
         let mut outcomes: BTreeMap<u32, Outcome> = BTreeMap::new();
-        for node in existing {
+        // If nodes of the request already exist, the request as a whole has proven to be valid.
+        let proven = !existing.is_empty();
+        let made = match self.driver.is_unfinished(&request.request_id) {
+            true => Vec::new(),
+            false => existing,
+        };
+        for node in made {
             let Some(index) = node.slot.as_ref().and_then(|slot| slot.index) else {
                 continue;
             };
@@ -179,7 +185,7 @@ impl Platform {
             outcomes.entry(index).or_insert(Outcome::Failed(error));
         }
         // Nodes that existed before may have been created from an earlier template.
-        let all_new = outcomes.is_empty();
+        let all_new = !proven && outcomes.is_empty();
         let template_digest = renderer.digest().to_owned();
         let position = |index: &u32| !outcomes.contains_key(index);
         let missing: Vec<u32> = (0..request.slots.len() as u32).filter(position).collect();
@@ -192,10 +198,9 @@ impl Platform {
                 renderer,
                 lifetime,
             );
-            // If nodes of the request already exist, the request as a whole has proven to be valid.
-            let checked = match outcomes.is_empty() {
-                true => self.check(&batch).await,
-                false => Ok(()),
+            let checked = match proven || !outcomes.is_empty() {
+                true => Ok(()),
+                false => self.check(&batch).await,
             };
             let made = match checked {
                 Ok(()) => self.driver.create(&batch).await,
