@@ -1,7 +1,7 @@
 //! A process of the server that dies (`kill -9`) at one of its calls to the API server.
 
 use drover_client::Channel;
-use drover_testing::kubernetes::{Fault, FaultProxy, On, Options, Rig, until};
+use drover_testing::kubernetes::{Fault, FaultProxy, On, Rig, until};
 
 use crate::process::Server;
 
@@ -37,8 +37,8 @@ pub(crate) struct Doomed {
 }
 
 impl Doomed {
-    pub(crate) async fn start(namespace: &str, arguments: &[&str]) -> Self {
-        let proxy = FaultProxy::start(Rig::shared(Options::default())).await;
+    pub(crate) async fn start(rig: &Rig, namespace: &str, arguments: &[&str]) -> Self {
+        let proxy = FaultProxy::start(rig).await;
         let server = Server::start(&proxy.kubeconfig(), namespace, arguments).await;
         Self { proxy, server }
     }

@@ -33,8 +33,9 @@ impl Server {
         let address = async {
             let mut said = String::new();
             while let Some(line) = lines.next_line().await.unwrap() {
-                let found: Value = serde_json::from_str(&line).unwrap();
-                if let Some(address) = find(&found, "address") {
+                // Why it ends is no JSON.
+                let found = serde_json::from_str::<Value>(&line).ok();
+                if let Some(address) = found.and_then(|found| find(&found, "address")) {
                     return address;
                 }
                 said += &line;

@@ -9,7 +9,10 @@ use drover_proto::platform::v1::{
     EnsureAddonRequest, Fence, GetPlatformRequest, JumpHost, RemoveAddonRequest, ResourcePhase,
     addon_spec::Kind, platform_service_client::PlatformServiceClient,
 };
-use drover_testing::wait::PATIENCE;
+use drover_testing::{
+    kubernetes::{Options, Rig},
+    wait::PATIENCE,
+};
 use uuid::Uuid;
 
 use super::{
@@ -31,7 +34,8 @@ impl Bench {
     /// Lets a process work until it dies at a point.
     async fn dies(&self, point: &Point, work: Work<'_>) {
         let namespace = &self.namespace.name;
-        let doomed = Doomed::start(namespace, &["--addons-namespace", namespace]).await;
+        let arguments = ["--addons-namespace", namespace];
+        let doomed = Doomed::start(Rig::shared(Options::kwok(3)), namespace, &arguments).await;
         let channel = doomed.channel();
         doomed.dies(point, self.ask(channel, work)).await;
     }

@@ -8,7 +8,7 @@ use drover_proto::platform::v1::{
     HostLabels, HostState, Node, NodeAdoption, NodeChange, NodePhase, NodeRole, ProvisionRequest,
     Slot, SlotKey, update_node_request::Update,
 };
-use drover_testing::kubernetes::until;
+use drover_testing::kubernetes::{Options, Rig, until};
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -31,7 +31,8 @@ async fn written(place: &Place) -> BTreeMap<String, (Value, Value)> {
 
 /// Lets a platform process work at these hosts until it dies at a point.
 async fn dies(place: &Place, point: &Point, work: impl AsyncFnOnce(&Place)) {
-    let doomed = Doomed::start(&place.namespace.name, &["--driver", "hosts"]).await;
+    let rig = Rig::shared(Options::default());
+    let doomed = Doomed::start(rig, &place.namespace.name, &["--driver", "hosts"]).await;
     let through = place.by_way_of(doomed.channel());
     doomed.dies(point, work(&through)).await;
 }

@@ -82,17 +82,19 @@ async fn what_is_wrong_with_the_secrets_of_a_host_is_named_and_never_repeated() 
         let path = format!("{}/{name}-{secret}", place.namespace.path("secrets"));
         place.namespace.raw.merge(&path, patch).await.unwrap();
     };
-    for (name, secret, patch, why) in &wrong {
+    // As large as a Secret can be.
+    let large = format!("{one}\n#{}", "x".repeat(1_000_000));
+    change("large", "networkdata", &network(&large)).await;
+    for (name, secret, patch, _) in &wrong {
         change(name, secret, patch).await;
+    }
+    for (name, _, _, why) in &wrong {
         let error = refused(place.provision(&named(&place, name)).await);
         assert_eq!(error.reason(), Reason::NoCapacity, "{name}: {error}");
         assert!(error.message().contains(why), "{name}: {error}");
         assert!(!error.message().contains(NEEDLE), "{name}: {error}");
     }
     assert_eq!(place.nodes().await, vec![]);
-    // As large as a Secret can be.
-    let large = format!("{one}\n#{}", "x".repeat(1_000_000));
-    change("large", "networkdata", &network(&large)).await;
     let nodes = place.provision(&named(&place, "large")).await.unwrap();
     assert_eq!(nodes[0].addresses[0].value, "192.0.2.7");
 }
