@@ -7,7 +7,7 @@ use drover_manifest::{
 };
 use drover_proto::orchestrator::v1::{
     Action, ActionKind, Cluster, GroupOutlook, GroupRenewal, GroupSpec, NodeRenewal, Plan,
-    PlanActivity, StorageRetention,
+    PlanActivity, PlanNote, StorageRetention,
 };
 
 use crate::output::{age, count, one_line, rows};
@@ -189,10 +189,7 @@ pub(crate) fn plan(
     for outlook in &plan.outlooks {
         later(plan, outlook, &mut lines);
     }
-    for note in plan
-        .report
-        .iter()
-        .filter(|note| note.activity() == PlanActivity::Waiting)
+    for note in waits(plan)
         // Already listed with the node, in the order of replacement.
         .filter(|note| !(note.reason == "Budget" && is_renewed(plan, note.node.as_deref())))
         .filter(|note| !is_removed_later(plan, note.node.as_deref()))
@@ -237,6 +234,12 @@ pub(crate) fn plan(
         out.push_str(&format!("  and {} more\n", plan.omitted));
     }
     out
+}
+
+/// What waits, but for the age at which nodes are renewed: that is so of every healthy node.
+pub(crate) fn waits(plan: &Plan) -> impl Iterator<Item = &PlanNote> {
+    let notes = plan.report.iter();
+    notes.filter(|note| note.activity() == PlanActivity::Waiting && note.reason != "Lifetime")
 }
 
 /// Maximum number of nodes per group that a plan lists.
@@ -335,9 +338,7 @@ fn data(storage: StorageRetention) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use drover_proto::orchestrator::v1::{
-        ClusterSpec, GroupOutlook, NodeRemoval, PlanNote, PlanTotals, PlatformChoice,
-    };
+    use drover_proto::orchestrator::v1::{ClusterSpec, NodeRemoval, PlanTotals, PlatformChoice};
 
     use super::*;
 

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use drover_proto::{
     common::v1::Condition,
-    orchestrator::v1::{Cluster, ClusterPhase, GroupStatus, Node, NodeState, Plan, PlanActivity},
+    orchestrator::v1::{Cluster, ClusterPhase, GroupStatus, Node, NodeState, Plan},
 };
 use prost_types::Timestamp;
 
@@ -349,11 +349,7 @@ pub(super) fn activity(cluster: &Cluster, nodes: &[Node], plan: &Plan, now: Syst
         let doing = format!("DOING  {}: {why}", report::action(action));
         out.push_str(&(one_line(&doing) + "\n"));
     }
-    for note in plan
-        .report
-        .iter()
-        .filter(|note| note.activity() == PlanActivity::Waiting)
-    {
+    for note in report::waits(plan) {
         let who = note.node.as_deref().unwrap_or(if note.group.is_empty() {
             "the cluster"
         } else {

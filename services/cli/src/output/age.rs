@@ -15,10 +15,12 @@ pub(crate) fn elapsed(time: Option<&Timestamp>, now: SystemTime) -> Option<Durat
     Some(now.duration_since(time).unwrap_or_default())
 }
 
-/// Time until an event, in short form.
+/// Time until an event, in short form. A part of a second counts as one, since it is a bound.
 pub(crate) fn until(time: Option<&Timestamp>, now: SystemTime) -> Option<String> {
     let time = SystemTime::try_from(*time?).ok()?;
-    time.duration_since(now).ok().map(short)
+    let left = time.duration_since(now).ok()?;
+    let whole = u64::from(left.subsec_nanos() > 0) + left.as_secs();
+    Some(short(Duration::from_secs(whole)))
 }
 
 /// A duration in one unit, or in two if that tells more.
