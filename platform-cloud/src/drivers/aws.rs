@@ -21,7 +21,6 @@ use aws_sdk_ec2::types::{AvailabilityZoneState, Tag};
 use aws_smithy_types::base64;
 use drover_core::{Class, Error, Reason, Result};
 use drover_proto::platform::v1::{Capability, FailureDomain, Limits};
-use futures::future::join_all;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -252,31 +251,30 @@ impl Aws {
         }
     }
 
-    /// Terminates instances. One that EC2 does not know or that is protected makes it refuse others too, so after a
-    /// refusal each gets a call of its own.
+    /// Terminates instances. One that EC2 does not know or that is protected makes it refuse others too, so what is
+    /// refused is tried again in halves.
     async fn terminate(&self, ids: Vec<String>) -> HashMap<String, Result<CloudDeleted>> {
-        let terminated = match self.terminate_all(&ids).await {
-            Ok(terminated) => terminated,
-            Err(error) if ids.len() > 1 && error.class() == Class::Cannot => {
-                let each = ids.iter().map(|id| async move {
-                    let outcome = self.terminate_all(std::slice::from_ref(id)).await;
-                    (
-                        id.clone(),
-                        outcome.map(|terminated| deleted(id, &terminated)),
-                    )
-                });
-                return join_all(each).await.into_iter().collect();
+        let mut outcomes = HashMap::new();
+        let mut rest = vec![ids];
+        while let Some(ids) = rest.pop() {
+            match self.terminate_all(&ids).await {
+                Ok(terminated) => {
+                    let each = ids.into_iter().map(|id| {
+                        let outcome = deleted(&id, &terminated);
+                        (id, Ok(outcome))
+                    });
+                    outcomes.extend(each);
+                }
+                Err(error) if ids.len() > 1 && error.class() == Class::Cannot => {
+                    let (first, second) = ids.split_at(ids.len() / 2);
+                    rest.extend([first.to_vec(), second.to_vec()]);
+                }
+                Err(error) => {
+                    outcomes.extend(ids.into_iter().map(|id| (id, Err(error.clone()))));
+                }
             }
-            Err(error) => {
-                let failed = ids.into_iter().map(|id| (id, Err(error.clone())));
-                return failed.collect();
-            }
-        };
-        let outcomes = ids.into_iter().map(|id| {
-            let outcome = deleted(&id, &terminated);
-            (id, Ok(outcome))
-        });
-        outcomes.collect()
+        }
+        outcomes
     }
 
     /// Terminates instances. Returns those that are terminated already.

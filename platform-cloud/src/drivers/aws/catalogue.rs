@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use aws_sdk_ec2::types::{Filter, InstanceType};
+use aws_sdk_ec2::types::{BlockDeviceMapping, EbsBlockDevice, Filter, InstanceType};
 use drover_core::{Error, Reason, Result};
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -78,8 +78,8 @@ pub(super) struct Image {
     pub arch: Arch,
     /// Device name of the root volume (/dev/xvda).
     pub root_device: String,
-    /// Device names of the volumes that would outlive the instance.
-    pub kept: Vec<String>,
+    /// The volumes that would outlive the instance, so that they go with it.
+    pub kept: Vec<BlockDeviceMapping>,
 }
 
 /// Cached lookups.
@@ -424,6 +424,17 @@ async fn newest_image(api: &Api, pattern: &ImagePattern, arch: Arch) -> Result<I
         })
 }
 
+/// What is not said here stays as the image says.
+fn deleted_with_the_node(device: &str, ebs: &EbsBlockDevice) -> BlockDeviceMapping {
+    let ebs = EbsBlockDevice::builder()
+        .delete_on_termination(true)
+        .set_volume_size(ebs.volume_size());
+    BlockDeviceMapping::builder()
+        .device_name(device)
+        .ebs(ebs.build())
+        .build()
+}
+
 fn no_image(api: &Api, what: &str) -> Error {
     Error::invalid(
         "group.properties.image",
@@ -449,12 +460,9 @@ impl Image {
             kept: image
                 .block_device_mappings()
                 .iter()
-                .filter(|mapping| {
-                    mapping
-                        .ebs()
-                        .is_some_and(|ebs| ebs.delete_on_termination() == Some(false))
-                })
-                .filter_map(|mapping| Some(mapping.device_name()?.to_owned()))
+                .filter_map(|mapping| Some((mapping.device_name()?, mapping.ebs()?)))
+                .filter(|(_, ebs)| ebs.delete_on_termination() == Some(false))
+                .map(|(device, ebs)| deleted_with_the_node(device, ebs))
                 .collect(),
         })
     }

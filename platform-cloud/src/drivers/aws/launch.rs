@@ -442,17 +442,10 @@ impl Plan {
     fn volumes(&self) -> Option<Vec<BlockDeviceMapping>> {
         let mut volumes: Vec<BlockDeviceMapping> = self.root_volume().into_iter().collect();
         let of_image = self.image.iter().flat_map(|image| &image.kept);
-        let of_image = of_image.map(|device| {
-            let ebs = EbsBlockDevice::builder().delete_on_termination(true);
-            BlockDeviceMapping::builder()
-                .device_name(device)
-                .ebs(ebs.build())
-                .build()
-        });
-        for volume in self.template.kept.iter().cloned().chain(of_image) {
+        for volume in self.template.kept.iter().chain(of_image) {
             let is_said = |said: &BlockDeviceMapping| said.device_name() == volume.device_name();
             if !volumes.iter().any(is_said) {
-                volumes.push(volume);
+                volumes.push(volume.clone());
             }
         }
         (!volumes.is_empty()).then_some(volumes)
