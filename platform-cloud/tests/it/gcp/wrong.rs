@@ -7,8 +7,9 @@ use drover_emulators::{
     Fault, Settings as Common,
     gce::{Gce, GceSettings},
 };
+use drover_platform::driver::Driver;
 use drover_platform_cloud::{
-    cloud::{Cloud, Filter},
+    cloud::{Cloud, CloudDriver, Filter},
     drivers::gcp::{self, Settings},
 };
 use drover_proto::platform::v1::{Bootstrap, NodePhase, ProvisionRequest, bootstrap::UserData};
@@ -303,8 +304,8 @@ async fn wrong_properties_are_refused_with_their_field_and_the_way_out() {
         ),
         (
             json!({ "instanceSize": "abcd" }),
-            "group.properties",
-            "instanceSize",
+            "group.properties.instanceSize",
+            "instanceType",
         ),
         (json!({ "diskSize": 0 }), "group.properties.diskSize", "1"),
         (json!({ "memory": 4096 }), "group.properties.memory", "128"),
@@ -552,7 +553,8 @@ async fn a_platform_that_is_not_reachable_says_so() {
     let cloud = gcp::open(settings.clone()).await.unwrap();
     gce.shutdown().await;
     tokio::time::timeout(Duration::from_secs(10), async {
-        let error = cloud.list(&Filter::All).await.unwrap_err();
+        let driver = CloudDriver::new(cloud, settings.common.clone()).unwrap();
+        let error = driver.list().await.unwrap_err();
         assert_eq!(error.reason(), Reason::Unavailable);
         assert!(refused(settings).await.message().contains("zones.list"));
     })

@@ -146,7 +146,7 @@ async fn a_creation_in_doubt_stays_in_doubt_while_its_zone_is_silent() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_zone_that_hangs_delays_lists_only_once() {
     let mut bench = bench().await;
-    bench.settings.common.call_timeout_seconds = 5.0;
+    bench.settings.common.call_timeout_seconds = 3.0;
     bench.crash().await;
     bench.make(3).await;
     bench.gce.set_hanging(SILENT, true);
@@ -160,7 +160,8 @@ async fn a_zone_that_hangs_delays_lists_only_once() {
         let took = began.elapsed();
         assert_eq!(nodes.len(), 3);
         assert_eq!(warnings.len(), 1);
-        assert!(took < Duration::from_secs(5), "a list took {took:?}");
+        // It may have to wait for the poll before it.
+        assert!(took < Duration::from_secs(7), "a list took {took:?}");
     }
     bench.gce.set_hanging(SILENT, false);
     until("the zone answers", || async {
