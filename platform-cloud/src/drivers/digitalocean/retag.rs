@@ -1,6 +1,6 @@
 //! Changes tags of droplets.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use drover_core::{Error, Result};
 use reqwest::Method;
@@ -8,6 +8,9 @@ use serde_json::json;
 
 use super::{DigitalOcean, machine::Droplet, tags};
 use crate::cloud::{CLUSTER, Machine, REQUEST};
+
+/// Retry delay for a droplet that is too new to have its tags.
+const UNTAGGED: Duration = Duration::from_secs(1);
 
 impl DigitalOcean {
     /// Sets and removes tags with one call each, as the API offers no other way.
@@ -25,6 +28,15 @@ impl DigitalOcean {
             Some(Ok(droplet)) => droplet,
         };
         let has = droplet.tags.unwrap_or_default();
+        let shown = tags::decode(has.iter().map(String::as_str)).tags;
+        if machine.tags.contains_key(REQUEST) && !shown.contains_key(REQUEST) {
+            // Those that are to be replaced would come later, and stay.
+            return Err(Error::unavailable(format!(
+                "droplet {} does not have the tags yet that it was created with",
+                machine.id
+            ))
+            .with_retry_after(UNTAGGED));
+        }
         // Ownership tags are set last, so that an interrupted change can be repeated; and new tags are set before old
         // ones are removed, so that the droplet is never without an owner.
         let last = |key: &&String| (key.as_str() == CLUSTER, key.as_str() == REQUEST);

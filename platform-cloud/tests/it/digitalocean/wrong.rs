@@ -202,7 +202,7 @@ async fn wrong_properties_are_refused_with_their_field() {
         (
             json!({"colour": "red"}),
             Reason::Invalid,
-            "group.properties",
+            "group.properties.colour",
             vec!["colour"],
         ),
         (
