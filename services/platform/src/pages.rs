@@ -150,7 +150,7 @@ fn forget(pages: &mut VecDeque<Arc<Kept>>) {
 }
 
 /// Returns how many of these items fit into a page. At least one, to guarantee progress.
-pub(crate) fn page_end(sizes: impl Iterator<Item = usize>, max: usize) -> usize {
+fn page_end(sizes: impl Iterator<Item = usize>, max: usize) -> usize {
     let mut bytes = 0;
     sizes
         .take(max)
@@ -180,6 +180,6 @@ fn parse_token(token: &str) -> Result<(u64, usize)> {
 }
 
 /// The error for a token that no list has given out.
-pub(crate) fn not_ours() -> Error {
+fn not_ours() -> Error {
     Error::invalid("page_token", "was not made by this platform")
 }

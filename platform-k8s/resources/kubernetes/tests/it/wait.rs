@@ -3,10 +3,10 @@
 use drover_core::Reason;
 use drover_proto::kubernetes::v1 as api;
 use drover_resources::parts::{Nodes as _, Pods as _};
-use drover_testing::kubernetes::{Fault, On, refusal, until};
-use serde_json::{Value, json};
+use drover_testing::kubernetes::{Fault, On, Raw, refusal, until};
+use serde_json::json;
 
-use crate::bench::{Bench, done, next, node, reasons};
+use crate::bench::{Bench, done, next, reasons};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_says_at_once_what_is_missing_and_never_polls() {
@@ -226,64 +226,50 @@ async fn a_namespace_that_is_deleted_takes_its_pods_and_refuses_new_ones() {
     assert_eq!(error.resource(), Some(("namespace", &*name)), "{error}");
 }
 
-/// The condition `Ready` of a node or pod, as its kubelet reports it.
-fn readiness(holds: bool) -> Value {
-    let status = if holds { "True" } else { "False" };
-    json!({"status": {"conditions": [{
-        "type": "Ready", "status": status, "reason": "Kubelet", "message": "as it says",
-        "lastHeartbeatTime": null, "lastTransitionTime": null,
-    }]}})
+/// What a kubelet says of a node or pod that is ready.
+async fn say_ready(raw: &Raw, path: &str, phase: Option<&str>) {
+    let ready =
+        json!({"type": "Ready", "status": "True", "reason": "Kubelet", "message": "as it says"});
+    let status = json!({"status": {"phase": phase, "conditions": [ready]}});
+    raw.merge(&format!("{path}/status"), &status).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_is_lost_while_a_pod_is_waited_for_holds_up_the_wait_with_its_reason() {
     let bench = Bench::start().await;
     let raw = &bench.namespace.raw;
+    // A node whose kubelet is this test: it says once that all is well, and then nothing.
     let name = format!("lost-{}", bench.namespace.name);
-    node(raw, &name, &json!({})).await;
+    let taint = json!({"key": "drover.dev/test", "effect": "NoSchedule"});
+    let object = json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {"taints": [taint]},
+    });
+    raw.create("/api/v1/nodes", &object).await.unwrap();
+    let of_node = format!("/api/v1/nodes/{name}");
+    let of_pod = format!("{}/on-it", bench.namespace.path("pods"));
+    say_ready(raw, &of_node, None).await;
     let mut pod = bench.pod("on-it");
     name.clone_into(&mut pod.spec.as_mut().unwrap().node);
-    bench.ready(pod).await;
-    let mut wait = bench
-        .pods
-        .wait(bench.wait(&["on-it", "later"]))
-        .await
-        .unwrap();
+    bench.pods.create(pod).await.unwrap();
+    say_ready(raw, &of_pod, Some("Running")).await;
+    let request = bench.wait(&["on-it", "later"]);
+    let mut wait = bench.pods.wait(request).await.unwrap();
     let first = next(&mut wait).await.unwrap().unwrap();
     assert_eq!(reasons(&first), [("later", "NotFound")]);
-
-    // Nobody speaks for the node any more; its last word is that it is not ready.
-    let path = format!("/api/v1/nodes/{name}");
-    let unmanaged = json!({"metadata": {"annotations": {"kwok.x-k8s.io/node": null}}});
-    raw.merge(&path, &unmanaged).await.unwrap();
-    until("its controller has seen that", || async {
-        raw.merge(&format!("{path}/status"), &readiness(false))
-            .await
-            .unwrap();
-        let pod = bench.namespace.get("pods", "on-it").await.unwrap();
-        let conditions = pod["status"]["conditions"].as_array()?.clone();
-        let lost = |it: &Value| it["type"] == "Ready" && it["status"] == "False";
-        conditions.iter().any(lost).then_some(())
-    })
-    .await;
     let held = loop {
         let progress = next(&mut wait).await.unwrap().unwrap();
         if progress.met == 0 {
             break progress;
         }
     };
-    let reason = reasons(&held).into_iter().find(|(pod, _)| *pod == "on-it");
-    assert_eq!(reason, Some(("on-it", "NotReady")), "{held:?}");
+    let lost = ("on-it", "NotReady");
+    assert!(reasons(&held).contains(&lost), "{held:?}");
 
     bench.pods.create(bench.pod("later")).await.unwrap();
     while next(&mut wait).await.unwrap().unwrap().met < 1 {}
-    for path in [
-        format!("{path}/status"),
-        format!("{}/on-it/status", bench.namespace.path("pods")),
-    ] {
-        raw.merge(&path, &readiness(true)).await.unwrap();
-    }
+    say_ready(raw, &of_node, None).await;
+    say_ready(raw, &of_pod, Some("Running")).await;
     done(wait).await.unwrap();
-    bench.namespace.delete("pods", "on-it").await;
-    raw.delete(&path).await.unwrap();
+    raw.delete(&of_pod).await.unwrap();
+    raw.delete(&of_node).await.unwrap();
 }
