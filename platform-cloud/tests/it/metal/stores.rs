@@ -99,8 +99,11 @@ impl Hall {
         );
         until(&what, || async {
             let output = self.network.run(command);
-            let text = String::from_utf8_lossy(&output.stdout).into_owned();
-            text.contains(wanted).then_some(())
+            // etcdctl tells of health on standard error.
+            let text = [output.stdout, output.stderr].concat();
+            String::from_utf8_lossy(&text)
+                .contains(wanted)
+                .then_some(())
         })
         .await;
     }
