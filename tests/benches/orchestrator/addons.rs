@@ -75,7 +75,7 @@ async fn change(handle: &SimulatedHandle, cluster: &str) -> [Duration; 2] {
 }
 
 /// Changes clusters behind balancers, and prints how long that takes.
-pub async fn membership(changes: usize) {
+pub(crate) async fn membership(changes: usize) {
     let world = World::start().await;
     let channel: Channel = world.orchestrator.channel();
     for number in 0..CLUSTERS {
