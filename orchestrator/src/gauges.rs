@@ -145,7 +145,12 @@ fn one(cluster: &Cluster, visible: &Visible, now: Millis) -> One {
         let key = (node.platform.clone(), state(node.state));
         *sums.nodes.entry(key).or_default() += 1;
     }
-    for (key, record) in inner.state().resources.iter().filter(|(key, _)| key.is_addon()) {
+    for (key, record) in inner
+        .state()
+        .resources
+        .iter()
+        .filter(|(key, _)| key.is_addon())
+    {
         let key = (key.platform.clone(), addon_state(record));
         *sums.addons.entry(key).or_default() += 1;
     }

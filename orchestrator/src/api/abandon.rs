@@ -242,7 +242,13 @@ fn chosen(inner: &ClusterState, request: &pb::AbandonPlatformRequest) -> Result<
     let mut used: BTreeSet<Backend> = orphans
         .map(|((name, _), one)| (name.clone(), one.platform_uid.clone()))
         .collect();
-    used.extend(inner.state().resource_orphans.keys().map(ResourceKey::backend));
+    used.extend(
+        inner
+            .state()
+            .resource_orphans
+            .keys()
+            .map(ResourceKey::backend),
+    );
     used.extend(inner.state().used.iter().cloned());
     used.retain(|(name, _)| **name == *request.platform);
     match &request.platform_uid {

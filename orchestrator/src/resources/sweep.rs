@@ -144,13 +144,20 @@ async fn look(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<bool
                 uid: &uid,
             };
             tell_owners(shared, source, addons, &owned);
-            sorted.take((&shared.clusters, &shared.tombstones), &platform.name, owned);
+            sorted.take(
+                (&shared.clusters, &shared.tombstones),
+                &platform.name,
+                owned,
+            );
         }
         // What is left of the other kind is released all the same.
         Err(error) => unread = Some(error),
     };
     if infrastructure {
-        take(false, list_infrastructure(&shared.executor, registered, &uid).await);
+        take(
+            false,
+            list_infrastructure(&shared.executor, registered, &uid).await,
+        );
     }
     if addons {
         take(true, list_addons(&shared.executor, registered, &uid).await);
@@ -183,9 +190,7 @@ fn tell_owners(shared: &Shared, source: Source<'_>, addons: bool, owned: &[Owned
     for cluster in shared.clusters.all() {
         let listed = by_owner.remove(&cluster.uid()).unwrap_or_default();
         let mut state = cluster.lock();
-        if state.is_finished()
-            || !state.resources_listed(source, addons, &listed, shared.now())
-        {
+        if state.is_finished() || !state.resources_listed(source, addons, &listed, shared.now()) {
             continue;
         }
         // It is looked at again before its hour is over.
