@@ -139,10 +139,7 @@ fn mark_removed(
             return Err(Error::invalid(field(), why));
         }
         if !ids.insert(node.id(cluster.uid())) {
-            return Err(Error::invalid(
-                field(),
-                format!("{name:?} appears twice"),
-            ));
+            return Err(Error::invalid(field(), format!("{name:?} appears twice")));
         }
         standing_by += u32::from(!node.role.may_act());
     }
