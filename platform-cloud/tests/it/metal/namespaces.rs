@@ -91,7 +91,9 @@ impl Network {
         fs::write(&file, user_data).unwrap();
         let log = file.with_extension("log");
         let output = fs::File::create(&log).unwrap();
-        let child = Command::new("ip")
+        // It ends with the test, even if that is killed.
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "ip"])
             .args([
                 "netns", "exec", &name, "unshare", "--mount", "--pid", "--fork",
             ])
