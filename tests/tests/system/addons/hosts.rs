@@ -128,12 +128,12 @@ fn of_an_active_host_in_error_and_one_that_is_deleted_standby_hosts_take_the_pla
             "three serve again after {:?}; let go of {left:?}",
             began.elapsed()
         );
+        world
+            .until("as many hosts are claimed as before", async |world| {
+                claimed(world, "").await.len() == 5
+            })
+            .await;
         nodes_ready(&mut world, 5).await;
-        assert_eq!(
-            claimed(&mut world, "").await.len(),
-            5,
-            "as many hosts as before"
-        );
     });
 }
 

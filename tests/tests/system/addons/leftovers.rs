@@ -77,7 +77,6 @@ fn addons_that_a_restored_store_does_not_know_freeze_it_until_they_are_adopted()
                 behind.is_some_and(|it| it.contains("sim shows request number"))
             })
             .await;
-        world.confirm_restore().await;
         world.pass(sim::LONG).await;
         assert_eq!(world.site.backend.addons().len(), 2, "nothing is removed");
         world.adopt("one", &[("web", 3)], false).await.unwrap();
