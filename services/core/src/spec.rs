@@ -14,6 +14,7 @@ use crate::{
 
 mod group;
 mod hash;
+mod minima;
 mod order;
 mod probe_tls;
 mod resolve;
@@ -424,6 +425,12 @@ impl ClusterSpec {
     /// All invalid fields with their paths.
     pub fn resolve(&self) -> Result<Vec<Group>, Error> {
         resolve::resolve(self)
+    }
+
+    /// What must not be in a new spec, although one that is stored may have it.
+    #[must_use]
+    pub fn check_new(&self) -> Vec<Violation> {
+        minima::check(self)
     }
 }
 

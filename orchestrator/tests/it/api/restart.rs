@@ -12,8 +12,9 @@ use drover_proto::{
     platform::v1::{self as wire, platform_service_client::PlatformServiceClient},
 };
 use drover_store::Store;
+use prost::Message;
 
-use crate::api::support::{Site, World, changed, document, until};
+use crate::api::support::{Site, World, changed, document, invalid, open_again, until};
 
 #[tokio::test]
 async fn state_events_and_counters_go_on() {
@@ -116,6 +117,44 @@ async fn what_dies_in_the_middle_of_work_is_taken_up() {
     })
     .await;
     assert!(world.site.backend().doubles().is_empty());
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_stored_spec_that_could_not_be_applied_today_is_loaded_and_can_be_mended() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut world = World::in_directory(directory.path(), SimulatedSettings::default()).await;
+    world.register("sim", "http://sim").await.unwrap();
+    world.apply(document("orders", &[("db", 1)])).await.unwrap();
+    world.ready("orders").await;
+    world.orchestrator.take().unwrap().kill().await;
+    let short = |spec: &mut pb::ClusterSpec| {
+        spec.expire_after = Some(Duration::from_secs(30).try_into().unwrap());
+    };
+    let store = open_again(directory.path()).await;
+    let uid = store.find_cluster("orders").await.unwrap().unwrap();
+    let stored = store.desired(uid).await.unwrap().unwrap();
+    let mut desired = stored.value;
+    let mut spec = pb::ClusterSpec::decode(&*desired.spec).unwrap();
+    short(&mut spec);
+    desired.spec = spec.encode_to_vec().into();
+    let wrote = store.update_desired(uid, stored.revision, desired).await;
+    wrote.unwrap();
+    store.close().await.unwrap();
+
+    world.start(directory.path()).await;
+    let kept = world.get("orders").await.unwrap().spec.unwrap();
+    assert_eq!(kept.expire_after, spec.expire_after);
+    world.apply(document("other", &[("db", 1)])).await.unwrap();
+    world.ready("other").await;
+    let again = changed(document("orders", &[("db", 1)]), short);
+    invalid(world.apply(again).await, "spec.expire_after");
+    // The former spec is kept among the revisions, which every later apply reads.
+    for size in [1, 2] {
+        let mended = document("orders", &[("db", size)]);
+        world.apply(mended).await.unwrap();
+        world.ready("orders").await;
+    }
     world.stop().await;
 }
 

@@ -67,7 +67,10 @@ fn wrong(cluster: &Cluster) -> BTreeSet<Violation> {
     }
     check_labels("labels", &cluster.labels, &mut wrong);
     let spec = cluster.spec.clone().unwrap_or_default();
-    let resolved = drover_convert::spec::cluster_spec(&spec).and_then(|spec| spec.resolve());
+    let resolved = drover_convert::spec::cluster_spec(&spec).and_then(|spec| {
+        wrong.extend(spec.check_new());
+        spec.resolve()
+    });
     if let Err(error) = resolved {
         wrong.extend(error.fields().iter().cloned());
     }

@@ -6,7 +6,7 @@ use super::{
     Amount, Choice, ClusterSpec, Group, GroupSpec, MAX_CHOICES, MAX_DEPTH, MAX_GROUPS, MAX_NODES,
     Settings, Update,
     hash::{labels_hash, pool, spec_hashes},
-    merge, order,
+    merge, minima, order,
 };
 use crate::{
     error::{Error, Violation},
@@ -15,10 +15,6 @@ use crate::{
 
 /// Default time that a node gets to stop gracefully.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
-/// Minimum lifetime of a node: a younger one may not have been ready yet.
-const MIN_EXPIRE_AFTER: Duration = Duration::from_secs(60);
-/// Minimum interval between probes: more often, they would cost more than the nodes.
-const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum length of the id of a named machine; platforms reject longer ids.
 const MAX_HOST: usize = 512;
 /// Default time that a node must be Ready before a backoff is reset.
@@ -435,17 +431,8 @@ impl Walk<'_> {
                 self.refuse(format!("{at}.platforms[{index}].name"), why);
             }
         }
-        if settings
-            .expire_after
-            .is_some_and(|age| age < MIN_EXPIRE_AFTER)
-        {
-            let least = MIN_EXPIRE_AFTER.as_secs();
-            self.refuse(
-                format!("{at}.expire_after"),
-                format!(
-                    "nodes would be replaced without end; expected at least {least}s, or leave it out"
-                ),
-            );
+        if settings.expire_after.is_some_and(|age| age.is_zero()) {
+            self.wrong.push(minima::too_young(at));
         }
         if settings.max_in_flight == Some(0) {
             self.refuse(
@@ -464,13 +451,6 @@ impl Walk<'_> {
                 if zero {
                     self.refuse(format!("{at}.health.{field}"), "must be above 0");
                 }
-            }
-            if !health.interval.is_zero() && health.interval < MIN_INTERVAL {
-                let least = MIN_INTERVAL.as_millis();
-                self.refuse(
-                    format!("{at}.health.interval"),
-                    format!("expected at least {least}ms"),
-                );
             }
         }
         if let Some(remediation) = &settings.remediation {

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    spec::{Bootstrap, Object, Placement, PlatformChoice, SecretRef, UserDataSource},
+    spec::{Bootstrap, Health, Object, Placement, PlatformChoice, SecretRef, UserDataSource},
     storage::{Retention, Storage},
 };
 
@@ -484,4 +484,34 @@ fn the_hash_knows_what_makes_a_node_and_nothing_else() {
         hash(&|g| g.settings.node_class = Some("large".into()))
     );
     assert!(plain.len() <= 63);
+}
+
+#[test]
+fn a_new_spec_keeps_minima_and_a_stored_one_below_them_is_resolved() {
+    let settings = Settings {
+        platforms: on("local"),
+        expire_after: Some(Duration::from_secs(59)),
+        ..Default::default()
+    };
+    let health = Health {
+        interval: Duration::from_millis(99),
+        ..Health::default()
+    };
+    let mut inner = leaf("inner", 1);
+    inner.settings.health = Some(health);
+    let outer = GroupSpec {
+        name: "outer".into(),
+        groups: vec![inner],
+        ..Default::default()
+    };
+    let spec = ClusterSpec {
+        groups: vec![outer],
+        settings,
+        ..Default::default()
+    };
+    spec.resolve().unwrap();
+    let wrong = spec.check_new();
+    let fields: Vec<&str> = wrong.iter().map(|one| one.field.as_str()).collect();
+    let inner = "spec.groups[0].groups[0].health.interval";
+    assert_eq!(fields, ["spec.expire_after", inner]);
 }
