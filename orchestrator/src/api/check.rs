@@ -130,7 +130,11 @@ impl Api {
         }
         let uid = cluster.map_or_else(Uuid::now_v7, |cluster| cluster.uid());
         let digests = self.shared.digests.of_cluster(uid);
-        let resolved = match cluster_spec(&spec).and_then(|spec| Resolved::new(spec, &digests)) {
+        let resolved = cluster_spec(&spec).and_then(|spec| {
+            wrong.extend(spec.check_new());
+            Resolved::new(spec, &digests)
+        });
+        let resolved = match resolved {
             Ok(resolved) => resolved,
             Err(error) => {
                 wrong.extend(error.fields().iter().cloned());
@@ -400,17 +404,18 @@ impl Api {
         changes: bool,
     ) -> Result<()> {
         // Groups that were accepted before are not validated again, and each group only once.
-        let mut known: BTreeSet<Sym> = cluster.map_or_else(BTreeSet::new, |cluster| {
+        let hashes = |choice: &Choice| (choice.spec_hash.clone(), choice.labels_hash.clone());
+        let mut known: BTreeSet<(Sym, Sym)> = cluster.map_or_else(BTreeSet::new, |cluster| {
             let inner = cluster.lock();
             let choices = inner.spec().groups.iter().flat_map(|group| &group.choices);
-            choices.map(|choice| choice.spec_hash.clone()).collect()
+            choices.map(hashes).collect()
         });
         let end = Instant::now() + VALIDATE_TIMEOUT;
         let mut asked = Vec::new();
         for group in &checked.resolved.groups {
             let origin = Origin::of(&checked.spec, &group.field);
             for (index, choice) in group.choices.iter().enumerate() {
-                if !known.insert(choice.spec_hash.clone()) {
+                if !known.insert(hashes(choice)) {
                     continue;
                 }
                 let Some(registered) = self.shared.platform(&choice.platform) else {
