@@ -1,11 +1,16 @@
 //! Numbers of nodes over all steps of a plan, and what becomes of their data, as plans and questions show them.
 
+use std::collections::BTreeSet;
+
 use drover_proto::orchestrator::v1::{ActionKind, Plan, PlanTotals, StorageRetention};
 
 use crate::output::count;
 
 /// Maximum number of nodes that are named.
 const MAX_NAMED: usize = 5;
+
+/// Reasons of actions that do not replace a node, where the plan does not say whether they do.
+const NOT_REPLACING: [&str; 4] = ["ScaleUp", "ScaleDown", "Delete", "Orphan"];
 
 /// How many nodes a plan creates, replaces and deletes.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -18,7 +23,7 @@ pub(crate) struct Tally {
 impl Tally {
     pub(crate) fn of(plan: &Plan) -> Self {
         Self {
-            totals: plan.totals.unwrap_or_default(),
+            totals: plan.totals.unwrap_or_else(|| counted(plan)),
             losing: losing(plan),
         }
     }
@@ -50,16 +55,16 @@ impl Tally {
         let mut lines = Vec::new();
         let deleted = self.totals.storage_deleted_count;
         if deleted > 0 {
-            let mut names = self.losing[..self.losing.len().min(MAX_NAMED)].join(", ");
-            let more = (deleted as usize).saturating_sub(self.losing.len().min(MAX_NAMED));
-            if more > 0 {
-                names.push_str(&format!(" and {more} more"));
+            let named = &self.losing[..self.losing.len().min(MAX_NAMED)];
+            let mut line = format!("data of {} DELETED", nodes(deleted));
+            if !named.is_empty() {
+                line.push_str(&format!(": {}", named.join(", ")));
+                let more = (deleted as usize).saturating_sub(named.len());
+                if more > 0 {
+                    line.push_str(&format!(" and {more} more"));
+                }
             }
-            lines.push(format!(
-                "data of {} DELETED: {}",
-                nodes(deleted),
-                names.trim()
-            ));
+            lines.push(line);
         }
         let kept = self.totals.storage_kept_count;
         if kept > 0 {
@@ -78,12 +83,59 @@ impl Tally {
     }
 }
 
+/// The totals of a plan of an orchestrator that does not send any.
+fn counted(plan: &Plan) -> PlanTotals {
+    let mut totals = PlanTotals::default();
+    let mut going = BTreeSet::new();
+    for action in &plan.actions {
+        let nodes = action.count.max(1);
+        let replaces = !NOT_REPLACING.contains(&&*action.reason);
+        match action.kind() {
+            ActionKind::Provision if !replaces => totals.create_now_count += nodes,
+            ActionKind::Deprovision => {
+                going.extend(action.node.as_deref());
+                add_storage(&mut totals, action.storage(), nodes);
+                if replaces {
+                    totals.replace_now_count += nodes;
+                } else {
+                    totals.delete_now_count += nodes;
+                }
+            }
+            _ => {}
+        }
+    }
+    totals.create_count = totals.create_now_count;
+    totals.replace_count = totals.replace_now_count;
+    totals.delete_count = totals.delete_now_count;
+    for renewal in &plan.renewals {
+        let (begun, later): (Vec<_>, Vec<_>) =
+            (renewal.nodes.iter()).partition(|node| going.contains(&*node.node));
+        let begun = u32::try_from(begun.len()).unwrap_or(u32::MAX);
+        totals.replace_count += renewal.node_count.saturating_sub(begun);
+        for node in later {
+            add_storage(&mut totals, node.storage(), 1);
+        }
+    }
+    totals
+}
+
+fn add_storage(totals: &mut PlanTotals, fate: StorageRetention, nodes: u32) {
+    match fate {
+        StorageRetention::Delete => totals.storage_deleted_count += nodes,
+        StorageRetention::Retain => totals.storage_kept_count += nodes,
+        StorageRetention::Unspecified => {}
+    }
+}
+
 fn losing(plan: &Plan) -> Vec<String> {
     let lost = |storage: StorageRetention| storage == StorageRetention::Delete;
     let now = (plan.actions.iter())
         .filter(|it| it.kind() == ActionKind::Deprovision && lost(it.storage()))
         .filter_map(|it| it.node_name.clone());
+    let gone = plan.outlooks.iter().flat_map(|it| &it.removals);
+    let gone: BTreeSet<&str> = gone.map(|it| &*it.node).collect();
     let renewed = plan.renewals.iter().flat_map(|it| &it.nodes);
+    let renewed = renewed.filter(|it| !gone.contains(&*it.node));
     let renewed = (renewed.filter(|it| lost(it.storage()))).map(|it| it.node_name.clone());
     let later = plan.outlooks.iter().flat_map(|it| &it.removals);
     let later = (later.filter(|it| lost(it.storage()))).map(|it| it.node_name.clone());
@@ -101,7 +153,9 @@ fn losing(plan: &Plan) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use drover_proto::orchestrator::v1::{Action, GroupOutlook, NodeRemoval};
+    use drover_proto::orchestrator::v1::{
+        Action, GroupOutlook, GroupRenewal, NodeRemoval, NodeRenewal,
+    };
 
     use super::*;
 
@@ -147,6 +201,72 @@ mod tests {
         );
         assert!(tally.removes());
         assert!(!Tally::default().removes());
+    }
+
+    #[test]
+    fn a_plan_without_totals_is_counted_by_its_steps() {
+        let act = |kind: ActionKind, node: &str, reason: &str, storage: StorageRetention| Action {
+            kind: kind.into(),
+            node: Some(node.into()),
+            node_name: Some(node.into()),
+            count: 1,
+            reason: reason.into(),
+            storage: storage.into(),
+            ..Default::default()
+        };
+        let none = StorageRetention::Unspecified;
+        let renewed = |node: &str| NodeRenewal {
+            node: node.into(),
+            node_name: node.into(),
+            storage: StorageRetention::Retain.into(),
+            ..Default::default()
+        };
+        let older = Plan {
+            actions: vec![
+                act(ActionKind::Provision, "db-9", "ScaleUp", none),
+                act(ActionKind::Provision, "db-8", "Update", none),
+                act(
+                    ActionKind::Deprovision,
+                    "db-1",
+                    "Outdated",
+                    StorageRetention::Retain,
+                ),
+                act(
+                    ActionKind::Deprovision,
+                    "app-1",
+                    "ScaleDown",
+                    StorageRetention::Delete,
+                ),
+            ],
+            renewals: vec![GroupRenewal {
+                nodes: vec![renewed("db-1"), renewed("db-0")],
+                node_count: 3,
+                ..Default::default()
+            }],
+            totals: None,
+            ..Default::default()
+        };
+        let tally = Tally::of(&older);
+        assert!(tally.removes());
+        assert_eq!(
+            tally.stakes("shop"),
+            "cluster/shop: 1 to create, 3 to replace (1 now), 1 to delete\n  \
+             data of 1 node DELETED: app-1\n  data of 2 nodes kept\n"
+        );
+        assert!(!Tally::of(&Plan::default()).removes());
+    }
+
+    #[test]
+    fn data_are_deleted_although_it_is_not_known_yet_whose() {
+        let blind = Plan {
+            totals: Some(PlanTotals {
+                delete_count: 2,
+                storage_deleted_count: 2,
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        assert_eq!(Tally::of(&blind).data(), ["data of 2 nodes DELETED"]);
     }
 
     #[test]
