@@ -10,4 +10,5 @@ pub mod node;
 pub mod secrecy;
 pub mod selector;
 pub mod spec;
+pub mod template;
 pub mod value;

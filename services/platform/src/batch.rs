@@ -56,6 +56,11 @@ impl Batch {
         Identity::of(&self.request, slot, &self.fingerprint)
     }
 
+    /// Refuses a new group that asks for more than its template provides for.
+    pub(crate) fn check_limits(&self) -> Result<()> {
+        self.renderer.check_limits(&self.request)
+    }
+
     /// Names of the nodes' ports, for drivers that allocate them.
     #[must_use]
     pub fn ports(&self) -> &[String] {

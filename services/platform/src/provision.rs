@@ -228,6 +228,7 @@ impl Platform {
     }
 
     async fn check(&self, batch: &Batch) -> Result<()> {
+        batch.check_limits()?;
         let checked = self.driver.check(batch).await;
         checked.map_err(|error| batch.hidden().error(error))
     }

@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use drover_convert::value::{object, to_duration, to_struct};
+use drover_convert::{
+    template::exceeded,
+    value::{object, to_duration, to_struct},
+};
 use drover_core::{
     Class, Error, Reason, Result,
     secrecy::{Hidden, placeholder},
@@ -163,7 +166,17 @@ impl Templates {
                     version,
                     attributes: &context.group.attributes,
                 };
-                Some(catalogue.select(query)?)
+                match catalogue.select(query) {
+                    // Who has it already is not left without a replacement: its user data are all that it needs.
+                    Err(error)
+                        if error.reason() == Reason::TemplateNotFound
+                            && !request.validate_only
+                            && request.bootstrap.as_ref().is_some_and(is_run) =>
+                    {
+                        Some(catalogue.unlisted().ok_or(error)?)
+                    }
+                    selected => Some(selected?),
+                }
             }
             Self::Anything => None,
         };
@@ -180,7 +193,46 @@ impl Templates {
     }
 }
 
+/// Whether user data are something that a machine runs: a script, or what cloud-init understands.
+fn is_run(bootstrap: &proto::Bootstrap) -> bool {
+    let data = match &bootstrap.user_data {
+        Some(UserData::Text(text)) => text.as_bytes(),
+        Some(UserData::Binary(data)) => data,
+        None => return false,
+    };
+    [&b"#!"[..], b"#cloud-"]
+        .iter()
+        .any(|start| data.starts_with(start))
+}
+
 impl Renderer {
+    /// Refuses the first nodes of a group that asks for more than the template provides for. Groups that have nodes are
+    /// not judged again: the limits may be newer than they are.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid`, with the field.
+    pub fn check_limits(&self, request: &ProvisionRequest) -> Result<()> {
+        let (Some(selected), Some(group)) = (&self.selected, &request.group) else {
+            return Ok(());
+        };
+        if request.peers.iter().any(|peer| peer.group == group.path) {
+            return Ok(());
+        }
+        let standby = (request.slots.iter()).filter(|slot| slot.role() == proto::NodeRole::Standby);
+        let limits = limits(&selected.entry().limits);
+        match exceeded(&limits, group.size, standby.count() as u32)
+            .into_iter()
+            .next()
+        {
+            None => Ok(()),
+            Some((field, why)) => {
+                let why = format!("template {} {why}", selected.entry().template);
+                Err(Error::invalid(format!("group.{field}"), why))
+            }
+        }
+    }
+
     /// Names of the nodes' ports, from the catalogue entry.
     #[must_use]
     pub fn ports(&self) -> &[String] {

@@ -1,6 +1,7 @@
 //! What a group may ask of the template that makes its nodes.
 
 use drover_cluster::template;
+use drover_convert::template::exceeded;
 use drover_core::{
     Error, Result,
     error::Violation,
@@ -58,40 +59,7 @@ fn named(entry: &wire::TemplateEntry, software: &str, platform: &str) -> String 
 
 /// Fields with more nodes than the template provides for, and why.
 fn counts(group: &Group, limits: &wire::TemplateLimits) -> Vec<(&'static str, String)> {
-    let size = group.size.unwrap_or(1);
-    let nodes = |most: u32, role: &str| match most {
-        0 => format!("has no {role} nodes"),
-        1 => format!("has at most 1 {role} node"),
-        most => format!("has at most {most} {role} nodes"),
-    };
-    let mut wrong = Vec::new();
-    let standby_too = limits.max_standby != Some(0);
-    if let Some(most) = limits.max_size.filter(|most| size > *most) {
-        let instead = if standby_too {
-            "; further nodes are `standby` nodes"
-        } else {
-            ""
-        };
-        wrong.push(("size", format!("{}{instead}", nodes(most, "active"))));
-    } else if let Some(most) = limits.max_size_with_standby
-        && group.standby > 0
-        && size > most
-    {
-        let why = format!(
-            "{} in a group with standby nodes, which would not know whom to follow",
-            nodes(most, "active")
-        );
-        wrong.push(("size", why));
-    }
-    if let Some(most) = limits.max_standby.filter(|most| group.standby > *most) {
-        let instead = if most == 0 {
-            "; raise `size` instead"
-        } else {
-            ""
-        };
-        wrong.push(("standby", format!("{}{instead}", nodes(most, "standby"))));
-    }
-    wrong
+    exceeded(limits, group.size.unwrap_or(1), group.standby)
 }
 
 impl Api {

@@ -75,3 +75,41 @@ async fn what_is_wrong_with_a_template_itself_is_said_with_its_place() {
         assert!(said.contains(word), "{word}: {said}");
     }
 }
+
+#[test]
+fn a_new_group_has_no_more_nodes_than_its_template_provides_for() {
+    let index = "default: {template: db.yaml, limits: {maxSize: 1, maxStandby: 1}}";
+    let files = [("index.yaml", index), ("db.yaml", "db")]
+        .map(|(name, content)| drover_templates::EmbeddedFile { name, content });
+    let catalogue = Catalogue::embedded(&files).unwrap();
+    let templates = Templates::Catalogue(Arc::new(catalogue));
+    let said = |size: u32, standby: usize, peer: Option<&str>| {
+        let slot = Slot {
+            role: proto::NodeRole::Standby.into(),
+            ..Slot::default()
+        };
+        let peers = peer.map(|group| proto::Peer {
+            group: group.to_owned(),
+            ..proto::Peer::default()
+        });
+        let request = ProvisionRequest {
+            cluster: Some(ClusterContext::default()),
+            group: Some(ResolvedGroup {
+                path: "db".to_owned(),
+                size,
+                ..ResolvedGroup::default()
+            }),
+            slots: vec![slot; standby],
+            peers: peers.into_iter().collect(),
+            ..ProvisionRequest::default()
+        };
+        let renderer = templates.select(&request).unwrap();
+        let checked = renderer.check_limits(&request);
+        checked.map_err(|error| error.fields()[0].field.clone())
+    };
+    assert_eq!(said(1, 1, None), Ok(()));
+    assert_eq!(said(2, 0, None), Err("group.size".to_owned()));
+    assert_eq!(said(2, 0, Some("app")), Err("group.size".to_owned()));
+    assert_eq!(said(1, 2, None), Err("group.standby".to_owned()));
+    assert_eq!(said(2, 0, Some("db")), Ok(()), "it was accepted before");
+}
