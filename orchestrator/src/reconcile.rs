@@ -314,6 +314,7 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
         let shown = status::plan(
             &plan,
             inner.state(),
+            inner.groups(),
             inner.head().revision,
             inner.state().generation,
             now,

@@ -44,7 +44,7 @@ use uuid::Uuid;
 
 pub use apply::apply;
 pub use order::Leaving;
-pub use plan::{Call, Input, Note, Op, Outlook, Plan, Removal, Renewal, Sizes};
+pub use plan::{Call, Input, Note, Op, Outlook, Plan, Removal, Renewal, Sizes, Unnamed};
 pub use platform::{Domains, Limits, PlatformView, Shortage, is_troubled, most_troubled};
 pub use resources::{DRIFT_INTERVAL, RELEASE_TIMEOUT, ResourceChange};
 pub use rows::Rows;

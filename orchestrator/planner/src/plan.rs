@@ -18,7 +18,7 @@ use crate::{
     State,
 };
 
-pub use outlook::{Outlook, Removal};
+pub use outlook::{Outlook, Removal, Unnamed};
 
 /// Everything that a plan depends on.
 pub struct Input<'a> {

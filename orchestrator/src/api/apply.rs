@@ -503,9 +503,10 @@ impl Api {
         }
         let generation = inner.desired().value.generation;
         names.uid = cluster.uid();
-        let mut plan = status::plan(&whole, &names, inner.head().revision, generation, now);
         let known = suggestions.groups.as_ref();
         let groups = known.map_or(inner.groups(), |groups| groups);
+        let revision = inner.head().revision;
+        let mut plan = status::plan(&whole, &names, groups, revision, generation, now);
         plan.renewals = rollout::renewals(&whole.renewals, &names, groups, former);
         plan
     }

@@ -397,6 +397,7 @@ impl Api {
         let mut shown = status::plan(
             &plan,
             inner.state(),
+            inner.groups(),
             inner.head().revision,
             inner.state().generation,
             now,

@@ -1,5 +1,7 @@
 //! What a plan leaves for later passes, so that a preview can tell everything that a change leads to.
 
+use std::collections::BTreeSet;
+
 use drover_core::{Sym, node::RemovalReason};
 
 use crate::{Op, Planner};
@@ -13,8 +15,19 @@ pub struct Outlook {
     pub creations: u32,
     /// Nodes still to be removed without a replacement, in this order.
     pub removals: Vec<Removal>,
-    /// Number of further such removals of which it is not known yet which nodes they concern.
-    pub unnamed_removals: u32,
+    /// Further such removals of which it is not known yet which nodes they concern, at most.
+    pub unnamed: Unnamed,
+}
+
+/// Nodes that go, whichever they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unnamed {
+    /// How many.
+    pub nodes: u32,
+    /// How many of them may go with their storage.
+    pub losing: u32,
+    /// How many of the others have storage, which is retained.
+    pub keeping: u32,
 }
 
 /// A node that is still to be removed.
@@ -54,41 +67,81 @@ impl Planner<'_> {
                     group: node.group.clone(),
                     creations: 0,
                     removals: vec![removal],
-                    unnamed_removals: 0,
+                    unnamed: Unnamed::default(),
                 }),
             }
         }
         outlooks.retain(|outlook| {
-            outlook.creations + outlook.unnamed_removals > 0 || !outlook.removals.is_empty()
+            outlook.creations + outlook.unnamed.nodes > 0 || !outlook.removals.is_empty()
         });
         self.plan.outlook = outlooks;
     }
 
     fn outlook(&self, group: usize) -> Outlook {
-        let path = &self.input.groups[group].path;
         let going = self.still_surplus(group);
-        let named = going.len();
-        let removals = going.into_iter().map(|at| Removal {
+        let removals = going.iter().map(|&at| Removal {
             slot: self.state.nodes[at].slot,
-            retain: self.retains(at, RemovalReason::Surplus) || self.keeps_as_scaled_away(at),
+            retain: self.retains_scaled(at),
         });
-        let owed = self.owed.get(&group).copied().unwrap_or_default();
         Outlook {
-            group: path.clone(),
+            group: self.input.groups[group].path.clone(),
             creations: self.still_missing(group),
             removals: removals.collect(),
-            unnamed_removals: owed.saturating_sub(named) as u32,
+            unnamed: self.unnamed(group, &going),
+        }
+    }
+
+    fn retains_scaled(&self, at: usize) -> bool {
+        self.retains(at, RemovalReason::Surplus) || self.keeps_as_scaled_away(at)
+    }
+
+    /// The nodes that a group may have too many beyond those that are known. What is not seen may be one of them.
+    fn unnamed(&self, group: usize, named: &[usize]) -> Unnamed {
+        let staying: Vec<usize> = self.own(group).filter(|&at| self.stays(at)).collect();
+        let most = match self.owed.get(&group) {
+            Some(owed) => *owed,
+            None => {
+                let wanted = Self::size(&self.input.groups[group]) + self.spare(group);
+                staying.len().saturating_sub(wanted)
+            }
+        };
+        let nodes = most.saturating_sub(named.len());
+        let named: BTreeSet<usize> = named.iter().copied().collect();
+        let (mut losing, mut keeping) = (0, 0);
+        for at in staying {
+            if self.state.nodes[at].storage && !named.contains(&at) {
+                let retained = self.retains_scaled(at);
+                *(if retained { &mut keeping } else { &mut losing }) += 1;
+            }
+        }
+        let losing = nodes.min(losing);
+        Unnamed {
+            nodes: nodes as u32,
+            losing: losing as u32,
+            keeping: keeping.min(nodes - losing) as u32,
+        }
+    }
+
+    fn stays(&self, at: usize) -> bool {
+        !self.marks[at].leaving && !self.marks[at].dead
+    }
+
+    /// How many nodes beyond its size a group may have while nodes of it are replaced.
+    fn spare(&self, group: usize) -> usize {
+        if self.own(group).any(|at| self.is_renewed(at)) {
+            self.budget(group).surge as usize
+        } else {
+            0
         }
     }
 
     /// How many nodes a group lacks after this plan, those whose predecessors are on their way out not counted.
     fn still_missing(&self, group: usize) -> u32 {
         let path = &self.input.groups[group].path;
-        let stays = |at: &usize| !self.marks[*at].leaving && !self.marks[*at].dead;
-        let staying = self.own(group).filter(stays).count();
-        let replaced = self.own(group).filter(|at| {
-            let removal = self.state.nodes[*at].removal;
-            !stays(at) && removal.is_none_or(|it| it.reason != RemovalReason::Surplus)
+        let staying = self.own(group).filter(|&at| self.stays(at)).count();
+        let replaced = self.own(group).filter(|&at| {
+            let removal = self.state.nodes[at].removal;
+            !self.stays(at) && removal.is_none_or(|it| it.reason != RemovalReason::Surplus)
         });
         let (mut asked, mut successors) = (0, 0);
         for op in &self.plan.ops {
@@ -116,12 +169,9 @@ impl Planner<'_> {
             return self.own(group).filter(waits).collect();
         }
         let certain = self.tally(group).certain;
-        let spare = if self.own(group).any(|at| self.is_renewed(at)) {
-            self.budget(group).surge as usize
-        } else {
-            0
-        };
-        let surplus = certain.len().saturating_sub(Self::size(spec) + spare);
+        let surplus = certain
+            .len()
+            .saturating_sub(Self::size(spec) + self.spare(group));
         match self.beyond(group, &certain) {
             Some((_, last_first)) => last_first.into_iter().take(surplus).collect(),
             None => self.surplus_order(group, certain, surplus),

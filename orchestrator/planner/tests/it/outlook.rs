@@ -14,7 +14,7 @@ use drover_core::{
 use drover_planner::{Op, Plan};
 use world::{
     World,
-    build::{group, stored},
+    build::{group, stored, sym},
 };
 
 const KEEP_WHEN_SCALED: Policy = Policy {
@@ -185,4 +185,44 @@ fn a_paused_cluster_announces_what_follows_when_it_goes_on() {
     let paused = world.plan();
     assert!(removed(&paused).is_empty());
     assert_eq!(announced(&paused).len(), 2);
+}
+
+#[test]
+fn a_group_that_shrinks_while_nothing_of_it_is_seen_announces_as_many_as_go() {
+    let handed_on = Policy {
+        replaced: Retention::Retain,
+        scaled: Retention::Delete,
+        deleted: Retention::Delete,
+    };
+    let lost_when_scaled = Policy {
+        replaced: Retention::Delete,
+        ..handed_on
+    };
+    for (policy, losing, keeping) in [
+        (handed_on, 4, 0),
+        (lost_when_scaled, 4, 0),
+        (KEEP_WHEN_SCALED, 0, 4),
+    ] {
+        for db in [group("db", 5, &["a"]), ordered("db", 5)] {
+            let mut world = settled(vec![stored(db, policy)]);
+            world.set_reachable(&sym("a"), false);
+            let smaller = Group {
+                size: Some(1),
+                ..world.groups[0].clone()
+            };
+            world.want(vec![smaller]);
+            let blind = world.plan();
+            assert!(removed(&blind).is_empty(), "{blind:?}");
+            let [outlook] = &blind.outlook[..] else {
+                panic!("{policy:?}: {blind:?}");
+            };
+            let unnamed = outlook.unnamed;
+            assert_eq!(outlook.removals.len() + unnamed.nodes as usize, 4);
+            assert_eq!(
+                (unnamed.losing, unnamed.keeping),
+                (losing, keeping),
+                "{policy:?}"
+            );
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use drover_convert::spec::to_retention;
-use drover_core::storage::Retention;
+use drover_core::{Node, storage::Retention};
 use drover_planner::{Outlook, Plan, Removal, State};
 use drover_proto::orchestrator::v1 as pb;
 
@@ -20,7 +20,7 @@ fn outlook(from: &Outlook, state: &State) -> pb::GroupOutlook {
         group: from.group.to_string(),
         create_count: from.creations,
         removals: removals.filter_map(|one| removal(*one, state)).collect(),
-        removal_count: number(from.removals.len()).saturating_add(from.unnamed_removals),
+        removal_count: number(from.removals.len()).saturating_add(from.unnamed.nodes),
     }
 }
 
@@ -38,13 +38,13 @@ fn removal(from: Removal, state: &State) -> Option<pb::NodeRemoval> {
 /// Counts the actions of now, and what follows.
 pub(super) fn totals(plan: &Plan, actions: &[pb::Action], state: &State) -> pb::PlanTotals {
     let mut totals = pb::PlanTotals::default();
-    let mut leaving = BTreeSet::new();
+    let mut going = BTreeSet::new();
     for action in actions {
         let nodes = action.count.max(1);
         match action.kind() {
             pb::ActionKind::Provision if !action.replaces => totals.create_now_count += nodes,
             pb::ActionKind::Deprovision => {
-                leaving.extend(action.node.as_deref());
+                going.extend(action.node.clone());
                 add_storage(&mut totals, action.storage(), nodes);
                 if action.replaces {
                     totals.replace_now_count += nodes;
@@ -58,12 +58,19 @@ pub(super) fn totals(plan: &Plan, actions: &[pb::Action], state: &State) -> pb::
     totals.create_count = totals.create_now_count;
     totals.replace_count = totals.replace_now_count;
     totals.delete_count = totals.delete_now_count;
+    // A node that goes without a replacement is not replaced, although it was to be at first.
+    let later = plan.outlook.iter().flat_map(|outlook| &outlook.removals);
+    let later = later.filter_map(|one| state.node(one.slot));
+    going.extend(later.map(|node| node.id(state.uid)));
     for renewal in &plan.renewals {
         let policy = state.storage.get(&*renewal.group);
-        for node in renewal.order.iter().filter_map(|slot| state.node(*slot)) {
-            if leaving.contains(node.id(state.uid).as_str()) {
-                continue;
-            }
+        let unnamed = (plan.outlook.iter()).find(|outlook| outlook.group == renewal.group);
+        let unnamed = unnamed.map_or(0, |outlook| outlook.unnamed.nodes as usize);
+        let stays = |node: &&Node| node.removal.is_none() && !going.contains(&node.id(state.uid));
+        let own = (state.nodes.iter()).filter(|node| node.group == renewal.group);
+        let most = own.filter(stays).count().saturating_sub(unnamed);
+        let renewed = renewal.order.iter().filter_map(|slot| state.node(*slot));
+        for node in renewed.filter(stays).take(most) {
             totals.replace_count += 1;
             let fate = policy.filter(|_| node.storage).map(|it| it.replaced);
             add_storage(&mut totals, to_retention(fate), 1);
@@ -71,7 +78,10 @@ pub(super) fn totals(plan: &Plan, actions: &[pb::Action], state: &State) -> pb::
     }
     for outlook in &plan.outlook {
         totals.create_count += outlook.creations;
-        totals.delete_count += number(outlook.removals.len()) + outlook.unnamed_removals;
+        let unnamed = outlook.unnamed;
+        totals.delete_count += number(outlook.removals.len()) + unnamed.nodes;
+        totals.storage_deleted_count += unnamed.losing;
+        totals.storage_kept_count += unnamed.keeping;
         for one in &outlook.removals {
             let stored = state.node(one.slot).is_some_and(|node| node.storage);
             let fate = stored.then(|| Retention::of(one.retain));

@@ -1,11 +1,13 @@
 //! Plans in API responses.
 
+use std::collections::BTreeSet;
+
 use drover_cluster::events::Steps;
 use drover_convert::{
     spec::to_retention,
     value::{to_timestamp, to_timestamp_opt},
 };
-use drover_core::{Node, error::cut, node::Role, storage::Retention};
+use drover_core::{Node, error::cut, node::Role, spec::Group, storage::Retention};
 use drover_planner::{Call, Note, Op, Plan, State};
 use drover_proto::orchestrator::v1 as pb;
 
@@ -19,15 +21,22 @@ const REPLACING: [&str; 8] = [
     "Dead", "Sick", "Outdated", "Lifetime", "User", "Replace", "Update", "Standby",
 ];
 
-/// A plan in a response. `state` is the record that it is based on, `revision` that of its head.
+/// A plan in a response. `state` is the record that it is based on, `revision` that of its head, `groups` those that
+/// are wanted.
 pub(crate) fn plan(
     plan: &Plan,
     state: &State,
+    groups: &[Group],
     revision: u64,
     generation: u64,
     now: u64,
 ) -> pb::Plan {
-    let mut actions: Vec<pb::Action> = plan.ops.iter().filter_map(|op| action(op, state)).collect();
+    let wanted: BTreeSet<&str> = match state.deleting {
+        true => BTreeSet::new(),
+        false => groups.iter().map(|group| &*group.path).collect(),
+    };
+    let actions = plan.ops.iter().filter_map(|op| action(op, state, &wanted));
+    let mut actions: Vec<pb::Action> = actions.collect();
     for call in &plan.calls {
         let again = |op: &Op| matches!((op, call), (Op::Attempt { request, .. }, Call::Provision { request: r, .. }) if request == r);
         if plan.ops.iter().any(again)
@@ -69,7 +78,7 @@ pub(crate) fn plan(
     }
 }
 
-fn action(op: &Op, state: &State) -> Option<pb::Action> {
+fn action(op: &Op, state: &State, wanted: &BTreeSet<&str>) -> Option<pb::Action> {
     let about = |slot: u64, kind: pb::ActionKind, reason: &str, message: &str| {
         let node = state.node(slot)?;
         Some(pb::Action {
@@ -115,8 +124,10 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
         } => {
             let word = match reason.as_str() {
                 "Surplus" => "ScaleDown",
-                // Not marked by the user: the group or the cluster is removed, without a replacement.
-                "User" if state.node(*slot).is_some_and(|node| !node.marked) => "Delete",
+                // The group or the cluster is removed, so that not even a marked node is replaced.
+                "User" if (state.node(*slot)).is_some_and(|it| !wanted.contains(&*it.group)) => {
+                    "Delete"
+                }
                 word => word,
             };
             let storage = state.node(*slot).is_some_and(|node| node.storage);

@@ -1,5 +1,6 @@
 //! Plans tell all steps, not only those of now, and what becomes of all data.
 
+use drover_platform_cloud::drivers::simulated::SimulatedSettings;
 use drover_proto::{
     orchestrator::v1::{self as pb, PlanTotals, StorageRetention, plan_cluster_request::Subject},
     platform::v1::ManagementPolicy,
@@ -84,5 +85,83 @@ async fn a_plan_tells_all_steps_and_what_becomes_of_all_data() {
         (later.removals.iter()).all(|removal| removal.storage() == StorageRetention::Delete),
         "{later:?}"
     );
+    world.stop().await;
+}
+
+/// Only `db`, of this size, with this fate of the data of nodes that are scaled away.
+fn databases(size: u32, when_scaled: StorageRetention) -> pb::Cluster {
+    changed(shop(), |spec| {
+        spec.groups.truncate(1);
+        spec.groups[0].size = Some(size);
+        let storage = spec.groups[0].storage.as_mut().unwrap();
+        storage.when_scaled = when_scaled.into();
+    })
+}
+
+#[tokio::test]
+async fn a_node_that_goes_and_would_have_been_replaced_is_counted_once() {
+    let world = World::new().await;
+    let before = databases(5, StorageRetention::Delete);
+    world.apply(before).await.unwrap();
+    world.ready("shop").await;
+    let after = changed(databases(3, StorageRetention::Delete), |spec| {
+        spec.groups[0].version = Some("2".into());
+    });
+    let totals = planned(&world, Subject::Cluster(after)).await.totals;
+    let totals = totals.unwrap();
+    assert_eq!((totals.delete_count, totals.replace_count), (2, 3));
+    assert_eq!(
+        (totals.storage_deleted_count, totals.storage_kept_count),
+        (2, 3)
+    );
+
+    let pause = pb::PauseClusterRequest {
+        name: "shop".into(),
+        ..Default::default()
+    };
+    world.clusters().pause_cluster(pause).await.unwrap();
+    let replace = pb::ReplaceNodeRequest {
+        cluster: "shop".into(),
+        id: "db-1".into(),
+    };
+    world.clusters().replace_node(replace).await.unwrap();
+    let delete = pb::DeleteClusterRequest {
+        name: "shop".into(),
+        ..Default::default()
+    };
+    let gone = planned(&world, Subject::Delete(delete)).await;
+    let totals = gone.totals.unwrap();
+    assert_eq!(
+        (totals.delete_count, totals.replace_count),
+        (5, 0),
+        "{gone:?}"
+    );
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_a_change_deletes_is_told_while_its_platform_is_away() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut world = World::in_directory(directory.path(), SimulatedSettings::default()).await;
+    world.register("sim", "http://sim").await.unwrap();
+    let before = databases(3, StorageRetention::Delete);
+    world.apply(before).await.unwrap();
+    world.ready("shop").await;
+    world.sites.remove("http://sim");
+    world.restart(directory.path()).await;
+    let scale = pb::ScaleGroupRequest {
+        cluster: "shop".into(),
+        group: "db".into(),
+        size: Some(1),
+        ..Default::default()
+    };
+    let fewer = planned(&world, Subject::Scale(scale)).await;
+    let totals = PlanTotals {
+        delete_count: 2,
+        storage_deleted_count: 2,
+        ..Default::default()
+    };
+    assert_eq!(fewer.totals, Some(totals), "{fewer:?}");
+    assert_eq!(fewer.outlooks[0].removal_count, 2);
     world.stop().await;
 }
