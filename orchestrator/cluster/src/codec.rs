@@ -6,7 +6,7 @@ use bytes::Bytes;
 use drover_core::{
     Error, Millis, Node, NodeState, Result, Sym,
     node::{
-        Call, Former, ProbeResult, Reached, Removal, RemovalReason, Request, Role, Seen,
+        CHANGING, Call, Former, ProbeResult, Reached, Removal, RemovalReason, Request, Role, Seen,
         SeenAddress,
     },
     storage::{Policy, Retention},
@@ -151,7 +151,7 @@ pub(crate) fn encode_node(node: &Node) -> Bytes {
         version: node.version.to_string(),
         spec_hash: node.spec_hash.to_string(),
         template: node.template.to_string(),
-        labels_hash: node.labels_hash.to_string(),
+        labels_hash: Some(node.labels_hash.to_string()),
         attempts: node.attempts,
         create_time: node.create_time,
         state: number(&STATES, &node.state),
@@ -252,7 +252,10 @@ pub fn decode_node(
         version: interner.like(&row.version, before.map(|node| &node.version)),
         spec_hash: interner.like(&row.spec_hash, before.map(|node| &node.spec_hash)),
         template: interner.like(&row.template, before.map(|node| &node.template)),
-        labels_hash: interner.like(&row.labels_hash, before.map(|node| &node.labels_hash)),
+        labels_hash: interner.like(
+            row.labels_hash.as_deref().unwrap_or(CHANGING),
+            before.map(|node| &node.labels_hash),
+        ),
         attempts: row.attempts,
         create_time: row.create_time,
         state: item(&STATES, row.state).ok_or_else(|| damaged("node"))?,

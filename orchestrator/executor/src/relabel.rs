@@ -52,6 +52,11 @@ pub(super) async fn relabel(
                 urgency,
             };
             let sent = envelope.send(async |open| {
+                // A server that does not know the field would accept the change and make none.
+                if !open.registered.platform.has(wire::Capability::RelabelHosts) {
+                    let message = format!("{platform} cannot change labels in place");
+                    return Err(Error::new(Reason::NotSent, message));
+                }
                 request.fence = Some(open.fence.clone());
                 request.expected_instance_id.clone_from(&open.instance);
                 open.call(async |client| {

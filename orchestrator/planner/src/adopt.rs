@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use drover_core::{
     Millis, Node, NodeState, Phase, Sym,
-    node::{Call as Attempt, Former, ProbeResult, Role, Seen},
+    node::{CHANGING, Call as Attempt, Former, ProbeResult, Role, Seen},
     spec::{Group, OrphanPolicy},
 };
 use uuid::Uuid;
@@ -449,7 +449,7 @@ fn blank(platform: &Sym, node_id: &str, now: Millis) -> Node {
         version: Sym::default(),
         spec_hash: Sym::default(),
         template: Sym::default(),
-        labels_hash: Sym::default(),
+        labels_hash: CHANGING.into(),
         attempts: 0,
         create_time: now,
         state: NodeState::Requested,

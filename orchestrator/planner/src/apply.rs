@@ -217,9 +217,14 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 state.conditions.remove(key);
             }
         },
-        Op::Restamp { slot, spec_hash } => {
+        Op::Restamp {
+            slot,
+            spec_hash,
+            labels_hash,
+        } => {
             if let Some(node) = state.node_mut(*slot) {
                 node.spec_hash = spec_hash.clone();
+                node.labels_hash = labels_hash.clone();
             }
         }
         Op::Template { slot, digest } => {

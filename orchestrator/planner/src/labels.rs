@@ -9,8 +9,7 @@ impl Planner<'_> {
     pub(crate) fn relabel(&mut self, group: usize) {
         let due: Vec<(usize, Sym)> = self
             .own(group)
-            .filter_map(|at| Some((at, self.wanted_labels(group, at)?)))
-            .filter(|(at, wanted)| self.state.nodes[*at].labels_hash != *wanted)
+            .filter_map(|at| Some((at, self.due_labels(group, at)?)))
             .collect();
         for (at, wanted) in due {
             if self.full() {
@@ -20,15 +19,24 @@ impl Planner<'_> {
         }
     }
 
-    /// Hash of the labels that the host of a node is to have. `None` as long as they do not matter: an outdated node gets
-    /// them with its replacement.
-    fn wanted_labels(&self, group: usize, at: usize) -> Option<Sym> {
+    /// Hash of the labels that the host of a node is to get. `None` if it has them, and as long as they do not matter: an
+    /// outdated node gets them with its replacement.
+    fn due_labels(&self, group: usize, at: usize) -> Option<Sym> {
         let (mark, node) = (&self.marks[at], &self.state.nodes[at]);
         if mark.leaving || mark.dead || node.is_adopting() || node.node_id.is_none() {
             return None;
         }
         let choice = self.input.groups[group].choice_for(node)?;
-        Some(choice.labels_hash.clone())
+        let (wanted, recorded) = (&choice.labels_hash, choice.labels_of(node));
+        // Hosts that have none and never will are not asked about them.
+        let may_differ = **recorded != *CHANGING || !wanted.is_empty() || self.relabels(at);
+        (recorded != wanted && may_differ).then(|| wanted.clone())
+    }
+
+    /// Whether the platform of a node changes the labels of its host in place, as far as is known.
+    fn relabels(&self, at: usize) -> bool {
+        let view = self.input.platforms.get(&self.state.nodes[at].platform);
+        view.is_some_and(|view| view.relabels)
     }
 
     fn relabel_host(&mut self, group: usize, at: usize, wanted: &Sym) {
@@ -64,6 +72,20 @@ impl Planner<'_> {
             });
             return;
         }
+        if !self.relabels(at) {
+            let message = format!(
+                "labels of {}: {platform} cannot change them in place (capability RELABEL_HOSTS); a node that replaces it \
+                 gets those of the group",
+                node.name()
+            );
+            let key = ConditionKey {
+                group: path.clone(),
+                kind: ConditionKind::UpdateBlocked,
+            };
+            self.hold(key, "HostLabels", &message);
+            self.note(path, Some(slot), false, "HostLabels", || message);
+            return;
+        }
         let next = change.map_or(0, |change| change.call.next);
         if self.input.now < next {
             self.wake(next);
@@ -90,9 +112,7 @@ impl Planner<'_> {
 
     /// Whether all hosts of a group have the labels that it wants, as far as is recorded.
     pub(crate) fn is_labelled(&self, group: usize) -> bool {
-        self.own(group).all(|at| {
-            let wanted = self.wanted_labels(group, at);
-            wanted.is_none_or(|wanted| self.state.nodes[at].labels_hash == wanted)
-        })
+        self.own(group)
+            .all(|at| self.due_labels(group, at).is_none())
     }
 }

@@ -224,6 +224,8 @@ pub enum Op {
         slot: u64,
         /// Hash by the present formula.
         spec_hash: Sym,
+        /// Hash of the labels that its host has, as far as is known.
+        labels_hash: Sym,
     },
     /// Records which template the platform rendered for a node, as it is not the expected one.
     Template {

@@ -59,6 +59,8 @@ pub struct PlatformView {
     pub fenced: bool,
     /// Whether it can change the owner of nodes.
     pub adopts: bool,
+    /// Whether it changes the labels of hosts in place.
+    pub relabels: bool,
     /// Whether its nodes come from an inventory of hosts, which may be full.
     pub finite: bool,
 }

@@ -318,22 +318,25 @@ impl Planner<'_> {
     /// Replaces hashes of an earlier formula by the present ones: the formula has changed, not the node.
     fn restamp(&mut self, group: usize) {
         let spec = &self.input.groups[group];
-        let old: Vec<(u64, Sym)> = self
+        let old: Vec<Op> = self
             .own(group)
             .filter(|&at| !self.marks[at].leaving && !self.is_open(self.state.nodes[at].request))
             .filter_map(|at| {
                 let node = &self.state.nodes[at];
                 let mut choices = spec.choices.iter();
                 let choice = choices.find(|choice| choice.is_hash(&node.spec_hash))?;
-                let new = &choice.spec_hash;
-                (*new != node.spec_hash).then(|| (node.slot, new.clone()))
+                (choice.spec_hash != node.spec_hash).then(|| Op::Restamp {
+                    slot: node.slot,
+                    spec_hash: choice.spec_hash.clone(),
+                    labels_hash: choice.labels_of(node).clone(),
+                })
             })
             .collect();
-        for (slot, spec_hash) in old {
+        for op in old {
             if self.full() {
                 return;
             }
-            self.op(Op::Restamp { slot, spec_hash });
+            self.op(op);
         }
     }
 

@@ -20,6 +20,7 @@ mod claims;
 mod events;
 mod grants;
 mod health;
+mod labels;
 mod late;
 mod placement;
 mod purposes;

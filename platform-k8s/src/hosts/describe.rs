@@ -52,6 +52,7 @@ pub(super) async fn describe(client: &ApiClient, settings: &Settings) -> Result<
             Capability::SpreadRequired,
             Capability::SpreadPreferred,
             Capability::UpdateNode,
+            Capability::RelabelHosts,
             Capability::Adopt,
         ],
         limits: Limits {

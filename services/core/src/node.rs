@@ -39,8 +39,8 @@ pub struct Node {
     pub version: Sym,
     /// Hash of the fields that define it.
     pub spec_hash: Sym,
-    /// Hash of the labels that its host has for its group. Empty if there are none, [`CHANGING`] from the intent to change
-    /// them until the platform has confirmed the change.
+    /// Hash of the labels that its host has for its group. Empty if there are none, [`CHANGING`] if they are not
+    /// known: as of an adopted node, and from the intent to change them until the platform has confirmed the change.
     pub labels_hash: Sym,
     /// Digest of the template under which it was requested, or from which the platform reported that it was created.
     /// Empty if not known.
@@ -95,7 +95,7 @@ pub struct Node {
     pub hook: Option<Box<HookResult>>,
 }
 
-/// Stands for labels of a host that are being changed: they are known again once the platform has confirmed them.
+/// Stands for labels of a host that are not known: they are once the platform has confirmed a change.
 pub const CHANGING: &str = "?";
 
 /// Progress of this process with a change of the labels of a host.

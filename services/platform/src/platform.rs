@@ -23,6 +23,7 @@ use uuid::Uuid;
 
 use crate::{
     addons::Addons,
+    check::need,
     clock::Clock,
     driver::{Description, Driver},
     fences::Fences,
@@ -289,12 +290,7 @@ impl Platform {
 
     /// Validates labels of hosts that a change of a node brings, by the rules of the property.
     pub(crate) fn check_host_labels(&self, labels: &HostLabels) -> Result<()> {
-        let schema = self.driver.description().properties_schema;
-        let property = schema.and_then(|it| it.pointer("/properties")?.get(HOST_LABELS).cloned());
-        if self.driver.inventory().is_none() || property.is_none() {
-            let message = format!("this platform has no property {HOST_LABELS}");
-            return Err(Error::new(Reason::CapabilityMissing, message));
-        }
+        need(&self.driver.description(), Capability::RelabelHosts)?;
         let labels = labels.iter();
         let labels = labels.map(|(key, text)| (key.clone(), text.clone().into()));
         let labels = Value::Object(labels.collect());

@@ -67,6 +67,7 @@ fn plan(state: &State) -> drover_planner::Plan {
         calm_since: 0,
         fenced: true,
         adopts: false,
+        relabels: false,
         finite: false,
     };
     let platforms = [("p".into(), view)].into();

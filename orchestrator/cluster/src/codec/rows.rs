@@ -71,9 +71,9 @@ pub(super) struct NodeRow {
     /// Absent if the id is that of the slot.
     #[prost(string, optional, tag = "52")]
     pub(super) given_id: Option<String>,
-    /// Empty if its host has no labels of its group, as far as rows from before they were changed in place tell.
-    #[prost(string, tag = "53")]
-    pub(super) labels_hash: String,
+    /// Empty if its host has no labels of its group. Absent in rows from before they were recorded.
+    #[prost(string, optional, tag = "53")]
+    pub(super) labels_hash: Option<String>,
     #[prost(message, optional, tag = "54")]
     pub(super) reached: Option<ReachedRow>,
 }

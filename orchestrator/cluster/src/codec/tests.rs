@@ -77,6 +77,17 @@ fn every_durable_part_of_a_node_survives() {
 }
 
 #[test]
+fn labels_that_a_row_does_not_mention_are_not_known() {
+    let interner = Interner::default();
+    let node = crate::fixture::node(7, NodeState::Ready);
+    let mut row = NodeRow::decode(encode_node(&node)).unwrap();
+    row.labels_hash = None;
+    let bytes = row.encode_to_vec();
+    let read = decode_node(7, &bytes, &interner, Some(&node)).unwrap();
+    assert_eq!(&*read.labels_hash, CHANGING);
+}
+
+#[test]
 fn what_a_head_says_of_groups_survives() {
     let interner = Interner::default();
     let path = || interner.get("data/hot");

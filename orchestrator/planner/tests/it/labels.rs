@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use drover_core::{node::CHANGING, spec::Group};
-use drover_planner::{ConditionKey, ConditionKind, Op};
+use drover_core::{
+    node::CHANGING,
+    spec::{Group, HOST_LABELS},
+};
+use drover_planner::{Call, ConditionKey, ConditionKind, Op};
 
 use crate::world::{
     Crash, World,
@@ -28,6 +31,14 @@ fn settled(seed: u64, labels: &str) -> World {
     world.settle();
     world.assert_converged();
     world
+}
+
+fn is_ready(world: &World) -> bool {
+    let key = ConditionKey {
+        group: sym("data"),
+        kind: ConditionKind::Ready,
+    };
+    world.state.conditions.contains_key(&key)
 }
 
 fn slots(world: &World) -> Vec<u64> {
@@ -60,17 +71,10 @@ fn a_change_of_labels_reaches_every_host_and_replaces_no_node() {
 #[test]
 fn the_group_is_not_ready_until_its_hosts_have_the_labels_and_says_why_they_do_not() {
     let mut world = settled(1, "red");
-    let ready = |world: &World| {
-        let key = ConditionKey {
-            group: sym("data"),
-            kind: ConditionKind::Ready,
-        };
-        world.state.conditions.contains_key(&key)
-    };
     world.platforms.get_mut("a").unwrap().faults.role_change = 100;
     world.want(vec![spec("blue")]);
     world.run_for(Duration::from_secs(60));
-    assert!(!ready(&world));
+    assert!(!is_ready(&world));
     assert!(
         blocked(&world)
             .unwrap()
@@ -78,7 +82,7 @@ fn the_group_is_not_ready_until_its_hosts_have_the_labels_and_says_why_they_do_n
     );
     world.set_faults(crate::world::backend::Faults::default());
     world.settle();
-    assert!(ready(&world) && blocked(&world).is_none());
+    assert!(is_ready(&world) && blocked(&world).is_none());
     assert!(world.all_labelled("data", "blue"));
 }
 
@@ -100,6 +104,71 @@ fn going_back_while_the_outcome_of_a_change_is_unknown_sends_the_former_labels_a
     world.restart();
     world.settle();
     assert!(world.all_labelled("data", "red"));
+}
+
+#[test]
+fn a_platform_that_cannot_change_them_is_not_asked_and_the_group_says_so() {
+    let mut world = settled(1, "red");
+    world.views.get_mut("a").unwrap().relabels = false;
+    world.want(vec![spec("blue")]);
+    for _ in 0..50 {
+        let planned = world.step();
+        let mut records = planned.ops.iter();
+        assert!(!records.any(|op| matches!(op, Op::HostLabels { .. })));
+    }
+    assert!(world.all_labelled("data", "red") && !is_ready(&world));
+    let why = blocked(&world).unwrap();
+    assert!(why.contains("cannot change them in place"), "{why}");
+    world.views.get_mut("a").unwrap().relabels = true;
+    world.settle();
+    assert!(world.all_labelled("data", "blue") && is_ready(&world));
+}
+
+/// As after a start on records that do not say which labels hosts have.
+fn unrecorded(world: &mut World) {
+    for node in &mut world.durable.nodes {
+        node.labels_hash = CHANGING.into();
+    }
+    world.restart();
+}
+
+#[test]
+fn labels_that_were_not_recorded_are_taken_off_where_the_group_has_none() {
+    for relabels in [true, false] {
+        let mut world = settled(1, "red");
+        unrecorded(&mut world);
+        world.views.get_mut("a").unwrap().relabels = relabels;
+        world.want(vec![spec("")]);
+        world.run_for(Duration::from_secs(120));
+        let expected = if relabels { "" } else { "red" };
+        assert!(world.all_labelled("data", expected), "{relabels}");
+        assert!(is_ready(&world), "{relabels}");
+    }
+}
+
+#[test]
+fn a_hash_over_the_labels_says_which_were_not_recorded() {
+    for relabels in [true, false] {
+        let mut world = settled(1, "red");
+        let mut covering = spec("red");
+        for choice in &mut covering.choices {
+            let labels = serde_json::json!({"tenant": "red"});
+            choice.properties = [(HOST_LABELS.to_owned(), labels)].into_iter().collect();
+            choice.former_hashes = vec![choice.spec_hash.clone()];
+            choice.spec_hash = "without-labels".into();
+        }
+        unrecorded(&mut world);
+        world.views.get_mut("a").unwrap().relabels = relabels;
+        world.want(vec![covering]);
+        for _ in 0..200 {
+            let mut calls = world.plan().calls.into_iter();
+            assert!(!calls.any(|call| matches!(call, Call::Relabel { .. })));
+            world.run_one();
+        }
+        assert!(is_ready(&world), "{relabels}");
+        let mut nodes = world.state.nodes.iter();
+        assert!(nodes.all(|node| *node.labels_hash == *"red"), "{relabels}");
+    }
 }
 
 #[test]

@@ -93,6 +93,8 @@ impl Platform {
             fenced: inner.fenced,
             adopts: (inner.handshake.as_deref())
                 .is_some_and(|handshake| has(handshake, wire::Capability::Adopt)),
+            relabels: (inner.handshake.as_deref())
+                .is_some_and(|handshake| has(handshake, wire::Capability::RelabelHosts)),
             finite: (inner.handshake.as_deref())
                 .is_some_and(|handshake| has(handshake, wire::Capability::Inventory)),
         }

@@ -205,6 +205,9 @@ impl Driver for Simulated {
         if !self.settings.hosts.is_empty() {
             capabilities.push(Capability::NamedHosts);
         }
+        if self.settings.inventory && self.settings.properties_schema.is_none() {
+            capabilities.push(Capability::RelabelHosts);
+        }
         let world = self.world.lock();
         Description {
             uid: self.uid.lock().clone(),

@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     name::Sym,
+    node::CHANGING,
     storage::{Retention, Storage},
 };
 
@@ -212,6 +213,27 @@ impl Choice {
             Some((key.clone(), text.to_owned()))
         });
         texts.collect()
+    }
+
+    /// Hash of the labels that the host of a node has, as far as is recorded.
+    #[must_use]
+    pub fn labels_of<'a>(&'a self, node: &'a crate::Node) -> &'a Sym {
+        // A hash from before labels were recorded covers them.
+        if *node.labels_hash == *CHANGING && self.covers_labels(&node.spec_hash) {
+            &self.labels_hash
+        } else {
+            &node.labels_hash
+        }
+    }
+
+    /// Whether a hash is over all properties, the labels of hosts among them.
+    fn covers_labels(&self, hash: &str) -> bool {
+        if !self.properties.contains_key(hash::HOST_LABELS) {
+            return false;
+        }
+        let over_all = self.former_hashes.len().div_ceil(2);
+        let mut over_all = self.former_hashes[..over_all].iter();
+        over_all.any(|former| **former == *hash)
     }
 
     /// Whether a hash identifies nodes of this choice, by the current formula or an earlier one.

@@ -43,6 +43,7 @@ pub fn view(name: &str) -> PlatformView {
         calm_since: 0,
         fenced: false,
         adopts: true,
+        relabels: true,
         finite: false,
     }
 }

@@ -154,8 +154,7 @@ pub(in crate::platform) async fn labels_of_hosts_are_refused_where_there_are_non
     subject: &Subject,
 ) {
     let fixture = Fixture::new(subject).await;
-    let hosts = fixture.can(Capability::Inventory) && has(&fixture, "hostLabels");
-    if hosts || !fixture.can(Capability::UpdateNode) {
+    if fixture.can(Capability::RelabelHosts) || !fixture.can(Capability::UpdateNode) {
         return;
     }
     let (_, nodes) = fixture.make(1).await;
