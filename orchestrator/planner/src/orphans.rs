@@ -45,7 +45,7 @@ impl<'a> Planner<'a> {
             let message = format!(
                 "{platform} shows request number {sequence} of this cluster, and this store never gave it out: the store is \
                  older than reality, and nothing is made or deleted. Restore a newer backup, or keep what is there: drover \
-                 apply --adopt",
+                 apply --adopt, with a spec that names it",
             );
             self.hold(
                 ConditionKey {

@@ -1,7 +1,7 @@
 //! Adoption of nodes that platforms show for a cluster and that have no record here.
 
 use drover_cluster::{Cluster, ClusterState, Resolved, Source};
-use drover_core::{Error, Reason, Result, Sym};
+use drover_core::{Error, Reason, Result, Sym, error::Violation, resource::ResourceKind};
 use drover_planner::{Op, Plan, State};
 use drover_platforms::Registered;
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
@@ -83,6 +83,7 @@ impl Api {
             }
         }
         refuse_removed(inner.state(), resolved, removed)?;
+        refuse_unnamed(inner.state(), resolved)?;
         let now = self.shared.now();
         let hidden = |choice: &drover_core::spec::Choice| {
             let platform = self.shared.platform(&choice.platform);
@@ -121,6 +122,44 @@ fn refuse_removed(state: &State, resolved: &Resolved, removed: &[String]) -> Res
         }
     }
     Ok(())
+}
+
+/// A spec as old as a store that is behind does not know of what was made since, which its adoption would release.
+fn refuse_unnamed(state: &State, resolved: &Resolved) -> Result<()> {
+    let mut wrong = Vec::new();
+    for (key, orphan) in &state.resource_orphans {
+        if orphan.sequence.is_none_or(|it| state.gave_out(it)) {
+            continue;
+        }
+        let platform = &key.platform;
+        let (wanted, field, what) = match &key.kind {
+            ResourceKind::Infrastructure => {
+                let mut wanted = resolved.infrastructure.iter();
+                let wanted = wanted.any(|entry| entry.platform == *platform);
+                (wanted, "spec.infrastructure", "infrastructure".to_owned())
+            }
+            ResourceKind::Addon(name) => {
+                let mut wanted = resolved.addons.iter();
+                let wanted =
+                    wanted.any(|addon| addon.name == *name && addon.wanted.platform == *platform);
+                (wanted, "spec.addons", format!("addon {name:?}"))
+            }
+        };
+        if !wanted {
+            wrong.push(Violation {
+                field: field.to_owned(),
+                description: format!(
+                    "lacks {what}, which {platform} shows and which is newer than this store; add it, and take it out \
+                     again once it is adopted if it is to go"
+                ),
+            });
+        }
+    }
+    if wrong.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::violations(wrong))
+    }
 }
 
 /// Adds the nodes that a plan adopts to those that its preview names.

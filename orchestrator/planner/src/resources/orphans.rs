@@ -13,11 +13,15 @@ use crate::{
 };
 
 impl<'a> Planner<'a> {
-    /// Adopts what has no record, and what is of a request that this record never gave out. Returns whether some is left
-    /// for later.
+    /// Adopts what has no record, and what is of a request that this record never gave out. Such a thing stays as it is
+    /// unless the spec wants it: a spec as old as the record does not know of it. Returns whether some is left for later.
     pub(crate) fn adopt_resources(&mut self) -> bool {
         for (key, orphan) in &self.state.resource_orphans {
             if !self.sees_resource(key) {
+                continue;
+            }
+            let given = orphan.sequence.is_none_or(|it| self.state.gave_out(it));
+            if !given && !self.wants(key) {
                 continue;
             }
             if self.full() {
