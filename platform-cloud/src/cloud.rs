@@ -231,6 +231,8 @@ pub struct Launch {
     pub properties: Map<String, Value>,
     /// User data. Treated as secret.
     pub user_data: Option<Arc<Vec<u8>>>,
+    /// Whether nothing public is to reach the machines, as their template says.
+    pub private: bool,
     /// Outputs of the cluster's infrastructure.
     pub infrastructure: Vec<InfrastructureOutputs>,
 }

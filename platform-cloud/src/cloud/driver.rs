@@ -26,7 +26,7 @@ use drover_platform::{
     infrastructure::Infrastructure,
     limits,
 };
-use node_cache::{Creating, NodeCache};
+use node_cache::{Creating, NodeCache, lend};
 
 /// Runs a [`Cloud`] as a platform driver.
 pub struct CloudDriver<C> {
@@ -466,9 +466,13 @@ impl<C: Cloud> Driver for CloudDriver<C> {
         };
         let mut cache = self.cache.lock();
         let mut nodes = Vec::with_capacity(machines.len());
-        for machine in machines {
+        for mut machine in machines {
+            let made = cache.made.get_mut(&machine.id);
+            if let Some((made, _)) = &made {
+                lend(made, &mut machine);
+            }
             nodes.push(self.found(&machine).node);
-            if let Some((made, _)) = cache.made.get_mut(&machine.id) {
+            if let Some((made, _)) = made {
                 *made = machine;
             } else if is_moving(&machine) {
                 cache.moving.insert(machine.id.clone(), machine);

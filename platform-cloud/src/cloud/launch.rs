@@ -22,6 +22,7 @@ struct Document {
     user_data: Option<String>,
     ports: BTreeMap<String, u16>,
     agent: Option<Agent>,
+    private: bool,
     #[serde(flatten)]
     properties: Map<String, Value>,
 }
@@ -38,6 +39,7 @@ struct WantedMachine {
     properties: Map<String, Value>,
     user_data: Option<Vec<u8>>,
     tags: BTreeMap<String, String>,
+    private: bool,
 }
 
 /// The launches for these slots in one failure domain.
@@ -84,6 +86,7 @@ pub(super) async fn launches(
                     node_class,
                     properties: wanted.properties,
                     user_data: wanted.user_data.map(Arc::new),
+                    private: wanted.private,
                     infrastructure: batch.request.infrastructure.clone(),
                 },
             )),
@@ -113,6 +116,7 @@ async fn wanted(
 ) -> Result<WantedMachine> {
     let place = Place {
         failure_domain: domain.unwrap_or_default().to_owned(),
+        platform: Map::from_iter([("dryRun".to_owned(), batch.request.validate_only.into())]),
         ..Place::default()
     };
     let rendered = batch.render(slot, place).await?;
@@ -182,6 +186,7 @@ async fn wanted(
         properties,
         user_data,
         tags,
+        private: document.private,
     })
 }
 
@@ -217,6 +222,7 @@ fn batch_key(wanted: &WantedMachine) -> Vec<u8> {
             .as_bytes(),
         wanted.user_data.as_deref().unwrap_or_default(),
         format!("{:?}", wanted.tags).as_bytes(),
+        &[u8::from(wanted.private)],
     ] {
         hash.update((part.len() as u64).to_be_bytes());
         hash.update(part);

@@ -91,7 +91,16 @@ pub async fn open(settings: Settings) -> Result<Arc<DigitalOcean>> {
     let regions = client.list(&["regions"], &[]).await?.items;
     cloud_info::check_regions(&settings.regions, &regions)?;
     let sizes = catalogue::sizes(&client).await?;
-    let info = cloud_info::cloud_info(&settings, &account, &regions, &sizes)?;
+    let mut info = cloud_info::cloud_info(&settings, &account, &regions, &sizes)?;
+    if settings.firewall
+        && let Err(error) = firewall::listed(&client).await
+        && error.reason() == Reason::PermissionDenied
+    {
+        info.warnings.push(format!(
+            "no store can be installed: the token may not read firewalls, and droplets of stores get the firewall {CLOSED}. \
+             Give the token the scope firewall (create, read), or set `firewall: false` here or in properties of groups"
+        ));
+    }
     if let Some(owner) = cloud_info::owner(&account) {
         client.belongs_to(owner);
     }
@@ -356,6 +365,9 @@ impl Cloud for DigitalOcean {
             };
         }
         let (_, wanted) = self.request(launch).await?;
+        if wanted.firewall {
+            firewall::listed(&self.client).await?;
+        }
         if let Some(vpc) = &wanted.vpc {
             let found = self.client.get(&["vpcs", vpc], &[]).await?;
             let region = found

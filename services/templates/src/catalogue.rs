@@ -16,7 +16,7 @@ use serde_saphyr::Spanned;
 
 use crate::{
     digest::digest,
-    index::{Health, IndexFile, Lifecycle, Limits, ManagementPolicy, Matcher, Port},
+    index::{EntryFile, Health, IndexFile, Lifecycle, Limits, ManagementPolicy, Matcher, Port},
     render::{self, Position, Rendered},
     scope::Scope,
     version::Requirement,
@@ -127,6 +127,7 @@ struct Layer {
     /// Prefix of file names in errors: the directory, or empty for embedded files.
     prefix: String,
     entries: Vec<Entry>,
+    unlisted: Option<Entry>,
     environment: Environment<'static>,
 }
 
@@ -243,6 +244,15 @@ impl Catalogue {
     pub fn select(&self, query: Query<'_>) -> Result<Selected> {
         self.find(|entry| entry.fits(query))
             .ok_or_else(|| self.not_found(query))
+    }
+
+    /// The template for replacing nodes of stores that no entry fits any more. Not listed, as nothing new is made from it.
+    #[must_use]
+    pub fn unlisted(&self) -> Option<Selected> {
+        self.layers().into_iter().find_map(|layer| {
+            let entry = layer.unlisted.clone()?;
+            Some(Selected { layer, entry })
+        })
     }
 
     /// Selects the template of an addon by name.
@@ -398,11 +408,13 @@ impl Layer {
             )
         })?;
         let place = format!("{prefix}{INDEX}");
-        let index: IndexFile = serde_saphyr::from_str_with_options(&index, render::yaml_options())
-            .map_err(|error| {
-                let at = Position::of(error.location());
-                wrong(&place, &at, &message(&error))
-            })?;
+        let mut index: IndexFile =
+            serde_saphyr::from_str_with_options(&index, render::yaml_options()).map_err(
+                |error| {
+                    let at = Position::of(error.location());
+                    wrong(&place, &at, &message(&error))
+                },
+            )?;
         let mut environment = render::environment();
         for (name, source) in &files {
             environment
@@ -411,10 +423,14 @@ impl Layer {
                     render::template_error(&format!("{prefix}{name}"), &error, Reason::Invalid)
                 })?;
         }
+        let unlisted = index.unlisted.take();
+        let unlisted = unlisted.map(|file| plain(&place, file, &files));
+        let unlisted = unlisted.transpose()?;
         let entries = entries(&place, index, &files)?;
         Ok(Self {
             prefix: prefix.to_owned(),
             entries,
+            unlisted,
             environment,
         })
     }
@@ -442,13 +458,19 @@ macro_rules! entry {
     }};
 }
 
+/// An entry that is of no store.
+fn plain(place: &str, file: EntryFile, files: &Files) -> Result<Entry> {
+    let check = Check { place, files };
+    let template = file.template.value.clone();
+    Ok(entry!(check, file,
+        store: String::new(), version: None, matchers: BTreeMap::new(), template: template, addon: false))
+}
+
 fn entries(place: &str, index: IndexFile, files: &Files) -> Result<Vec<Entry>> {
     let check = Check { place, files };
     let mut entries = Vec::new();
     if let Some(file) = index.default {
-        let template = file.template.value.clone();
-        entries.push(entry!(check, file,
-            store: String::new(), version: None, matchers: BTreeMap::new(), template: template, addon: false));
+        entries.push(plain(place, file, files)?);
     }
     for store in index.stores {
         if store.store.value.is_empty() {

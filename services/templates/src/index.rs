@@ -14,6 +14,9 @@ use crate::version::Requirement;
 pub(crate) struct IndexFile {
     #[serde(default)]
     pub(crate) default: Option<EntryFile>,
+    /// For nodes of stores that have no entry.
+    #[serde(default)]
+    pub(crate) unlisted: Option<EntryFile>,
     #[serde(default)]
     pub(crate) stores: Vec<StoreFile>,
     #[serde(default)]

@@ -75,6 +75,18 @@ pub(super) fn placement_of(machine: &Machine) -> Option<NodePlacement> {
     })
 }
 
+/// Gives a machine that shows no identity the tags that it was created with.
+pub(super) fn lend(made: &Machine, machine: &mut Machine) {
+    if machine.identity().is_some() {
+        return;
+    }
+    for (key, value) in &made.tags {
+        let tag = machine.tags.entry(key.clone());
+        tag.or_insert_with(|| value.clone());
+    }
+    machine.launch_index = machine.launch_index.or(made.launch_index);
+}
+
 impl NodeCache {
     /// An empty cache. `settles_after`: how long lists may lack what a call has made.
     pub(super) fn new(settles_after: Duration) -> Self {
@@ -102,13 +114,7 @@ impl NodeCache {
             return;
         }
         *since = now;
-        for (key, value) in &made.tags {
-            machine
-                .tags
-                .entry(key.clone())
-                .or_insert_with(|| value.clone());
-        }
-        machine.launch_index = machine.launch_index.or(made.launch_index);
+        lend(made, machine);
     }
 
     pub(super) fn forget(&mut self, now: Instant, visibility: Duration) {

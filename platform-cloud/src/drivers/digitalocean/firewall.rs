@@ -8,7 +8,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::DigitalOcean;
+use super::{DigitalOcean, client::Client};
 
 /// Name of the firewall, and the tag by which it applies to a droplet.
 pub(super) const CLOSED: &str = "drover-private";
@@ -28,7 +28,7 @@ impl DigitalOcean {
         {
             return Ok(());
         }
-        let listed = self.client.list(&["firewalls"], &[]).await?.items;
+        let listed = listed(&self.client).await?;
         if !listed.iter().any(applies) {
             let tag = self.make_tag(CLOSED).await?;
             let body = rules(&tag);
@@ -53,6 +53,14 @@ impl DigitalOcean {
         *self.closed.lock() = Some(Instant::now());
         Ok(())
     }
+}
+
+/// The firewalls of the account.
+///
+/// # Errors
+/// Those of the API: `PermissionDenied` if the token does not have the scope.
+pub(super) async fn listed(client: &Client) -> Result<Vec<Value>> {
+    Ok(client.list(&["firewalls"], &[]).await?.items)
 }
 
 fn applies(firewall: &Value) -> bool {

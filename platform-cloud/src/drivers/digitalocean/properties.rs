@@ -75,7 +75,9 @@ impl WantedDroplet {
             region,
             vpc,
             tags: properties.tags.clone(),
-            firewall: properties.firewall.unwrap_or(settings.firewall),
+            firewall: properties
+                .firewall
+                .unwrap_or(settings.firewall && launch.private),
             properties,
         })
     }
@@ -210,8 +212,8 @@ pub(super) fn schema() -> Value {
     schema["properties"]["firewall"] = json!({
         "type": "boolean",
         "description": "Whether the droplet gets the firewall drover-private, which lets in SSH, ICMP and what comes from \
-            private networks. Without, all of its ports can be reached, but for other firewalls of its tags. Default: the \
-            platform's.",
+            private networks. Without, all of its ports can be reached, but for other firewalls of its tags. Default: with \
+            it where a template installs the store, unless the platform's settings turn it off, and without elsewhere.",
     });
     schema["properties"]["publicNetworking"] = json!({
         "type": "boolean",

@@ -39,9 +39,10 @@ pub struct Settings {
     /// Whether droplets with GPUs can be created. Listing them takes an additional call each time, as the API does not
     /// return them with the others.
     pub gpus: bool,
-    /// Whether droplets get the tag and the firewall `drover-private`, which lets in SSH, ICMP and all that comes from
-    /// private networks, and lets out everything. It is made when it is first needed; one of this name that exists
-    /// already is used as it is. A group can do without by its property `firewall`.
+    /// Whether droplets whose store is installed by a template get the tag and the firewall `drover-private`, which lets
+    /// in SSH, ICMP and all that comes from private networks, and lets out everything. It is made when it is first
+    /// needed; one of this name that exists already is used as it is. A group can do with or without it by its property
+    /// `firewall`.
     pub firewall: bool,
 }
 

@@ -212,7 +212,8 @@ async fn user_data_and_plain_tags_reach_the_droplet_and_no_log() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_droplet_is_reached_from_everywhere_by_ssh_only_unless_its_group_says_otherwise() {
+async fn a_droplet_of_a_template_is_reached_from_everywhere_by_ssh_only_unless_its_group_says_otherwise()
+ {
     let mut bench = Bench::new().await;
     let open = |bench: &Bench, id: &str| -> Vec<u16> {
         let ports = [22, 80, 2379, 5432, 6379];
@@ -221,16 +222,25 @@ async fn a_droplet_is_reached_from_everywhere_by_ssh_only_unless_its_group_says_
             .filter(|port| bench.cloud.lets_in(id, *port))
             .collect()
     };
-    for node in bench.make(12).await {
+    let mut store = bench.request(12);
+    let cluster = store.cluster.as_mut().unwrap();
+    (cluster.store, cluster.version) = ("redis".to_owned(), "7".to_owned());
+    store.bootstrap = Some(user_data("password"));
+    for node in bench.made_by(&store).await {
         assert_eq!(open(&bench, &node.node_id), [22]);
     }
     bench.crash().await;
-    let node = bench.make(1).await.remove(0);
+    let with = bench.request_with(1, &json!({"firewall": true}));
+    let node = bench.made_by(&with).await.remove(0);
     assert_eq!(open(&bench, &node.node_id), [22]);
     let asked = bench.cloud.control().requests_of("firewalls.create");
     let made = asked.iter().filter(|request| request.status == Some(202));
     assert_eq!(made.count(), 1, "two launches at once ask for it");
-    let without = bench.request_with(1, &json!({"firewall": false}));
+    // What a group without a template serves is its own business, and may be public.
+    let node = bench.make(1).await.remove(0);
+    assert_eq!(open(&bench, &node.node_id).len(), 5);
+    let mut without = bench.request_with(1, &json!({"firewall": false}));
+    (without.cluster, without.bootstrap) = (store.cluster, store.bootstrap);
     let node = bench.made_by(&without).await.remove(0);
     assert_eq!(open(&bench, &node.node_id).len(), 5);
     bench.assert_nothing_leaked("firewall").await;

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use drover_emulators::digitalocean::DigitalOceanSettings;
+use drover_emulators::{Settings as Common, digitalocean::DigitalOceanSettings};
 use drover_platform_cloud::{
     cloud::{Cloud, Filter},
     drivers::digitalocean,
 };
+use drover_proto::platform::v1::WatchNodesRequest;
 
 use super::bench::Bench;
 
@@ -27,6 +28,33 @@ async fn a_droplet_whose_tags_come_late_is_ours_from_its_first_moment() {
     }
     // Its ownership is checked before it is deleted.
     bench.assert_nothing_leaked("tags come late").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_droplet_without_its_tags_yet_stays_ours_when_it_is_looked_at_alone() {
+    let bench = Bench::with(DigitalOceanSettings {
+        tag_delay: Duration::from_secs(600),
+        common: Common {
+            pending_delay: Duration::from_secs(2),
+            ..Common::default()
+        },
+        ..DigitalOceanSettings::default()
+    })
+    .await;
+    // One droplet is looked at alone where a list takes several calls.
+    bench.cloud.add_foreign(201);
+    bench.discover("").await.unwrap();
+    let node = bench.make(1).await.remove(0);
+    let control = bench.cloud.control();
+    control.clear_requests();
+    let watch = WatchNodesRequest::default();
+    let watch = bench.client().watch_nodes(watch).await.unwrap();
+    control.wait_for("droplets.get", 2).await;
+    drop(watch);
+    let listed = bench.discover("").await.unwrap();
+    let found = listed.iter().find(|it| it.node_id == node.node_id).unwrap();
+    assert_eq!(found.slot, node.slot);
+    bench.assert_nothing_leaked("looked at alone").await;
 }
 
 #[tokio::test]

@@ -7,7 +7,10 @@ use drover_emulators::{
     ANY, Fault, Request, Settings as Common,
     digitalocean::{DigitalOceanSettings, TOKEN},
 };
-use drover_platform_cloud::drivers::digitalocean::Settings;
+use drover_platform_cloud::{
+    cloud::Cloud,
+    drivers::digitalocean::{self, Settings},
+};
 use drover_proto::platform::v1::{Bootstrap, bootstrap::UserData};
 use serde_json::json;
 use tokio::time::Instant;
@@ -388,4 +391,30 @@ async fn calls_slow_down_before_the_hour_is_used_up() {
     assert!(took > Duration::from_secs(2), "{took:?}");
     let refused = |request: &&Request| request.status == Some(429);
     assert_eq!(control.requests().iter().filter(refused).count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_without_the_scope_of_firewalls_is_told_before_a_droplet_needs_one() {
+    let bench = Bench::new().await;
+    let refused = Fault::refuse(403, "Forbidden", "You are missing the required permission");
+    for operation in ["firewalls.list", "firewalls.create"] {
+        let control = bench.cloud.control();
+        control.fail_always(operation, Some(refused.clone()));
+    }
+    let opened = digitalocean::open(bench.settings.clone()).await.unwrap();
+    let warnings = opened.info().warnings.clone();
+    assert!(warnings[0].contains("scope firewall"), "{warnings:?}");
+    let quiet = Settings {
+        firewall: false,
+        ..bench.settings.clone()
+    };
+    let opened = digitalocean::open(quiet).await.unwrap();
+    assert!(opened.info().warnings.is_empty());
+    let with = bench.request_with(1, &json!({"firewall": true}));
+    let error = bench.complaint(&with).await;
+    assert_eq!(error.reason(), Reason::PermissionDenied, "{error}");
+    assert!(error.message().contains("firewall"), "{error}");
+    // As droplets of an earlier platform are healed.
+    bench.make(1).await;
+    bench.assert_nothing_leaked("no scope").await;
 }

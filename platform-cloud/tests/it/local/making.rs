@@ -89,6 +89,8 @@ async fn a_redis_that_others_reach_needs_a_password_and_what_is_none_is_refused(
         ("hunter2\u{7f}", other),
         ("hunter2\nformer: hunter1\u{1}", other),
         ("hunter2\nformer: ", other),
+        ("#!/bin/sh\necho hunter2\n", other),
+        ("#cloud-config\npassword: hunter2\n", other),
     ] {
         let said = refusal_of_redis("127.0.0.1", Some(user_data)).await;
         let said = said.unwrap_or_else(|| panic!("{user_data:?} is taken"));
