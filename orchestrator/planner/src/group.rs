@@ -375,7 +375,7 @@ impl Planner<'_> {
     pub(crate) fn serves(&self, at: usize) -> bool {
         let mark = &self.marks[at];
         let known = self.state.nodes[at].probe.answered;
-        mark.available && !mark.leaving && (known || self.health(mark.group).probe == Probe::Phase)
+        mark.available && !mark.leaving && (known || self.health_of(at).probe == Probe::Phase)
     }
 
     /// Whether a node may be Ready, even if that is not observed now.

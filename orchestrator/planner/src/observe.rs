@@ -10,6 +10,8 @@ use drover_core::{
 
 use crate::{BackOffKind, ConditionKey, ConditionKind, NO_GROUP, Op, Planner, PlatformView};
 
+static DEFAULT_HEALTH: LazyLock<Health> = LazyLock::new(Health::default);
+
 struct Entered(NodeState, &'static str, Box<str>);
 
 impl<'a> Planner<'a> {
@@ -45,7 +47,7 @@ impl<'a> Planner<'a> {
         }
         let mark = &self.marks[at];
         let group = (mark.group != NO_GROUP).then(|| &self.input.groups[usize::from(mark.group)]);
-        let health = self.health(mark.group);
+        let health = self.health_of(at);
         if node.node_id.is_none() && !node.seen.node_id.is_empty() {
             self.op(Op::NodeIdAssigned {
                 slot: node.slot,
@@ -136,14 +138,38 @@ impl<'a> Planner<'a> {
 
     /// The health policy of a group: its own, else that of its template, else the default.
     pub(crate) fn health(&self, group: u16) -> &'a Health {
-        static DEFAULT: LazyLock<Health> = LazyLock::new(Health::default);
+        let own = self.input.groups.get(usize::from(group));
+        own.and_then(|group| group.health.as_ref())
+            .or_else(|| self.suggested_health(group))
+            .unwrap_or(&DEFAULT_HEALTH)
+    }
+
+    /// The health policy that its template suggests for a group without one of its own.
+    fn suggested_health(&self, group: u16) -> Option<&'a Health> {
         let at = usize::from(group);
-        self.input
+        let own = self
+            .input
             .groups
             .get(at)
-            .and_then(|group| group.health.as_ref())
-            .or_else(|| self.input.health_defaults.get(at).and_then(Option::as_ref))
-            .unwrap_or(&DEFAULT)
+            .is_some_and(|group| group.health.is_some());
+        let suggested = self.input.health_defaults.get(at).filter(|_| !own);
+        suggested.and_then(Option::as_ref)
+    }
+
+    /// Whether the probe of its group says anything about a node.
+    fn is_probed(&self, at: usize) -> bool {
+        let suggested = self.suggested_health(self.marks[at].group);
+        suggested.is_none_or(|health| health.probe.judges(&self.state.nodes[at]))
+    }
+
+    /// The health policy that a node is judged by: that of its group, unless it is only suggested and cannot be applied
+    /// to the node, which is then judged as without a suggestion.
+    pub(crate) fn health_of(&self, at: usize) -> &'a Health {
+        if self.is_probed(at) {
+            self.health(self.marks[at].group)
+        } else {
+            &DEFAULT_HEALTH
+        }
     }
 
     /// The state that the observations of a node imply. `None` if they say nothing new.
@@ -372,7 +398,7 @@ impl<'a> Planner<'a> {
             ) {
                 continue;
             }
-            let nodes: Vec<usize> = self.own(group).collect();
+            let nodes: Vec<usize> = self.own(group).filter(|&at| self.is_probed(at)).collect();
             let answered = nodes.iter().any(|&at| {
                 let node = &self.state.nodes[at];
                 node.probe.answered

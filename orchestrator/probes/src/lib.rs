@@ -7,6 +7,7 @@ mod reach;
 mod tls;
 
 use std::{
+    borrow::Cow,
     collections::{BTreeSet, HashMap},
     sync::Arc,
     time::Duration,
@@ -74,6 +75,8 @@ struct Target {
     health: Health,
     /// The platform reports the node as not ready yet, so that no probe is needed.
     early: bool,
+    /// A template suggests the probe, and the node may be older than the suggestion.
+    unjudged: bool,
     address: Option<String>,
     id: String,
     platform: Sym,
@@ -291,41 +294,20 @@ impl Probes {
         let group = inner.spec().groups.iter().position(|g| g.path == path)?;
         let health = self.health(inner, group)?;
         let node = inner.state().node(slot)?;
-        let port = match &health.probe {
-            Probe::Phase => return None,
-            Probe::Exec { .. } => None,
-            Probe::Grpc { port, .. } | Probe::Http { port, .. } | Probe::Tcp { port } => {
-                port.clone()
-            }
-        };
+        if health.probe == Probe::Phase {
+            return None;
+        }
+        let suggested = inner.spec().groups.get(group)?.health.is_none();
+        let unjudged = suggested && !health.probe.judges(node);
         let inside = drover_cluster::request::target(cluster, node);
-        let agent = node
-            .seen
-            .agent_address
-            .split_once("://")
-            .map(|(_, address)| address);
-        let address = match port {
-            None => agent.map(str::to_owned),
-            Some(Port::Name(name)) => node
-                .seen
-                .endpoints
-                .iter()
-                .find(|(own, _)| **own == *name)
-                .map(|(_, address)| address.to_string()),
-            Some(Port::Number(number)) => {
-                let known =
-                    agent.or_else(|| node.seen.endpoints.first().map(|(_, address)| &**address));
-                known
-                    .and_then(|address| address.rsplit_once(':'))
-                    .map(|(host, _)| format!("{host}:{number}"))
-            }
-        };
+        let address = health.probe.address(&node.seen).map(Cow::into_owned);
         let early = is_early(node);
         Some(Target {
             cluster: cluster.uid(),
             group: path,
             health,
             early,
+            unjudged,
             address,
             id: node.id(cluster.uid()),
             platform: node.platform.clone(),
@@ -337,6 +319,7 @@ impl Probes {
         let health = &target.health;
         let asked = match (&health.probe, &target.address) {
             (Probe::Exec { command }, _) => self.exec(target, command, health.timeout).await,
+            (_, None) if target.unjudged => return Err(Failed::Way(no_address(health))),
             (_, None) => return Err(Failed::Node(no_address(health))),
             (probe, Some(address)) => {
                 let secure = match probe.tls() {
@@ -454,11 +437,7 @@ fn is_early(node: &Node) -> bool {
 
 /// Explains why a node cannot be probed.
 fn no_address(health: &Health) -> String {
-    let port = match &health.probe {
-        Probe::Grpc { port, .. } | Probe::Http { port, .. } | Probe::Tcp { port } => port.as_ref(),
-        Probe::Phase | Probe::Exec { .. } => None,
-    };
-    match port {
+    match health.probe.port() {
         Some(Port::Name(name)) => format!("it shows no port {name:?} to probe"),
         _ => "it shows no address to probe".to_owned(),
     }

@@ -16,6 +16,7 @@ mod group;
 mod hash;
 mod minima;
 mod order;
+mod probe_address;
 mod probe_tls;
 mod resolve;
 mod selector;

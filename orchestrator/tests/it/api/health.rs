@@ -1,7 +1,10 @@
 //! Command probes, circuit breakers, and nodes under repair.
 
+use std::fs;
+
+use drover_client::in_process;
 use drover_core::Reason;
-use drover_platform_cloud::drivers::simulated::SimulatedSettings;
+use drover_platform_cloud::{PlatformServer, Settings, drivers::simulated::SimulatedSettings};
 use drover_proto::{
     orchestrator::v1 as pb,
     platform::v1::{self as wire, health_policy::Probe},
@@ -268,4 +271,55 @@ async fn what_another_probe_has_shown_says_nothing_of_a_node() {
     let states: Vec<_> = nodes.iter().map(|node| (&node.id, node.state())).collect();
     assert_eq!(states, [(&before, pb::NodeState::Ready)]);
     world.stop().await;
+}
+
+#[tokio::test]
+async fn a_template_that_begins_to_suggest_a_probe_condemns_no_node_that_was_there_before() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, content: &str| fs::write(directory.path().join(name), content);
+    write("index.yaml", "default: {template: web.yaml}\n").unwrap();
+    write("web.yaml", "first").unwrap();
+    let world = World::bare(SimulatedSettings::default()).await;
+    let settings = Settings {
+        templates: Some(directory.path().to_owned()),
+        ..Settings::from(SimulatedSettings::default())
+    };
+    let server = PlatformServer::open(settings).await.unwrap();
+    world.sites.put("http://sim", in_process(server.routes()));
+    world.register("sim", "http://sim").await.unwrap();
+    let kept = changed(document("orders", &[("db", 1)]), |spec| {
+        spec.update = Some(pb::UpdatePolicy {
+            strategy: pb::UpdateStrategy::OnDelete.into(),
+            ..Default::default()
+        });
+    });
+    world.apply(kept).await.unwrap();
+    world.ready("orders").await;
+    let before = world.nodes("orders").await[0].id.clone();
+
+    let probed = "default: {template: web.yaml, health: {tcp: {port: client}, interval: 100ms, startupTimeout: 1s}}\n";
+    write("index.yaml", probed).unwrap();
+    until("the suggestion is known", async || {
+        let handshake = world.platform("sim").await.handshake?;
+        let defaults = handshake.templates.into_iter().next()?.defaults?;
+        defaults.health.map(|_| ())
+    })
+    .await;
+    let new = document("new", &[("db", 1)]);
+    world.apply(new).await.unwrap();
+    // By then the node that was there before was probed as often.
+    until("a new node without this port is not ready", async || {
+        let status = world.get("new").await.ok()?.status?;
+        let group = status.groups.first()?;
+        let mut conditions = group.conditions.iter();
+        conditions
+            .find(|one| one.r#type == "ProbeUnreachable")
+            .map(|_| ())
+    })
+    .await;
+    let nodes = world.nodes("orders").await;
+    let states: Vec<_> = nodes.iter().map(|node| (&node.id, node.state())).collect();
+    assert_eq!(states, [(&before, pb::NodeState::Ready)]);
+    world.stop().await;
+    drop(server);
 }

@@ -1,10 +1,10 @@
 //! Consequences of failures, sickness and death.
 
 use drover_core::{
-    Error, Millis, Phase,
+    Error, Millis, NodeState, Phase,
     error::Reason,
     node::{Outcome, RemovalReason},
-    spec::Amount,
+    spec::{Amount, Health, Port, Probe},
 };
 use drover_planner::{BackOff, BackOffKey, BackOffKind, CHANGED_SECRET};
 use uuid::Uuid;
@@ -105,6 +105,30 @@ fn a_short_loss_of_readiness_replaces_nothing() {
     world.now += 29_999;
     assert!(removals(&world.step()).is_empty());
     world.now += 1;
+    assert_eq!(removals(&world.step()), [(1, RemovalReason::Sick)]);
+}
+
+#[test]
+fn a_suggested_probe_judges_only_nodes_that_show_where_to_probe_them() {
+    let mut world = ready(1);
+    let port = Some(Port::Name("client".to_owned()));
+    world.health_defaults = vec![Some(Health {
+        probe: Probe::Tcp { port },
+        ..Health::default()
+    })];
+    node(&mut world, 1).probe.bad = u8::MAX;
+    for _ in 0..3 {
+        assert!(removals(&world.step()).is_empty());
+        world.now += 3_600_000;
+    }
+    for phase in [Phase::Stopped, Phase::Running] {
+        node(&mut world, 1).seen.phase = phase;
+        assert!(removals(&world.step()).is_empty());
+    }
+    assert_eq!(node(&mut world, 1).state, NodeState::Ready);
+    node(&mut world, 1).seen.endpoints = Box::new([(sym("client"), "10.0.0.1:6379".into())]);
+    world.step();
+    world.now += 3_600_000;
     assert_eq!(removals(&world.step()), [(1, RemovalReason::Sick)]);
 }
 

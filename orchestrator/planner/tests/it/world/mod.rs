@@ -28,7 +28,7 @@ use drover_core::{
     addon::WantedAddon,
     node::{Call as Attempt, Outcome, ProbeResult, RemovalReason, Role, Seen},
     resource::{Observed, ResourceKey, Wanted},
-    spec::{Group, OrphanPolicy, UpdateStrategy},
+    spec::{Group, Health, OrphanPolicy, UpdateStrategy},
 };
 use drover_planner::{Call, Input, Leaving, Op, Plan, PlatformView, State, apply, plan};
 use uuid::Uuid;
@@ -112,6 +112,8 @@ pub struct World {
     pub addons: Vec<WantedAddon>,
     /// Versions of the secrets of the addons.
     pub addon_secrets: Vec<Sym>,
+    /// Health that templates suggest, by position of the group.
+    pub health_defaults: Vec<Option<Health>>,
     /// Groups that are no longer wanted.
     pub leaving: Vec<Leaving>,
     /// Slots in which a hook ran to its end.
@@ -164,6 +166,7 @@ impl World {
             infrastructure: Vec::new(),
             addons: Vec::new(),
             addon_secrets: Vec::new(),
+            health_defaults: Vec::new(),
             leaving: Vec::new(),
             drained: Vec::new(),
             sites: BTreeMap::new(),
@@ -354,7 +357,7 @@ impl World {
             infrastructure: &self.infrastructure,
             addons: &self.addons,
             addon_secrets: &self.addon_secrets,
-            health_defaults: &[],
+            health_defaults: &self.health_defaults,
             leaving: &self.leaving,
             orphans: self.orphans,
             orphan_grace: 120_000,
