@@ -151,8 +151,15 @@ fn status(cluster: &Cluster, inner: &ClusterState, visible: &Visible) -> pb::Clu
 
 fn is_ready(state: &State, groups: &[pb::GroupStatus]) -> bool {
     state.observed_generation == state.generation
+        && !is_ahead(state)
         && holds(state, "", ConditionKind::Ready).is_some()
         && groups.iter().all(has_all)
+}
+
+/// Whether the conditions are those of a plan from before the last request to replace nodes, or to resume.
+fn is_ahead(state: &State) -> bool {
+    let resumed = !state.paused && holds(state, "", ConditionKind::Paused).is_some();
+    resumed || state.nodes.iter().any(|node| node.marked)
 }
 
 /// Whether a group has its desired number of ready nodes, both active and standby.
@@ -494,6 +501,7 @@ fn group_statuses(inner: &ClusterState, visible: &Visible) -> Vec<pb::GroupStatu
 }
 
 fn group_status(inner: &ClusterState, visible: &Visible, group: &Group) -> pb::GroupStatus {
+    let mut marked = false;
     let mut status = pb::GroupStatus {
         path: group.path.to_string(),
         size: group.size.unwrap_or(1),
@@ -510,6 +518,7 @@ fn group_status(inner: &ClusterState, visible: &Visible, group: &Group) -> pb::G
         let current = template::is_current(inner.state(), group, node);
         status.present += 1;
         status.updated += u32::from(current);
+        marked |= node.marked;
         let serves = seen && node.state == NodeState::Ready && node.removal.is_none();
         match node.role {
             Role::Active => status.ready += u32::from(serves),
@@ -537,8 +546,8 @@ fn group_status(inner: &ClusterState, visible: &Visible, group: &Group) -> pb::G
         status.update_start_time = to_timestamp_opt(rollout.started);
         status.update_progress_time = to_timestamp_opt(rollout.progress);
     }
-    let ready =
-        holds(inner.state(), &group.path, ConditionKind::Ready).is_some() && has_all(&status);
+    let held = holds(inner.state(), &group.path, ConditionKind::Ready).is_some();
+    let ready = held && !marked && has_all(&status);
     let mut words = format!("{} of {} ready", status.ready, status.size);
     if group.standby > 0 {
         let standby = format!(", {} of {} standby", status.standby_ready, status.standby);

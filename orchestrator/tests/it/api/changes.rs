@@ -441,3 +441,23 @@ async fn reconciling_tries_again_what_waits_and_tells_what_the_platform_says() {
     world.ready("orders").await;
     world.stop().await;
 }
+
+#[tokio::test]
+async fn a_resumed_cluster_is_ready_only_once_it_has_been_planned() {
+    let world = World::new().await;
+    world.apply(document("orders", &[("db", 1)])).await.unwrap();
+    world.ready("orders").await;
+    let mut clusters = world.clusters();
+    clusters.pause_cluster(pause("")).await.unwrap();
+    until("the pause is a condition", async || {
+        let status = world.get("orders").await.ok()?.status?;
+        let paused = status.conditions.iter().any(|one| one.r#type == "Paused");
+        paused.then_some(())
+    })
+    .await;
+    let answer = clusters.resume_cluster(resume()).await.unwrap();
+    let status = answer.into_inner().cluster.unwrap().status.unwrap();
+    assert_ne!(status.phase(), pb::ClusterPhase::Ready);
+    world.ready("orders").await;
+    world.stop().await;
+}

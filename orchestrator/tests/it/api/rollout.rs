@@ -219,6 +219,12 @@ async fn a_restart_replaces_all_that_is_there_and_nothing_that_comes_later() {
         .unwrap()
         .into_inner();
     assert_eq!(answer.node_count, 2);
+    let status = answer.cluster.unwrap().status.unwrap();
+    assert_ne!(
+        status.phase(),
+        pb::ClusterPhase::Ready,
+        "nothing is replaced yet"
+    );
     let old: BTreeSet<String> = before
         .iter()
         .filter(|node| node.group == "db")
