@@ -215,12 +215,13 @@ impl Gate {
         let deadline = Instant::now() + MAX_WAIT;
         let mut pause = FIRST_PAUSE;
         loop {
-            let permit = self.permit(action.lane, deadline).await?;
+            // Without a permit: a throttled action would keep all others from theirs.
             let at = self.turn(action);
             if at > deadline {
                 return Err(crowded(at - Instant::now()));
             }
             sleep_until(at).await;
+            let permit = self.permit(action.lane, deadline).await?;
             if !wanted() {
                 return Err(unwanted());
             }
@@ -410,10 +411,10 @@ mod tests {
             name: "RunInstances",
             lane: Lane::Change,
         };
-        let describe = Action {
-            name: "DescribeInstances",
-            lane: Lane::Read,
-        };
+        let others = [
+            ("DescribeInstances", Lane::Read),
+            ("TerminateInstances", Lane::Change),
+        ];
         let launches: Vec<_> = (0..8)
             .map(|_| {
                 let gate = gate.clone();
@@ -425,8 +426,9 @@ mod tests {
             .collect();
         tokio::time::sleep(Duration::from_secs(5)).await;
         let start = Instant::now();
-        for _ in 0..10 {
-            gate.call_as(describe, || async { Ok(()) }).await.unwrap();
+        for (name, lane) in others.repeat(5) {
+            let other = Action { name, lane };
+            gate.call_as(other, || async { Ok(()) }).await.unwrap();
         }
         assert!(
             start.elapsed() < Duration::from_secs(2),

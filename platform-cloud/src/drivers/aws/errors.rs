@@ -57,9 +57,9 @@ where
     E: StdError + 'static,
 {
     if let Some(why) = not_admitted(error) {
-        // Nothing was sent with them, so whatever kept the check from succeeding has changed nothing either.
+        // That they cannot be checked now says nothing about them.
         let text = format!("{operation}: {}", why.message());
-        return Error::new(Reason::CredentialsRefused, text);
+        return Error::new(why.reason(), text);
     }
     if has_credentials_error(error) {
         return Error::new(

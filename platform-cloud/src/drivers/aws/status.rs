@@ -17,6 +17,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Number of lists for which checks are read once: with the usual poll interval one minute, since EC2 makes them "every
 /// minute".
 const LISTS: u32 = 6;
+/// Number of reads for which checks stay that cannot be read again: readiness must not change because of one that fails,
+/// nor may an instance that has recovered be replaced because all of them do.
+const STALE: u32 = 3;
 /// Page size: the maximum of EC2.
 const PAGE: i32 = 1000;
 
@@ -82,8 +85,10 @@ fn event(event: &InstanceStatusEvent) -> Option<String> {
 pub(super) struct AllChecks {
     interval: Duration,
     known: Mutex<HashMap<String, Checks>>,
-    /// When they were last read.
+    /// When reading them last began.
     read: Mutex<Option<Instant>>,
+    /// When they were last known.
+    fresh: Mutex<Option<Instant>>,
 }
 
 impl AllChecks {
@@ -93,11 +98,11 @@ impl AllChecks {
             interval: poll_interval * LISTS,
             known: Mutex::default(),
             read: Mutex::default(),
+            fresh: Mutex::default(),
         }
     }
 
-    /// Reads them if it is time. Those from before stay if they cannot be read: readiness must not change because of
-    /// that.
+    /// Reads them if it is time. Those from before stay for a while if they cannot be read.
     pub(super) async fn read(&self, api: &Api) {
         {
             let mut read = self.read.lock();
@@ -106,8 +111,12 @@ impl AllChecks {
             }
             *read = Some(Instant::now());
         }
+        let began = Instant::now();
         match timeout(PATIENCE, all(api)).await {
-            Ok(Ok(checks)) => *self.known.lock() = checks,
+            Ok(Ok(checks)) => {
+                *self.known.lock() = checks;
+                *self.fresh.lock() = Some(began);
+            }
             Ok(Err(error)) => tracing::debug!(%error, "status checks cannot be read"),
             Err(_) => tracing::debug!("status checks cannot be read in time"),
         }
@@ -115,6 +124,10 @@ impl AllChecks {
 
     /// Shows them on listed machines.
     pub(super) fn show(&self, machines: &mut [Machine]) {
+        let fresh = *self.fresh.lock();
+        if fresh.is_none_or(|fresh| fresh.elapsed() > self.interval * STALE) {
+            return;
+        }
         let checks = self.known.lock();
         for machine in machines {
             if let Some(checks) = checks.get(&machine.id) {
@@ -151,5 +164,37 @@ async fn all(api: &Api) -> Result<HashMap<String, Checks>> {
             Some(next) => token = Some(next),
             None => return Ok(checks),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_proto::platform::v1::NodePhase;
+
+    use super::*;
+
+    fn shown(checks: &AllChecks) -> Option<bool> {
+        let mut machines = [Machine {
+            id: "i-1".to_owned(),
+            phase: NodePhase::Running,
+            ..Machine::default()
+        }];
+        checks.show(&mut machines);
+        machines[0].ready
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_check_that_failed_is_not_believed_for_ever() {
+        let checks = AllChecks::new(Duration::from_secs(10));
+        let failed = Checks {
+            failed: vec!["system"],
+            events: Vec::new(),
+        };
+        checks.known.lock().insert("i-1".to_owned(), failed);
+        *checks.fresh.lock() = Some(Instant::now());
+        tokio::time::advance(Duration::from_secs(120)).await;
+        assert_eq!(shown(&checks), Some(false));
+        tokio::time::advance(Duration::from_secs(120)).await;
+        assert_eq!(shown(&checks), None);
     }
 }

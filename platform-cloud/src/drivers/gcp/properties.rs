@@ -104,7 +104,7 @@ pub(super) fn schema() -> Value {
                 "description": "Metadata key that user data is given under. `user-data` is for images with cloud-init or \
                     Ignition (ubuntu, cos, fedora-coreos), `startup-script` for those with the Google guest agent only \
                     (debian, rocky, centos): a script that begins with `#!` and runs at every start. Default: the key that \
-                    the image reads; for images that are not known, startup-script for a script and user-data otherwise. \
+                    the image reads; user-data for images that are not known, such as those of your own project. \
                     User data that the image would not run is refused."
             }
         }

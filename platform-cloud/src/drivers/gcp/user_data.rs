@@ -68,8 +68,7 @@ pub(super) fn key(image: &str, data: &str, said: Option<UserDataKey>) -> Result<
         (Guest::Ignition, _) => Ok(UserData),
         (Guest::CloudInit, said) => Ok(said.unwrap_or(UserData)),
         (Guest::Unknown, Some(said)) => Ok(said),
-        // The guest agent is part of any image that is made for Compute Engine, cloud-init is not.
-        (Guest::Unknown, None) if is_script => Ok(StartupScript),
+        // A script that cloud-init would run once must not run at every boot because nobody said which of the two reads it.
         (Guest::Unknown, None) => Ok(UserData),
     }
 }

@@ -80,7 +80,9 @@ impl ProvideCredentials for Admitted {
     }
 
     fn fallback_on_interrupt(&self) -> Option<Credentials> {
-        self.provider.fallback_on_interrupt()
+        // Of those that the provider would fall back on, nobody has asked whose they are.
+        let is_known = self.account.get().is_some();
+        (!is_known).then(|| self.provider.fallback_on_interrupt())?
     }
 }
 
