@@ -468,7 +468,8 @@ fn settings(kind: AddonKind, properties: &Map<String, Value>) -> Result<Map<Stri
                 let given = value
                     .as_str()
                     .filter(|it| !it.is_empty() && it.chars().all(good));
-                let refused = || Error::invalid("spec.properties.nodeUser", "is not a valid name of a user");
+                let refused =
+                    || Error::invalid("spec.properties.nodeUser", "is not a valid name of a user");
                 user = given.ok_or_else(refused)?.to_owned();
             }
             "serviceType" => {

@@ -100,7 +100,9 @@ impl Document<'_> {
         let namespace = text("namespace")?.filter(|it| !it.is_empty());
         let namespace = namespace.unwrap_or_else(|| self.namespace.to_owned());
         if !is_path_segment(&namespace) {
-            return Err(self.wrong(format_args!("({kind}) metadata.namespace is not a valid name")));
+            return Err(self.wrong(format_args!(
+                "({kind}) metadata.namespace is not a valid name"
+            )));
         }
         Ok((name, namespace))
     }

@@ -67,7 +67,10 @@ impl Checker {
         if value.is_empty() {
             self.wrong(field, "is required");
         } else if value.len() != 36 || Uuid::parse_str(value).is_err() {
-            self.wrong(field, "is not a UUID (xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx)");
+            self.wrong(
+                field,
+                "is not a UUID (xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx)",
+            );
         }
     }
 

@@ -123,7 +123,11 @@ impl Question for Get {
     }
 
     fn check(&self, _: &HeaderMap, body: &[u8], _: Option<&HeaderMap>) {
-        assert!(body.starts_with(b"k8s\0"), "{} is not an object", self.folder);
+        assert!(
+            body.starts_with(b"k8s\0"),
+            "{} is not an object",
+            self.folder
+        );
     }
 }
 

@@ -123,7 +123,8 @@ async fn a_size_can_be_a_difference_and_nodes_go_only_when_somebody_agrees() {
     drover(&world, "scale shop/web 2").expect(0, &[waits]);
     drover(&world, "resume shop --wait").expect(0, &["shop is ready: 2 of 2"]);
     drover(&world, "status -o name").expect(0, &[]);
-    drover(&world, "top --once").expect(0, &["clusters      1: 1 Ready", "nodes         2: 2 Ready"]);
+    drover(&world, "top --once")
+        .expect(0, &["clusters      1: 1 Ready", "nodes         2: 2 Ready"]);
     drover(&world, "get cluster shop nope").expect(3, &["shop", "there is no cluster"]);
     drover(&world, "complete -- scale shop/").expect(0, &["shop/web"]);
     drover(&world, "wait shop --for condition=Redy").expect(64, &["did you mean `Ready`?"]);

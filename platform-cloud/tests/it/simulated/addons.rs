@@ -272,8 +272,11 @@ async fn secrets_reach_the_addon_and_no_error() {
         .secrets
         .insert("keys".to_owned(), AddonSecret { data });
     // A backend that repeats what it was given.
-    let telltale = Error::new(Reason::Precondition, format!("line 1: {needle} is not a key"))
-        .with_metadata("content", needle);
+    let telltale = Error::new(
+        Reason::Precondition,
+        format!("line 1: {needle} is not a key"),
+    )
+    .with_metadata("content", needle);
     world
         .simulated()
         .fail_next(Operation::EnsureAddon, Fault::Refuse(telltale));

@@ -277,7 +277,10 @@ fn rule(check: &mut Checker, field: &str, rule: &FirewallRule) {
     }
     for (at, cidr) in rule.cidrs.iter().enumerate() {
         if !is_cidr(cidr) {
-            check.wrong(format!("{field}.cidrs[{at}]"), "is not a range (10.0.16.0/22)");
+            check.wrong(
+                format!("{field}.cidrs[{at}]"),
+                "is not a range (10.0.16.0/22)",
+            );
         }
     }
     for (at, port) in rule.ports.iter().enumerate() {
