@@ -253,7 +253,10 @@ fn renewed(plan: &Plan, renewal: &GroupRenewal, lines: &mut Vec<[String; 4]>) {
         };
         !plan.actions.iter().any(of_node)
     };
-    let later: Vec<&NodeRenewal> = renewal.nodes.iter().filter(begun).collect();
+    let later: Vec<&NodeRenewal> = (renewal.nodes.iter())
+        .filter(begun)
+        .filter(|node| !is_removed_later(plan, Some(&node.node)))
+        .collect();
     for node in later.iter().take(MAX_NAMED) {
         let mut why = match node.causes.as_slice() {
             [] if node.reason == "User" => "asked for".to_owned(),
@@ -375,7 +378,7 @@ mod tests {
 
     #[test]
     fn a_plan_says_what_changes_and_why() {
-        let mut delete = act(ActionKind::Deprovision, "db-2", "Surplus");
+        let mut delete = act(ActionKind::Deprovision, "db-2", "ScaleDown");
         delete.message = "standby lowered, newest first".into();
         delete.storage = StorageRetention::Retain.into();
         let shown = plan(
@@ -459,6 +462,17 @@ mod tests {
                 activity: PlanActivity::Waiting.into(),
                 reason: "Ordered".into(),
                 message: "goes when group app is gone".into(),
+                ..Default::default()
+            }],
+            renewals: vec![GroupRenewal {
+                group: "db".into(),
+                nodes: vec![NodeRenewal {
+                    node: "db-1-x".into(),
+                    node_name: "db-1".into(),
+                    platform: "local".into(),
+                    ..Default::default()
+                }],
+                node_count: 1,
                 ..Default::default()
             }],
             outlooks: vec![
