@@ -15,6 +15,7 @@ pub mod identity;
 pub mod infrastructure;
 pub mod inventory;
 pub mod limits;
+pub mod locks;
 pub mod observer;
 mod owner;
 mod pages;

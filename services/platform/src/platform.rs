@@ -30,6 +30,7 @@ use crate::{
     identity::hex,
     inventory::properties::{HOST_LABELS, HostLabels},
     limits,
+    locks::Locks,
     observer::Observer,
     owner::Working,
     pages::Pages,
@@ -56,6 +57,8 @@ pub struct Platform {
     pub(crate) memory: Memory,
     pub(crate) pages: Pages,
     pub(crate) working: Working,
+    /// Changes of nodes, by node id: one that comes later is written later, whatever became of its caller.
+    pub(crate) nodes: Locks,
     /// Mutating calls run here, so that they complete even if their caller disconnects.
     pub(crate) tasks: TaskTracker,
     pub(crate) shutdown: CancellationToken,
@@ -79,6 +82,7 @@ impl Platform {
             memory: Memory::default(),
             pages: Pages::default(),
             working: Working::default(),
+            nodes: Locks::default(),
             tasks: TaskTracker::new(),
             shutdown: CancellationToken::new(),
             policy: OnceLock::new(),

@@ -122,8 +122,12 @@ impl Platform {
         }
         let fence = request.fence.clone().unwrap_or_default();
         let this = Arc::clone(self);
-        self.changing(&fence, async move { this.change(request).await })
-            .await
+        self.changing(&fence, async move {
+            // A change may last longer than its caller waits, and must not undo what was asked for after it.
+            let _node = this.nodes.take(&request.node_id).await;
+            this.change(request).await
+        })
+        .await
     }
 
     async fn change(&self, request: UpdateNodeRequest) -> Result<Node> {
@@ -233,7 +237,126 @@ fn is_already(node: &Node, identity: &Identity) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use drover_proto::platform::v1::{Capability, NodeChange};
+    use parking_lot::Mutex;
+    use tokio::sync::Notify;
+
     use super::*;
+    use crate::{
+        batch::Batch,
+        clock::Clock,
+        driver::{Deleted, Description, Driver, Found, Listing, Outcome},
+        templates::Templates,
+    };
+
+    /// A backend with one node, which is slow to write some labels.
+    #[derive(Default)]
+    struct Slow {
+        node: Mutex<Node>,
+        begun: Notify,
+        go_on: Notify,
+    }
+
+    #[async_trait::async_trait]
+    impl Driver for Slow {
+        fn description(&self) -> Description {
+            Description {
+                uid: "backend".to_owned(),
+                capabilities: vec![Capability::UpdateNode],
+                ..Description::default()
+            }
+        }
+
+        async fn check(&self, _: &Batch) -> Result<()> {
+            Ok(())
+        }
+
+        async fn list(&self) -> Result<Listing> {
+            let found = Found {
+                node: self.node.lock().clone(),
+                ..Found::default()
+            };
+            Ok(Listing {
+                nodes: vec![found],
+                warnings: Vec::new(),
+            })
+        }
+
+        async fn create(&self, _: &Batch) -> Vec<Outcome> {
+            Vec::new()
+        }
+
+        async fn delete(&self, _: &Target, _: &Deletion) -> Result<Deleted> {
+            Err(Error::internal("no removal was asked for"))
+        }
+
+        async fn update(&self, _: &Target, change: &Change) -> Result<Node> {
+            let Change::Edit { set_labels, .. } = change else {
+                return Err(Error::internal("no adoption was asked for"));
+            };
+            if set_labels["tenant"] == "blue" {
+                self.begun.notify_one();
+                self.go_on.notified().await;
+            }
+            let mut node = self.node.lock();
+            node.labels.clone_from(set_labels);
+            Ok(node.clone())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_that_ends_after_its_caller_gave_up_does_not_undo_a_later_one() {
+        let slot = SlotKey {
+            owner: "1b671a64-40d5-491e-99b0-da01ff1f3341".to_owned(),
+            request_id: "1b671a64-40d5-491e-99b0-da01ff1f3342".to_owned(),
+            index: Some(0),
+        };
+        let driver = Arc::new(Slow::default());
+        *driver.node.lock() = Node {
+            node_id: "n-1".to_owned(),
+            cluster_id: "orders".to_owned(),
+            slot: Some(slot.clone()),
+            ..Node::default()
+        };
+        let backend: Arc<dyn Driver> = Arc::<Slow>::clone(&driver);
+        let platform = Platform::new(backend, Templates::Anything, Clock::start());
+        let relabel = |tenant: &str| {
+            let change = NodeChange {
+                set_labels: BTreeMap::from([("tenant".to_owned(), tenant.to_owned())]),
+                ..NodeChange::default()
+            };
+            let request = UpdateNodeRequest {
+                expected_platform_uid: "backend".to_owned(),
+                expected_cluster_id: "orders".to_owned(),
+                expected_slot: Some(slot.clone()),
+                node_id: "n-1".to_owned(),
+                update: Some(Update::Change(change)),
+                fence: Some(Fence {
+                    store_id: "1b671a64-40d5-491e-99b0-da01ff1f3343".to_owned(),
+                    shard: 0,
+                    epoch: 1,
+                }),
+                ..UpdateNodeRequest::default()
+            };
+            let platform = Arc::clone(&platform);
+            tokio::spawn(async move { platform.update(request).await })
+        };
+        let tenant = || driver.node.lock().labels.get("tenant").cloned();
+
+        let first = relabel("blue");
+        driver.begun.notified().await;
+        first.abort();
+        let second = relabel("red");
+        // The clock is paused: whatever can happen has happened by then.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        driver.go_on.notify_one();
+        let answer = second.await.unwrap().unwrap();
+        assert_eq!(answer.labels["tenant"], "red");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(tenant().as_deref(), Some("red"));
+    }
 
     #[test]
     fn an_adoption_that_is_carried_out_while_it_is_repeated_is_the_same_one() {
