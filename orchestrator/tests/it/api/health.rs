@@ -277,7 +277,11 @@ async fn what_another_probe_has_shown_says_nothing_of_a_node() {
 async fn a_template_that_begins_to_suggest_a_probe_condemns_no_node_that_was_there_before() {
     let directory = tempfile::tempdir().unwrap();
     let write = |name: &str, content: &str| fs::write(directory.path().join(name), content);
-    write("index.yaml", "default: {template: web.yaml}\n").unwrap();
+    write(
+        "index.yaml",
+        "default: {template: web.yaml, ports: [client]}\n",
+    )
+    .unwrap();
     write("web.yaml", "first").unwrap();
     let world = World::bare(SimulatedSettings::default()).await;
     let settings = Settings {
@@ -297,7 +301,7 @@ async fn a_template_that_begins_to_suggest_a_probe_condemns_no_node_that_was_the
     world.ready("orders").await;
     let before = world.nodes("orders").await[0].id.clone();
 
-    let probed = "default: {template: web.yaml, health: {tcp: {port: client}, interval: 100ms, startupTimeout: 1s}}\n";
+    let probed = "default: {template: web.yaml, ports: [client], health: {tcp: {port: client}, interval: 100ms, startupTimeout: 1s}}\n";
     write("index.yaml", probed).unwrap();
     until("the suggestion is known", async || {
         let handshake = world.platform("sim").await.handshake?;
