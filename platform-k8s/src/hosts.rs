@@ -24,6 +24,7 @@ mod host;
 mod life;
 mod secrets;
 mod settings;
+mod unfinished;
 mod view;
 
 pub use driver::HostDriver;

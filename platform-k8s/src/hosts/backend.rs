@@ -22,7 +22,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{
-    cache::{Cache, Source},
+    cache::{Cache, Known, Source},
     claim,
     host::{self, BareMetalHost, KIND},
     secrets::Secrets,
@@ -249,7 +249,7 @@ impl Backend {
         loop {
             let unread = self.cache.without_networks();
             let idle = unread.is_empty();
-            let read = |known: Arc<super::cache::Known>| async move {
+            let read = |known: Arc<Known>| async move {
                 let networks = self.secrets.networks(&known.host).await;
                 let id = host::id(&known.host);
                 self.cache.set_networks(&id, &known.host, networks);
@@ -261,6 +261,61 @@ impl Backend {
             if idle {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
+        }
+    }
+
+    /// Takes off, for ever, what says of requests that they are unfinished when they no longer are.
+    pub(super) async fn end_requests(&self) {
+        let mut pause = PAUSES.start;
+        loop {
+            tokio::time::sleep(pause).await;
+            pause = PAUSES.start;
+            for known in self.cache.over() {
+                let id = host::id(&known.host);
+                if let Err(error) = self.finish(&known).await {
+                    tracing::debug!(host = id, %error, "the mark of a request that is over stays for now");
+                    pause = PAUSES.end;
+                }
+            }
+        }
+    }
+
+    /// Ends a request of which a node is being removed, so that what else there is of it serves. Whoever removes a node
+    /// does not repeat its request.
+    ///
+    /// # Errors
+    /// Those of the call that writes it.
+    pub(super) async fn end_request(&self, request: &str, removed: &str) -> Result<()> {
+        match self.cache.first_of(request) {
+            // Its mark goes with the claim.
+            Some(first) if host::id(&first.host) != removed => self.finish(&first).await,
+            _ => Ok(()),
+        }
+    }
+
+    async fn finish(&self, known: &Known) -> Result<()> {
+        let Some(found) = &known.node else {
+            return Ok(());
+        };
+        let target = Target {
+            cluster_id: found.node.cluster_id.clone(),
+            node_id: found.node.node_id.clone(),
+            slot: found.node.slot.clone(),
+        };
+        let finish = |host: &BareMetalHost, _: Option<&Identity>| {
+            claim::is_unfinished(host).then(|| claim::finish(host))
+        };
+        match self.change(&host::id(&known.host), &target, finish).await {
+            // Then it is of another request.
+            Err(error)
+                if matches!(
+                    error.reason(),
+                    Reason::SlotMismatch | Reason::NodeNotInCluster
+                ) =>
+            {
+                Ok(())
+            }
+            changed => changed.map(drop),
         }
     }
 

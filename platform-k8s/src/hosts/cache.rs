@@ -19,6 +19,7 @@ use super::{
     host::{self, BareMetalHost},
     life::Life,
     secrets::Networks,
+    unfinished::{UNFINISHED_LASTS, Unfinished as Mark},
     view::{Beside, Reader},
 };
 
@@ -49,10 +50,42 @@ struct State {
     gone: HashMap<String, Instant>,
     /// Hosts that are being claimed.
     claiming: HashSet<String>,
-    /// Requests of which not all slots may have hosts yet, and the host that says so.
-    unfinished: HashMap<String, String>,
+    /// Requests of which not all slots may have hosts yet.
+    unfinished: HashMap<String, Unfinished>,
+    /// Requests whose claims are being made, or given back.
+    working: HashSet<String>,
     /// Claims of which it is not known whether they were made, by request and index.
     open: HashMap<(String, u32), Arc<BareMetalHost>>,
+}
+
+/// A request of which not all slots may have hosts yet.
+struct Unfinished {
+    /// The host that says so.
+    host: String,
+    /// Number of slots.
+    slots: usize,
+    /// Until when it is believed that it is repeated.
+    until: Instant,
+}
+
+/// The hosts that a request had when work on it began. It is not taken for one that nobody repeats until this is dropped.
+pub(super) struct Begun<'a> {
+    cache: &'a Cache,
+    request: String,
+    /// By the index of their slots.
+    pub(super) hosts: BTreeMap<u32, Arc<BareMetalHost>>,
+    /// Whether it was known to lack others, so that they may be given back.
+    pub(super) is_unfinished: bool,
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        let mut state = self.cache.state.lock();
+        state.working.remove(&self.request);
+        if let Some(it) = state.unfinished.get_mut(&self.request) {
+            it.until = Instant::now() + UNFINISHED_LASTS;
+        }
+    }
 }
 
 /// A host, and what is known of it.
@@ -219,17 +252,49 @@ impl Cache {
         self.state.lock().unfinished.contains_key(request)
     }
 
-    /// The hosts of a request that was begun, by the index of their slots. None if it is whole.
-    pub(super) fn begun(&self, request: &str) -> BTreeMap<u32, Arc<BareMetalHost>> {
-        let state = self.state.lock();
-        if !state.unfinished.contains_key(request) {
-            return BTreeMap::new();
+    /// Notes that work on a request begins, and answers what it has.
+    pub(super) fn begun(&self, request: &str) -> Begun<'_> {
+        let mut state = self.state.lock();
+        state.working.insert(request.to_owned());
+        Begun {
+            cache: self,
+            request: request.to_owned(),
+            hosts: state.hosts_of(request),
+            is_unfinished: state.unfinished.contains_key(request),
         }
-        let of = state.hosts.values().filter_map(|known| {
-            let slot = known.node.as_ref()?.node.slot.as_ref()?;
-            (slot.request_id == request).then(|| Some((slot.index?, Arc::clone(&known.host))))?
-        });
-        of.collect()
+    }
+
+    /// The host that says that a request is unfinished, if it is.
+    pub(super) fn first_of(&self, request: &str) -> Option<Arc<Known>> {
+        let state = self.state.lock();
+        let unfinished = state.unfinished.get(request)?;
+        state.hosts.get(&unfinished.host).cloned()
+    }
+
+    /// Forgets requests that nobody repeats, and answers hosts that say of a request that it is unfinished though it is
+    /// over, or has all its hosts.
+    pub(super) fn over(&self) -> Vec<Arc<Known>> {
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        let state = &mut *state;
+        let is_due = |(request, it): &(&String, &Unfinished)| {
+            it.until <= now && !state.working.contains(*request)
+        };
+        let due = state.unfinished.iter().filter(is_due);
+        let due: Vec<String> = due.map(|(request, _)| request.clone()).collect();
+        for request in due {
+            state.unfinished.remove(&request);
+            state.tell(&request);
+        }
+        let is_left = |known: &&Arc<Known>| {
+            let request = known
+                .request()
+                .filter(|_| claim::is_unfinished(&known.host));
+            request.is_some_and(|request| {
+                !state.unfinished.contains_key(request) && !state.working.contains(request)
+            })
+        };
+        state.hosts.values().filter(is_left).cloned().collect()
     }
 
     /// Takes in a host as the API server showed it, unless what is known is newer.
@@ -275,12 +340,17 @@ impl Cache {
         });
         let after = known.place();
         state.count(&known.rack, true);
-        let unfinished = known.unfinished();
+        let request = known.request().map(str::to_owned);
+        let marked = known.unfinished();
+        let mark = claim::unfinished(&known.host);
         let before = state.hosts.insert(id.clone(), known);
         let was = before.as_ref().and_then(|before| before.unfinished());
-        if was != unfinished {
-            state.begin(&id, unfinished);
+        if was != marked {
+            state.begin(&id, marked, mark);
             state.finish(&id, was);
+        }
+        if let Some(request) = request {
+            state.finish_whole(&request);
         }
         if let Some(before) = before {
             state.count(&before.rack, false);
@@ -413,10 +483,16 @@ impl Known {
         Some((node.cluster_id.clone(), node.node_id.clone()))
     }
 
-    /// The request whose first host it is, while not all of its slots may have hosts.
-    fn unfinished(&self) -> Option<String> {
+    /// The request of its slot.
+    fn request(&self) -> Option<&str> {
         let slot = self.node.as_ref()?.node.slot.as_ref()?;
-        claim::is_unfinished(&self.host).then(|| slot.request_id.clone())
+        Some(&slot.request_id)
+    }
+
+    /// The request of which it says that not all of its slots may have hosts.
+    fn unfinished(&self) -> Option<String> {
+        let request = self.request()?;
+        claim::is_unfinished(&self.host).then(|| request.to_owned())
     }
 }
 
@@ -435,18 +511,49 @@ impl State {
         }
     }
 
-    /// Notes that this host is the first one of a request.
-    fn begin(&mut self, id: &str, request: Option<String>) {
-        if let Some(request) = request {
+    /// Notes that this host is the first one of a request, if it is believed.
+    fn begin(&mut self, id: &str, request: Option<String>, mark: Option<Mark>) {
+        let believed = mark.and_then(|mark| Some((mark.slots, mark.lasts()?)));
+        if let (Some(request), Some((slots, lasts))) = (request, believed) {
             self.tell(&request);
-            self.unfinished.insert(request, id.to_owned());
+            let unfinished = Unfinished {
+                host: id.to_owned(),
+                slots,
+                until: Instant::now() + lasts,
+            };
+            self.unfinished.insert(request, unfinished);
         }
+    }
+
+    /// Notes that a request is whole once as many hosts as it has slots are of it, whatever is written on the first. It
+    /// stays so when they become fewer.
+    fn finish_whole(&mut self, request: &str) {
+        let Some(slots) = self.unfinished.get(request).map(|it| it.slots) else {
+            return;
+        };
+        if self.hosts_of(request).len() >= slots {
+            self.unfinished.remove(request);
+            self.tell(request);
+        }
+    }
+
+    /// The hosts of a request, by the index of their slots.
+    fn hosts_of(&self, request: &str) -> BTreeMap<u32, Arc<BareMetalHost>> {
+        let of = self.hosts.values().filter_map(|known| {
+            let slot = known.node.as_ref()?.node.slot.as_ref()?;
+            (slot.request_id == request).then(|| Some((slot.index?, Arc::clone(&known.host))))?
+        });
+        of.collect()
     }
 
     /// Notes that this host no longer says that a request is not whole.
     fn finish(&mut self, id: &str, request: Option<String>) {
         let Some(request) = request else { return };
-        if self.unfinished.get(&request).is_some_and(|host| host == id) {
+        if self
+            .unfinished
+            .get(&request)
+            .is_some_and(|it| it.host == id)
+        {
             self.unfinished.remove(&request);
             self.tell(&request);
         }

@@ -18,7 +18,7 @@ use crate::labels::{
     declared::{self, Plain},
 };
 
-use super::{host::BareMetalHost, view::Reader};
+use super::{host::BareMetalHost, unfinished::Unfinished, view::Reader};
 
 /// Annotation: the labels of [`HostLabels`] that a claim set, and what was there before, as JSON.
 const HOST_LABELS: &str = "drover.dev/host-labels";
@@ -27,8 +27,8 @@ const HOST_LABELS: &str = "drover.dev/host-labels";
 /// example, is not claimed by them.
 pub(super) const HOST_UID: &str = "drover.dev/host-uid";
 
-/// Annotation of the host that a request has claimed first, until all of its slots have hosts: their number. None of its
-/// hosts serves before.
+/// Annotation of the host that a request has claimed first, until all of its slots have hosts: their number, and since
+/// when. None of its hosts serves before.
 const UNFINISHED: &str = "drover.dev/unfinished-request";
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -91,14 +91,22 @@ pub(super) fn claim(
         annotations.insert(HOST_LABELS.to_owned(), written(&record));
     }
     if let Some(count) = first_of {
-        annotations.insert(UNFINISHED.to_owned(), json!(count.to_string()));
+        let mark = Unfinished::now(count).text();
+        annotations.insert(UNFINISHED.to_owned(), json!(mark));
     }
     patch(host, &set, &annotations)
 }
 
-/// Whether a host is the first one of a request that may lack others.
+/// Whether a host says that it is the first one of a request that may lack others.
 pub(super) fn is_unfinished(host: &BareMetalHost) -> bool {
     host.annotations().contains_key(UNFINISHED)
+}
+
+/// What the first host of a request that may lack others says. `None` if it says nothing that can be read.
+pub(super) fn unfinished(host: &BareMetalHost) -> Option<Unfinished> {
+    host.annotations()
+        .get(UNFINISHED)
+        .and_then(|it| Unfinished::read(it))
 }
 
 /// Says that all slots of the request have hosts.

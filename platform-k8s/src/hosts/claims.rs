@@ -21,6 +21,7 @@ use serde_json::Value;
 
 use super::{
     backend::{Backend, MAX_CONFLICTS},
+    cache::Begun,
     choice::Choice,
     claim,
     host::{self, BareMetalHost},
@@ -35,8 +36,11 @@ pub(super) struct Claims<'a> {
     backend: &'a Backend,
     batch: &'a Batch,
     properties: Properties,
+    _begun: Begun<'a>,
     left: Vec<&'a Slot>,
     made: Vec<(&'a Slot, BareMetalHost)>,
+    /// Hosts of slots that serve already.
+    kept: Vec<(&'a Slot, BareMetalHost)>,
     unknown: Vec<(&'a Slot, Error)>,
 }
 
@@ -53,11 +57,11 @@ impl<'a> Claims<'a> {
     /// The claims of a batch, of which some may have been made before.
     pub(super) fn new(backend: &'a Backend, batch: &'a Batch, properties: Properties) -> Self {
         let mut begun = backend.cache.begun(&batch.request.request_id);
-        let mut made = Vec::new();
-        let mut left = Vec::new();
+        let (mut made, mut kept, mut left) = (Vec::new(), Vec::new(), Vec::new());
         for slot in batch.slots() {
-            match begun.remove(&index(slot)) {
-                Some(host) => made.push((slot, BareMetalHost::clone(&host))),
+            match begun.hosts.remove(&index(slot)) {
+                Some(host) if begun.is_unfinished => made.push((slot, BareMetalHost::clone(&host))),
+                Some(host) => kept.push((slot, BareMetalHost::clone(&host))),
                 None => left.push(slot),
             }
         }
@@ -65,8 +69,10 @@ impl<'a> Claims<'a> {
             backend,
             batch,
             properties,
+            _begun: begun,
             left,
             made,
+            kept,
             unknown: Vec::new(),
         }
     }
@@ -129,6 +135,7 @@ impl<'a> Claims<'a> {
         self.unknown = slots.map(|slot| (slot, error.clone())).collect();
         self.left.clear();
         self.made.clear();
+        self.kept.clear();
     }
 
     /// Why these slots get no hosts: their cluster has a node of the same id in another slot, and calls about that id could
@@ -243,7 +250,8 @@ impl<'a> Claims<'a> {
     /// The number of slots of the request, if none has a host and there are several.
     fn first_of(&self) -> Option<usize> {
         let count = self.batch.request.slots.len();
-        let none = self.made.is_empty() && self.batch.slots().len() == count;
+        let none =
+            self.made.is_empty() && self.kept.is_empty() && self.batch.slots().len() == count;
         (none && count > 1).then_some(count)
     }
 
@@ -293,7 +301,7 @@ impl<'a> Claims<'a> {
             let known = self.backend.cache.get(&host::id(host));
             known.is_some_and(|known| known.host.spec.consumer_ref.is_some())
         };
-        if made.iter().any(uses) {
+        if made.iter().any(uses) || self.serves(&made).await {
             self.made = made;
             self.finish().await;
             return self.outcomes(Some(error)).await;
@@ -311,6 +319,16 @@ impl<'a> Claims<'a> {
         }
         self.finish().await;
         self.outcomes(Some(error)).await
+    }
+
+    /// Whether another platform over these hosts has ended the request meanwhile, so that what it has serves.
+    async fn serves(&self, made: &[(&Slot, BareMetalHost)]) -> bool {
+        let Some((_, first)) = made.iter().find(|(_, host)| claim::is_unfinished(host)) else {
+            return false;
+        };
+        // What cannot be read cannot be released either.
+        let now = self.backend.get(&host::id(first)).await;
+        now.is_ok_and(|now| now.is_some_and(|now| !claim::is_unfinished(&now)))
     }
 
     /// Releases a host, unless somebody uses it. Answers whether it is free.
@@ -332,7 +350,7 @@ impl<'a> Claims<'a> {
 
     async fn outcomes(self, refusal: Option<&Error>) -> BTreeMap<u32, Outcome> {
         let mut outcomes = BTreeMap::new();
-        for (slot, host) in self.made {
+        for (slot, host) in self.made.into_iter().chain(self.kept) {
             let listing = self.backend.nodes(vec![host]).await;
             let node = listing.nodes.into_iter().next();
             let outcome = match node {

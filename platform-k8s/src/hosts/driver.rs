@@ -1,10 +1,6 @@
 //! The driver: hosts are claimed, released and changed by patches of their labels.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use drover_core::{Error, Reason, Result};
@@ -20,12 +16,12 @@ use drover_platform::{
         metal3::{self, RACK},
         properties::Properties,
     },
+    locks::Locks,
     placement::domains,
 };
 use drover_proto::platform::v1::{DeprovisionState, FailureDomain, Host, Node, Slot};
 use drover_resources_kubernetes::client::Clients;
 use futures::{StreamExt as _, stream};
-use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
@@ -53,8 +49,8 @@ pub struct HostDriver {
     backend: Arc<Backend>,
     fixed: Description,
     addons: Option<KubernetesAddons>,
-    /// Held while hosts are claimed for a cluster, by its id.
-    claiming: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
+    /// Claims, by the id of the cluster that they are for.
+    claiming: Locks,
     _tasks: Vec<AbortOnDropHandle<()>>,
 }
 
@@ -107,6 +103,8 @@ impl HostDriver {
             Box::pin(async move { power.cache.watch_power().await })
                 as futures::future::BoxFuture<'static, ()>,
         ));
+        let ending = Arc::clone(&backend);
+        tasks.push(spawn(Box::pin(async move { ending.end_requests().await })));
         let reading = Arc::clone(&backend);
         tasks.push(spawn(Box::pin(
             async move { reading.read_networks().await },
@@ -120,20 +118,9 @@ impl HostDriver {
             backend,
             fixed,
             addons,
-            claiming: Mutex::default(),
+            claiming: Locks::default(),
             _tasks: tasks,
         })
-    }
-
-    fn lock(&self, cluster: &str) -> Arc<tokio::sync::Mutex<()>> {
-        let mut claiming = self.claiming.lock();
-        claiming.retain(|_, lock| lock.strong_count() > 0);
-        if let Some(lock) = claiming.get(cluster).and_then(Weak::upgrade) {
-            return lock;
-        }
-        let lock = Arc::new(tokio::sync::Mutex::new(()));
-        claiming.insert(cluster.to_owned(), Arc::downgrade(&lock));
-        lock
     }
 }
 
@@ -215,8 +202,8 @@ impl Driver for HostDriver {
 
     async fn create(&self, batch: &Batch) -> Vec<Outcome> {
         let cluster = batch.request.cluster.as_ref();
-        let lock = self.lock(cluster.map_or("", |cluster| cluster.id.as_str()));
-        let _claiming = lock.lock().await;
+        let cluster = cluster.map_or("", |cluster| cluster.id.as_str());
+        let _claiming = self.claiming.take(cluster).await;
         let properties = match Properties::of(batch) {
             Ok(properties) => properties,
             Err(error) => {
@@ -246,6 +233,9 @@ impl Driver for HostDriver {
 
     async fn delete(&self, target: &Target, _: &Deletion) -> Result<Deleted> {
         if let Some(id) = self.backend.host_of(target).await? {
+            if let Some(slot) = &target.slot {
+                self.backend.end_request(&slot.request_id, &id).await?;
+            }
             self.backend.release(&id, target).await?;
         }
         Ok(Deleted {

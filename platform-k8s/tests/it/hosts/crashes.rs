@@ -16,6 +16,8 @@ use super::{Place, host, place::HOSTS};
 use crate::doomed::{Doomed, Point, points};
 
 const RACK: &str = "rack";
+/// Annotation of the first host of a request that is not whole.
+const MARK: &str = "drover.dev/unfinished-request";
 
 /// Labels and annotations of every host.
 async fn written(place: &Place) -> BTreeMap<String, (Value, Value)> {
@@ -177,6 +179,146 @@ async fn a_host_of_half_a_request_that_somebody_uses_already_is_kept() {
         nodes.iter().map(|node| node.node_id.clone()).collect()
     };
     assert_eq!(ids(&answer.nodes), ids(&half));
+}
+
+/// Name of the host that a node is.
+fn host_of(node: &Node) -> &str {
+    node.host_id.as_deref().unwrap().split_once('/').unwrap().1
+}
+
+/// What the first host of a request says as long as it is not whole.
+async fn mark(place: &Place, name: &str) -> Value {
+    place.object(name).await["metadata"]["annotations"][MARK].clone()
+}
+
+async fn set_mark(place: &Place, name: &str, to: &Value) {
+    let annotations = serde_json::json!({MARK: to});
+    place
+        .merge(
+            name,
+            serde_json::json!({"metadata": {"annotations": annotations}}),
+        )
+        .await;
+}
+
+fn all_run(nodes: &[Node]) -> bool {
+    nodes.iter().all(|node| node.phase() == NodePhase::Running)
+}
+
+/// Half a request: one of three hosts is claimed. Its first node.
+async fn half(place: &Place, request: &ProvisionRequest) -> Node {
+    let second = points("patch", HOSTS, 2).swap_remove(2);
+    assert_eq!(second.arrived, 1, "{}", second.what);
+    claim_dies(place, request, &second).await;
+    let mut half = place.nodes().await;
+    assert_eq!(half.len(), 1, "{half:?}");
+    half.remove(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mark_that_is_left_on_a_request_that_is_whole_holds_no_host_back_and_goes() {
+    let place = place().await;
+    let request = place.request(("blue", Uuid::new_v4()), 0..3, &[RACK]);
+    let first = half(&place, &request).await;
+    let name = host_of(&first);
+    let left = mark(&place, name).await;
+    assert!(left.is_string(), "it is marked: {left}");
+    let nodes = until("the same request again", || async {
+        let answer = place.answer(&request).await.ok()?;
+        (answer.nodes.len() == 3).then_some(answer.nodes)
+    })
+    .await;
+    assert!(all_run(&nodes), "{nodes:?}");
+    // A platform that knows of no marks completes a request, and leaves it.
+    set_mark(&place, name, &left).await;
+    for other in [&place, &place.another().await] {
+        let shown = other.nodes().await;
+        assert!(shown.len() == 3 && all_run(&shown), "{shown:?}");
+    }
+    until("it is taken off", || async {
+        mark(&place, name).await.is_null().then_some(())
+    })
+    .await;
+
+    // One of the three has gone since, and nobody can tell that by the mark alone.
+    let gone = nodes.iter().find(|node| node.node_id != first.node_id);
+    place.remove(gone.unwrap()).await.unwrap();
+    let (slots, _) = left.as_str().unwrap().split_once(' ').unwrap();
+    set_mark(
+        &place,
+        name,
+        &format!("{slots} 2020-01-01T00:00:00Z").into(),
+    )
+    .await;
+    for other in [&place, &place.another().await] {
+        let shown = other.nodes().await;
+        assert!(shown.len() == 2 && all_run(&shown), "{shown:?}");
+    }
+    until("it is taken off", || async {
+        mark(&place, name).await.is_null().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_left_of_a_request_serves_once_its_owner_removes_a_node_of_it() {
+    let place = place().await;
+    let request = place.request(("blue", Uuid::new_v4()), 0..3, &[RACK]);
+    let third = points("patch", HOSTS, 3).swap_remove(4);
+    assert_eq!(third.arrived, 2, "{}", third.what);
+    claim_dies(&place, &request, &third).await;
+    let nodes = place.nodes().await;
+    let pending = |node: &Node| node.phase() == NodePhase::Pending;
+    assert!(nodes.len() == 2 && nodes.iter().all(pending), "{nodes:?}");
+    let mut marked = BTreeMap::new();
+    for node in &nodes {
+        let is = mark(&place, host_of(node)).await.is_string();
+        marked.insert(is, node);
+    }
+    // With or without the first one, which has the mark.
+    let (first, second) = (marked[&true], marked[&false]);
+    place.remove(second).await.unwrap();
+    let shown = place.nodes().await;
+    assert!(shown.len() == 1 && all_run(&shown), "{shown:?}");
+    assert_eq!(shown[0].host_id, first.host_id);
+    assert!(mark(&place, host_of(first)).await.is_null());
+    let shown = place.another().await.nodes().await;
+    assert!(all_run(&shown), "and after a restart: {shown:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_a_request_that_nobody_repeats_serves_before_long() {
+    let place = place().await;
+    let request = place.request(("blue", Uuid::new_v4()), 0..3, &[RACK]);
+    let first = half(&place, &request).await;
+    let (name, phase) = (host_of(&first), first.phase());
+    assert_eq!(phase, NodePhase::Pending);
+    let left = mark(&place, name).await;
+    let (slots, begun) = left.as_str().unwrap().split_once(' ').unwrap();
+    let begun: jiff::Timestamp = begun.parse().unwrap();
+    // As if it had been claimed earlier.
+    let earlier = begun - jiff::SignedDuration::from_secs(115);
+    set_mark(&place, name, &format!("{slots} {earlier}").into()).await;
+    let other = place.another().await;
+    let kept = until("it serves", || async {
+        let mut nodes = other.nodes().await;
+        all_run(&nodes).then(|| nodes.remove(0))
+    })
+    .await;
+    assert_eq!(kept.host_id, first.host_id);
+    // Repeated later, it gets what is missing, and what serves is never given back.
+    place
+        .provision(&place.request(("red", Uuid::new_v4()), 0..3, &[]))
+        .await
+        .unwrap();
+    let answer = other.answer(&request).await.unwrap();
+    assert_eq!(
+        (answer.nodes.len(), answer.failures.len()),
+        (1, 2),
+        "{answer:?}"
+    );
+    assert_eq!(answer.nodes[0].host_id, first.host_id);
+    assert!(all_run(&answer.nodes));
 }
 
 #[tokio::test(flavor = "multi_thread")]
