@@ -227,7 +227,7 @@ impl Choice {
     }
 
     /// Whether a hash is over all properties, the labels of hosts among them.
-    fn covers_labels(&self, hash: &str) -> bool {
+    pub(super) fn covers_labels(&self, hash: &str) -> bool {
         if !self.properties.contains_key(hash::HOST_LABELS) {
             return false;
         }

@@ -449,6 +449,34 @@ fn labels_of_hosts_make_no_node_and_nodes_from_before_that_stay() {
 }
 
 #[test]
+fn a_hash_over_the_labels_of_hosts_tells_which_ones_by_every_formula() {
+    for formulas in [1, 3] {
+        let of = |properties: serde_json::Value| {
+            let mut group = leaf("g", 1);
+            group.settings.platforms = on("local");
+            group.settings.properties = object(properties);
+            group.settings.bootstrap = (formulas > 1).then(|| Bootstrap {
+                source: UserDataSource::Sha256(crate::spec::digest(b"hush")),
+                render: false,
+                known_as: "k1-a".to_owned(),
+                formerly_known_as: "k1-store".to_owned(),
+            });
+            resolved(group).choices.remove(0)
+        };
+        let labelled = of(json!({"hostLabels": {"tenant": "blue"}}));
+        let none = of(json!({}));
+        // Those that it has in common with a group without labels say nothing of labels.
+        let shared = |hash: &crate::Sym| none.is_hash(hash);
+        let hashes = labelled.former_hashes.iter().chain([&labelled.spec_hash]);
+        let (without, over): (Vec<_>, Vec<_>) = hashes.partition(|hash| shared(hash));
+        assert_eq!((without.len(), over.len()), (formulas, formulas));
+        assert!(over.iter().all(|hash| labelled.covers_labels(hash)));
+        assert!(!without.iter().any(|hash| labelled.covers_labels(hash)));
+        assert!(!none.covers_labels(&none.spec_hash));
+    }
+}
+
+#[test]
 fn the_hash_knows_what_makes_a_node_and_nothing_else() {
     let hash = |change: &dyn Fn(&mut GroupSpec)| {
         let mut group = leaf("g", 1);
