@@ -93,6 +93,10 @@ fn databases(size: u32, when_scaled: StorageRetention) -> pb::Cluster {
     changed(shop(), |spec| {
         spec.groups.truncate(1);
         spec.groups[0].size = Some(size);
+        spec.store = Some(pb::StoreSpec {
+            software: "redis".into(),
+            version: "7".into(),
+        });
         let storage = spec.groups[0].storage.as_mut().unwrap();
         storage.when_scaled = when_scaled.into();
     })
@@ -105,7 +109,7 @@ async fn a_node_that_goes_and_would_have_been_replaced_is_counted_once() {
     world.apply(before).await.unwrap();
     world.ready("shop").await;
     let after = changed(databases(3, StorageRetention::Delete), |spec| {
-        spec.groups[0].version = Some("2".into());
+        spec.store.as_mut().unwrap().version = "8".into();
     });
     let totals = planned(&world, Subject::Cluster(after)).await.totals;
     let totals = totals.unwrap();
