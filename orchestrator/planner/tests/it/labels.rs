@@ -212,3 +212,19 @@ fn it_dies_at_every_pass_of_a_change_of_labels_and_all_hosts_have_them_in_the_en
     println!("{points} points");
     assert!(points > 20, "{points}");
 }
+
+#[test]
+fn a_change_that_takes_effect_after_its_caller_gave_up_does_not_last() {
+    for seed in 1..=20 {
+        let mut world = settled(seed, "red");
+        world.platforms.get_mut("a").unwrap().faults.role_change = 60;
+        for labels in ["blue", "green", "blue", "red"] {
+            world.want(vec![spec(labels)]);
+            world.run_for(Duration::from_secs(12));
+        }
+        world.set_faults(crate::world::backend::Faults::default());
+        world.settle();
+        assert!(world.all_labelled("data", "red"), "seed {seed}");
+        world.assert_converged();
+    }
+}

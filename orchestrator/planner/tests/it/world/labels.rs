@@ -4,6 +4,9 @@ use drover_core::{Sym, node::CHANGING, spec::Group};
 
 use super::{Event, World};
 
+/// Milliseconds that a caller waits.
+const TIMEOUT: u64 = 10_000;
+
 /// The group with these labels for its hosts, in every choice.
 pub fn labelled(mut group: Group, labels: &str) -> Group {
     for choice in &mut group.choices {
@@ -25,20 +28,27 @@ impl World {
         let wanted = group.unwrap().choice_for(node).unwrap().labels_hash.clone();
         let backend = &self.platforms[&node.platform];
         let (faults, reachable) = (backend.faults.role_change, backend.reachable);
-        let took = self.rng.u64(5..3_000);
-        let (happens, told) = if !reachable {
-            (false, false)
-        } else if self.chance(faults) {
-            // Lost as a request or as a response.
-            (self.rng.bool(), false)
-        } else {
-            (true, true)
-        };
+        let mut took = self.rng.u64(5..3_000);
+        let (mut happens, mut told) = (reachable, reachable);
+        if reachable && self.chance(faults) {
+            // Lost as a request, lost as a response, or still under way when its caller gives up.
+            let fault = self.rng.u64(0..3);
+            (happens, told) = (fault > 0, false);
+            if fault == 2 {
+                took += self.rng.u64(TIMEOUT..4 * TIMEOUT);
+            }
+        }
+        // Platforms change a node in the order in which they are asked, whatever became of the callers.
+        let pending = self.queue.iter().filter_map(|((at, _), event)| {
+            matches!(event, Event::Labels(other, _) if *other == slot).then_some(at + 1)
+        });
+        took = took.max(pending.max().unwrap_or_default().saturating_sub(self.now));
         if happens {
             self.at(took, Event::Labels(slot, wanted.clone()));
         }
-        let told = told.then_some(wanted);
-        self.at(took + 1, Event::Relabelled(self.epoch, slot, told));
+        let told = (told && took < TIMEOUT).then_some(wanted);
+        let after = (took + 1).min(TIMEOUT);
+        self.at(after, Event::Relabelled(self.epoch, slot, told));
     }
 
     /// The host of a node gets labels.
