@@ -368,7 +368,7 @@ impl Planner<'_> {
         }
     }
 
-    fn explain_renewal(&mut self, group: usize, budget: Budget, left: &[usize]) {
+    pub(crate) fn explain_renewal(&mut self, group: usize, budget: Budget, left: &[usize]) {
         if !self.input.explain {
             return;
         }

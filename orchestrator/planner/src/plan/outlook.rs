@@ -47,6 +47,7 @@ impl Planner<'_> {
         let mut outlooks = Vec::new();
         if !self.state.deleting {
             for group in 0..self.input.groups.len() {
+                self.explain_waiting_renewal(group);
                 outlooks.push(self.outlook(group));
             }
         }
@@ -75,6 +76,20 @@ impl Planner<'_> {
             outlook.creations + outlook.unnamed.nodes > 0 || !outlook.removals.is_empty()
         });
         self.plan.outlook = outlooks;
+    }
+
+    /// Announces replacements that this plan did not come to because the whole group waits.
+    fn explain_waiting_renewal(&mut self, group: usize) {
+        let path = &self.input.groups[group].path;
+        if (self.plan.renewals.iter()).any(|known| known.group == *path) {
+            return;
+        }
+        let left: Vec<usize> = (self.own(group))
+            .filter(|&at| self.is_renewed(at) && self.stays(at))
+            .collect();
+        if !left.is_empty() {
+            self.explain_renewal(group, self.budget(group), &left);
+        }
     }
 
     fn outlook(&self, group: usize) -> Outlook {

@@ -14,7 +14,7 @@ use drover_core::{
 use drover_planner::{Op, Plan};
 use world::{
     World,
-    build::{group, stored, sym},
+    build::{at_version, group, rolling, stored, sym},
 };
 
 const KEEP_WHEN_SCALED: Policy = Policy {
@@ -224,5 +224,31 @@ fn a_group_that_shrinks_while_nothing_of_it_is_seen_announces_as_many_as_go() {
                 "{policy:?}"
             );
         }
+    }
+}
+
+#[test]
+fn nodes_whose_replacement_waits_are_announced_all_the_same() {
+    let app = Group {
+        depends_on: vec!["db".into()],
+        ..group("app", 2, &["a"])
+    };
+    let renewed = |world: &World| -> BTreeMap<String, usize> {
+        let renewals = world.plan().renewals.into_iter();
+        renewals
+            .map(|it| (it.group.to_string(), it.order.len()))
+            .collect()
+    };
+    let both = BTreeMap::from([("app".to_owned(), 2), ("db".to_owned(), 3)]);
+    for paused in [false, true] {
+        let mut world = settled(vec![ordered("db", 3), app.clone()]);
+        assert!(renewed(&world).is_empty());
+        world.pause(paused);
+        let groups = world.groups.clone().into_iter().map(|group| Group {
+            update: rolling(1, 0),
+            ..at_version(group, "v2")
+        });
+        world.want(groups.collect());
+        assert_eq!(renewed(&world), both, "paused: {paused}");
     }
 }
