@@ -93,7 +93,7 @@ fn made_nothing(error: Error, status: u16) -> Error {
 }
 
 fn has_credentials_error(error: &(dyn StdError + 'static)) -> bool {
-    causes(error).any(|error| error.is::<CredentialsError>())
+    causes(error).any(<dyn StdError>::is::<CredentialsError>)
 }
 
 /// The error for which credentials were not admitted.

@@ -8,7 +8,7 @@ use reqwest::Method;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{DigitalOcean, tags};
+use super::{DigitalOcean, quota::Quota, tags};
 use crate::cloud::is_of_one_request;
 
 /// Time between two reads of the account's tags.
@@ -75,7 +75,7 @@ impl Sweep {
 impl DigitalOcean {
     /// A few calls at most. What fails is done later: the tags cost nothing but order.
     pub(super) async fn sweep(&self) {
-        let ample = self.client.quota().is_none_or(|quota| quota.is_ample());
+        let ample = self.client.quota().is_none_or(Quota::is_ample);
         if ample && let Err(error) = self.try_sweep().await {
             tracing::debug!(%error, "tags that nothing has any more stay for now");
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use drover_core::Reason;
 use drover_emulators::{Fault, Settings as Common, metal::MetalSettings};
 use drover_proto::platform::v1::{
-    FirewallRule, FirewallSpec, InfrastructureSpec, NetworkSpec, PortRange, ResourcePhase,
+    FirewallRule, FirewallSpec, InfrastructureSpec, NetworkSpec, ResourcePhase,
 };
 
 use super::bench::{Bench, INTERNET, NAMED_FIREWALL, PARTITION, PROJECT, https, whole};

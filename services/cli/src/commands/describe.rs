@@ -450,7 +450,6 @@ mod tests {
             reason: name.into(),
             message: message.into(),
             last_transition_time: Some(Timestamp::default()),
-            ..Default::default()
         }
     }
 

@@ -70,7 +70,7 @@ impl Catalogue {
                 .transpose()?
                 .flatten(),
             kept: data
-                .map(|data| data.block_device_mappings())
+                .map(aws_sdk_ec2::types::ResponseLaunchTemplateData::block_device_mappings)
                 .unwrap_or_default()
                 .iter()
                 .filter_map(|mapping| Some((mapping.device_name()?, mapping.ebs()?)))
