@@ -206,8 +206,8 @@ fn is_run(bootstrap: &proto::Bootstrap) -> bool {
 }
 
 impl Renderer {
-    /// Refuses the first nodes of a group that asks for more than the template provides for. Groups that have nodes are
-    /// not judged again: the limits may be newer than they are.
+    /// Refuses the first nodes of a group that asks for more than the template provides for. Groups that have Ready nodes
+    /// are not judged again: the limits may be newer than they are.
     ///
     /// # Errors
     ///
@@ -216,7 +216,9 @@ impl Renderer {
         let (Some(selected), Some(group)) = (&self.selected, &request.group) else {
             return Ok(());
         };
-        if request.peers.iter().any(|peer| peer.group == group.path) {
+        // Nodes that are only asked for are peers too.
+        let mut peers = request.peers.iter();
+        if peers.any(|peer| peer.ready && peer.group == group.path) {
             return Ok(());
         }
         let standby = (request.slots.iter()).filter(|slot| slot.role() == proto::NodeRole::Standby);

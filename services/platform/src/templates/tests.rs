@@ -83,13 +83,14 @@ fn a_new_group_has_no_more_nodes_than_its_template_provides_for() {
         .map(|(name, content)| drover_templates::EmbeddedFile { name, content });
     let catalogue = Catalogue::embedded(&files).unwrap();
     let templates = Templates::Catalogue(Arc::new(catalogue));
-    let said = |size: u32, standby: usize, peer: Option<&str>| {
+    let said = |size: u32, standby: usize, peer: Option<(&str, bool)>| {
         let slot = Slot {
             role: proto::NodeRole::Standby.into(),
             ..Slot::default()
         };
-        let peers = peer.map(|group| proto::Peer {
+        let peers = peer.map(|(group, ready)| proto::Peer {
             group: group.to_owned(),
+            ready,
             ..proto::Peer::default()
         });
         let request = ProvisionRequest {
@@ -109,7 +110,13 @@ fn a_new_group_has_no_more_nodes_than_its_template_provides_for() {
     };
     assert_eq!(said(1, 1, None), Ok(()));
     assert_eq!(said(2, 0, None), Err("group.size".to_owned()));
-    assert_eq!(said(2, 0, Some("app")), Err("group.size".to_owned()));
+    for other in [("app", true), ("db", false)] {
+        assert_eq!(said(2, 0, Some(other)), Err("group.size".to_owned()));
+    }
     assert_eq!(said(1, 2, None), Err("group.standby".to_owned()));
-    assert_eq!(said(2, 0, Some("db")), Ok(()), "it was accepted before");
+    assert_eq!(
+        said(2, 0, Some(("db", true))),
+        Ok(()),
+        "it was accepted before"
+    );
 }
