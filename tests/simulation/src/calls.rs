@@ -172,7 +172,10 @@ impl World {
 
     /// Lists all clusters.
     pub async fn clusters(&mut self) -> Vec<pb::Cluster> {
-        let request = pb::ListClustersRequest::default();
+        let request = pb::ListClustersRequest {
+            view: pb::ClusterView::Full.into(),
+            ..pb::ListClustersRequest::default()
+        };
         let answer = self
             .call(async |client| client.list_clusters(request.clone(), CALL).await)
             .await

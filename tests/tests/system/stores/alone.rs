@@ -262,18 +262,14 @@ impl Drop for Node {
     }
 }
 
-/// The script as rendered by the templates, which insert only the part common to all scripts. The lines before it only
+/// The script as rendered by the templates, which insert only the part common to all scripts. The lines before either only
 /// refuse requests.
 fn rendered(script: &EmbeddedFile) -> String {
     let include = format!("{{% include \"{}\" %}}", NODE.name);
     let begin = script.content.find("#!/bin/sh").unwrap();
-    let whole = script.content[begin..].replace(&include, NODE.content);
-    let marks = [
-        "{% raw %}\n",
-        "{% raw -%}\n",
-        "{%- endraw %}",
-        "{% endraw %}",
-    ];
+    let (_, common) = NODE.content.split_once("{%- raw -%}\n").unwrap();
+    let whole = script.content[begin..].replace(&include, common);
+    let marks = ["{% raw %}\n", "{%- endraw %}", "{% endraw %}"];
     marks
         .iter()
         .fold(whole, |text, mark| text.replace(mark, ""))
