@@ -289,12 +289,18 @@ impl<'a> Planner<'a> {
         for (addon, told) in wanted.iter().zip(&self.told) {
             let key = self.key_of(addon);
             let record = key.and_then(|key| self.record_of(&key)[1]);
-            all &= record.is_some_and(|record| {
+            let is_ready = |record: &ResourceRecord| {
                 record.is_ready()
                     && record.reason.is_empty()
                     && record.spec_hash == addon.wanted.spec_hash
                     && told.as_ref().map_or(before, |told| told.is_in(record))
-            });
+            };
+            // It begins with its first target, and nobody is to become one.
+            let is_idle = || {
+                let mut groups = self.input.groups.iter();
+                groups.all(|group| group.total() == 0 || !addon.serves(&group.path))
+            };
+            all &= record.map_or_else(is_idle, is_ready);
         }
         if all {
             self.hold(condition, "AsWanted", "");

@@ -152,6 +152,16 @@ fn an_addon_begins_when_its_first_target_is_known_and_follows_its_group() {
 }
 
 #[test]
+fn an_addon_before_a_group_without_nodes_is_as_wanted_and_begins_with_the_first() {
+    let mut world = settled(0);
+    assert!(world.addon_record("lb", "b").is_none());
+    world.want(vec![group("data", 1, &["a"])]);
+    world.run_for(Duration::from_secs(60));
+    assert_eq!(ready_targets(&mut world), 1);
+    assert!(holds(&world, ConditionKind::AddonsReady).is_some());
+}
+
+#[test]
 fn a_change_of_membership_is_sent_at_once_also_while_a_call_is_in_flight() {
     let mut world = ready(group("data", 2, &["a"]));
     let before = targets(&world);
