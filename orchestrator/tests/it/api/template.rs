@@ -251,37 +251,3 @@ async fn nodes_that_run_are_probed_as_a_changed_template_says() {
     world.stop().await;
     drop(server);
 }
-
-#[tokio::test]
-async fn a_template_that_is_not_known_yet_is_not_asked_for_more_than_it_provides_either() {
-    let directory = tempfile::tempdir().unwrap();
-    let index = "default: {template: web.yaml, limits: {maxSize: 1}}\n";
-    write(directory.path(), "index.yaml", index);
-    write(directory.path(), "web.yaml", "first");
-    let world = World::bare(SimulatedSettings::default()).await;
-    let settings = Settings {
-        templates: Some(directory.path().to_owned()),
-        ..Settings::from(SimulatedSettings::default())
-    };
-    let late = PlatformServer::open(settings).await.unwrap();
-    world.register("late", "http://late").await.unwrap();
-    let orders = changed(document("orders", &[("db", 2)]), |spec| {
-        spec.platforms[0].name = "late".into();
-    });
-    world.apply(orders.clone()).await.unwrap();
-    world.sites.put("http://late", in_process(late.routes()));
-    until("it says why no node is made", async || {
-        let status = world.get("orders").await.unwrap().status.unwrap();
-        let mut conditions = status.groups.iter().flat_map(|group| &group.conditions);
-        conditions
-            .any(|one| one.message.contains("has at most 1 active node"))
-            .then_some(())
-    })
-    .await;
-    assert!(late.simulated().unwrap().is_empty());
-    let one = changed(orders, |spec| spec.groups[0].size = Some(1));
-    world.apply(one).await.unwrap();
-    world.ready("orders").await;
-    world.stop().await;
-    drop(late);
-}

@@ -241,13 +241,13 @@ fn values() -> Vec<Case> {
             group("maxInFlight: 0"),
             "0}",
             "spec.groups.db.maxInFlight",
-            &["at least 1"],
+            &["expected a whole number, 1 to 10000"],
         ),
         (
             group("placement: {spread: [{topologyKey: zone, maxSkew: 0}]}"),
             "0}",
             "spec.groups.db.placement.spread[0].maxSkew",
-            &["at least 1"],
+            &["expected a whole number, 1 to 10000"],
         ),
         (
             group("health: {http: {port: client, path: ready}}"),
@@ -600,7 +600,7 @@ fn files_that_are_no_manifests_are_refused_by_name() {
         (&["binary.yaml"], &["binary.yaml", "UTF-8"]),
         (&["utf16.yaml"], &["utf16.yaml", "UTF-8"]),
         (&["/bin/ls"], &["/bin/ls", "UTF-8"]),
-        (&["large.yaml"], &["large.yaml", "4 MiB"]),
+        (&["large.yaml"], &["large.yaml", "4096 KiB"]),
         (&["folder"], &["folder has no .yaml, .yml or .json file"]),
         (
             &["missing.yaml"],
@@ -665,7 +665,7 @@ fn served() -> Vec<Case> {
         ),
         (
             group("properties: {foo: 1}"),
-            "foo",
+            "1}",
             "spec.groups.db.properties.foo",
             &["no such property", "env"],
         ),

@@ -148,7 +148,7 @@ async fn what_a_platform_cannot_do_is_refused_where_it_is_asked_for() {
             fields: [("disk".to_owned(), text)].into(),
         });
     });
-    let status = invalid(world.apply(properties).await, "spec.platforms[0]");
+    let status = invalid(world.apply(properties).await, "spec.properties.disk");
     assert!(status.message().contains("disk"), "{}", status.message());
     world.stop().await;
 }
