@@ -124,6 +124,7 @@ impl Gauges {
                 .filter_map(|one| one.waiting_since);
             let oldest = waiting.min().map_or(0, |since| now.saturating_sub(since));
             write_clusters(&counted.all, oldest, out);
+            write_addons(shared, &counted.all.addons, out);
             write_platforms(shared, &counted.all.back_offs, now, out);
         }
         write_queue(shared, out);
@@ -181,6 +182,8 @@ fn state(state: NodeState) -> &'static str {
     }
 }
 
+const ADDON_STATES: [&str; 4] = ["removing", "failed", "ready", "pending"];
+
 fn addon_state(record: &ResourceRecord) -> &'static str {
     if record.releasing {
         "removing"
@@ -234,12 +237,31 @@ fn write_clusters(all: &Sums, oldest: Millis, out: &mut Exposition) {
         "Nodes on record by platform and state.",
         nodes,
     );
-    let addons = all.addons.iter().map(|((platform, state), count)| {
+}
+
+/// Each platform has all states, so that the first addon that fails is an increase and not a new series.
+fn write_addons(
+    shared: &Shared,
+    counts: &BTreeMap<(Sym, &'static str), i64>,
+    out: &mut Exposition,
+) {
+    let none = {
+        let platforms = shared.platforms.read();
+        let all = platforms
+            .keys()
+            .flat_map(|name| ADDON_STATES.map(|state| ((Sym::clone(name), state), 0)));
+        all.collect::<BTreeMap<_, _>>()
+    };
+    let all = none
+        .into_iter()
+        .chain(counts.clone())
+        .collect::<BTreeMap<_, _>>();
+    let addons = all.into_iter().map(|((platform, state), count)| {
         let labels = vec![
             ("platform", platform.to_string()),
-            ("state", (*state).to_owned()),
+            ("state", state.to_owned()),
         ];
-        (labels, float(*count))
+        (labels, float(count))
     });
     out.gauge(
         "drover_addons",

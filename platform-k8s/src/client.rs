@@ -29,7 +29,7 @@ use serde_json::Value;
 use crate::settings::Settings;
 
 pub(crate) use meta::nullable;
-pub(crate) use protobuf::WireMeta;
+pub(crate) use protobuf::{WireMeta, WireTime};
 pub(crate) use stream::bytes;
 
 pub use drover_resources_kubernetes::client::{Call, CallPermit, escape};

@@ -306,7 +306,15 @@ impl Creator {
             .await?
             .ok_or_else(|| moved(step))?;
         if storage::waits_for(&meta, identity) && !meta.is_deleting() {
-            let claim = storage::hand_on(&self.api, &step.kind, &meta, &step.body).await?;
+            let claim = storage::hand_on(&self.api, &step.kind, &meta, &step.body).await;
+            let claim = claim.map_err(|error| {
+                // One that has gone meanwhile is made at the next attempt.
+                if is_final(&error) && error.reason() != Reason::NotFound {
+                    Incomplete::Taken(error)
+                } else {
+                    Incomplete::Unsure(error)
+                }
+            })?;
             return Ok(Made::new(claim, step));
         }
         if !is_of(&meta, identity) {
@@ -457,7 +465,7 @@ impl Creator {
 
 /// Why an existing object is not the requested one.
 enum Incomplete {
-    /// It belongs to somebody else.
+    /// It belongs to somebody else, or cannot be changed.
     Taken(Error),
     /// Unknown.
     Unsure(Error),

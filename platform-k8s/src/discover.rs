@@ -91,7 +91,7 @@ impl Reader {
             ours: mark.identity.is_some(),
             unschedulable: pod.is_unschedulable(),
             lost: false,
-            ended: matches!(pod.status.phase.as_str(), "Failed" | "Succeeded"),
+            ended: phase::has_ended(pod),
             told: told(&pod.metadata, &mark),
             found: found.clone().into(),
         };
@@ -233,9 +233,11 @@ fn adopted(mark: &Mark, node_id: &str) -> Option<Found> {
 fn told(meta: &ObjectMeta, mark: &Mark) -> Option<Box<Told>> {
     mark.identity.as_ref()?;
     let service = meta.annotations().get(labels::ACTIVE_SERVICE);
+    let budget = meta.annotations().get(labels::DISRUPTION_BUDGET);
     Some(Box::new(Told {
         peers: uid(meta.annotations().get(labels::PEERS)?),
         service: service.map(|name| name.as_str().into()),
+        budget: budget.and_then(|number| number.parse().ok()),
     }))
 }
 

@@ -438,7 +438,7 @@ fn node_class(name: &str, class: &ClassSettings) -> NodeClass {
 }
 
 /// Parses a Kubernetes quantity: `500m`, `2`, `1.5Gi`, `1e3`.
-fn quantity(text: &str) -> Option<f64> {
+pub(crate) fn quantity(text: &str) -> Option<f64> {
     const SUFFIXES: &[(&str, f64)] = &[
         ("Ki", 1024.0),
         ("Mi", 1_048_576.0),

@@ -66,6 +66,8 @@ pub(crate) struct Told {
     pub(crate) peers: u128,
     /// Name of the service for the active nodes. `None` if its template asks for none.
     pub(crate) service: Option<Box<str>>,
+    /// How many pods of its group may be evicted at the same time. `None` if its template does not limit it.
+    pub(crate) budget: Option<u32>,
 }
 
 /// A node in encoded form to save memory: it is rarely read.
@@ -347,6 +349,11 @@ impl Group {
         if let Some(stands) = self.stands.as_ref().filter(|_| pod.ours) {
             // The pod template of the workload may still have the role and labels that the node was created with.
             (found.node.role, found.node.labels) = (stands.role, stands.labels.clone());
+        }
+        if pod.ended && self.pods().any(|(_, other)| !other.ended) {
+            // One that may still run hides the end of the others.
+            found.node.set_phase(NodePhase::Deprovisioning);
+            found.node.message = format!("another pod of it may still run; {}", found.node.message);
         }
         if pod.lost {
             found.node.set_phase(NodePhase::Unknown);

@@ -36,6 +36,10 @@ pub const FORMER: &str = "drover.dev/former";
 pub const PEERS: &str = "drover.dev/peers";
 /// Annotation of a pod with [`PEERS`]: name of the service for the active nodes of its group.
 pub const ACTIVE_SERVICE: &str = "drover.dev/active-service";
+/// Annotation of a pod with [`PEERS`]: how many pods of its group may be evicted at the same time.
+pub const DISRUPTION_BUDGET: &str = "drover.dev/disruption-budget";
+/// Annotation of an object that the platform has made for a group: its own name. A copy of it has another name.
+pub const SHARED: &str = "drover.dev/shared";
 /// Label of everything that belongs to an addon: its name, encoded by [`value`].
 pub const ADDON: &str = "drover.dev/addon";
 /// Label beside [`ADDON`]: cluster id, encoded by [`value`]. Never the cluster label of nodes, or the pods of the addon

@@ -29,6 +29,7 @@ pub mod errors;
 mod group;
 pub mod hosts;
 pub mod labels;
+pub mod machine;
 pub mod objects;
 mod peers;
 pub mod phase;

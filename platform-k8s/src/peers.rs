@@ -1,11 +1,13 @@
 //! Data of pods about each other: the nodes of their cluster in an annotation, which a volume exposes as a file, and
-//! the service for the active nodes of a group. Only for pods whose template asks for it. In addition, pods that a
+//! the service and the disruption budget of a group. Only for pods whose template asks for it. In addition, pods that a
 //! workload has recreated get the current role and labels of their node.
 //!
-//! Nothing is persisted: the desired state follows from the watches, and only differences are written. The service is
-//! garbage collected with its owners, the pods of the group.
+//! Nothing is persisted: the desired state follows from the watches, and only differences are written. Service and
+//! budget go when their group has had no node for a while.
 
+mod budget;
 mod service;
+mod shared;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -16,6 +18,7 @@ use std::{
 
 use drover_core::{Result, back_off_for};
 use drover_proto::platform::v1::{Node, NodeRole};
+use kube::core::ObjectMeta;
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::{
@@ -36,19 +39,28 @@ use crate::{
     watch::NodeCache,
 };
 
+use budget::Budgets;
 use service::Services;
+use shared::{AllShared, Patience, Place as SharedPlace};
+
+pub(crate) use shared::{GroupLabels, Shared};
 
 /// Interval of the updates, which combines those of nodes that appear together. A promotion waits for it.
 const ROUND: Duration = Duration::from_millis(20);
 /// Initial and maximum backoff after a failure.
 const WAITS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+/// How long the objects of a group stay without any node: longer than it takes to replace the only one.
+const EMPTY: Duration = Duration::from_secs(30);
+
 /// Collects the clusters whose peers have changed, and wakes the task that updates their pods.
 #[derive(Default)]
 pub(crate) struct PeerNotifier {
     clusters: Mutex<BTreeSet<Arc<str>>>,
     wake: Notify,
-    /// Services that are up to date: digest of their desired state by namespace and name.
-    services: Mutex<HashMap<(String, String), u128>>,
+    /// Objects of groups that are up to date, with a digest of their desired state.
+    current: Mutex<HashMap<SharedPlace, u128>>,
+    /// Objects of groups that are there.
+    shared: AllShared,
 }
 
 impl PeerNotifier {
@@ -57,10 +69,34 @@ impl PeerNotifier {
         self.wake.notify_one();
     }
 
-    /// Forgets a service that has changed.
-    pub(crate) fn forget(&self, namespace: &str, name: &str) {
-        let key = (namespace.to_owned(), name.to_owned());
-        self.services.lock().remove(&key);
+    /// An object of a group is there.
+    pub(crate) fn found(&self, shared: Shared) {
+        let cluster = shared.cluster().to_owned();
+        if self.shared.add(shared) {
+            self.notify(&cluster);
+        }
+    }
+
+    /// Whether anything is there that belongs to a group of this cluster.
+    pub(crate) fn has_shared(&self, cluster: &str) -> bool {
+        self.shared.has(cluster)
+    }
+
+    /// Forgets an object of a group that is gone. Another one may have its name, of another kind.
+    pub(crate) fn forget(&self, kind: &Kind, meta: &ObjectMeta) {
+        if shared::is_kind(kind) {
+            let place = shared::place(kind, meta);
+            self.shared.remove_at(&place);
+            self.current.lock().remove(&place);
+        }
+    }
+
+    pub(crate) fn forget_shared(&self, shared: &Shared) {
+        self.shared.remove(shared);
+    }
+
+    fn is_current(&self, place: &SharedPlace, digest: u128) -> bool {
+        self.current.lock().get(place) == Some(&digest)
     }
 
     fn take(&self) -> BTreeSet<Arc<str>> {
@@ -88,6 +124,9 @@ struct Listener {
     knows: u128,
 }
 
+/// How many nodes an owner has in a group.
+type Sizes = BTreeMap<(String, String), u32>;
+
 /// The peer data for the pods of one cluster.
 #[derive(Default)]
 pub(crate) struct PeerUpdate {
@@ -95,6 +134,8 @@ pub(crate) struct PeerUpdate {
     peers: BTreeMap<String, Vec<Peer>>,
     listeners: Vec<Listener>,
     services: Services,
+    budgets: Budgets,
+    sizes: Sizes,
     /// Pods that differ from the workload of their node, and that workload.
     strays: Vec<(Place, Place)>,
 }
@@ -102,7 +143,10 @@ pub(crate) struct PeerUpdate {
 impl PeerUpdate {
     /// Whether the pods of the cluster need nothing.
     pub(crate) fn is_empty(&self) -> bool {
-        self.listeners.is_empty() && self.services.is_empty() && self.strays.is_empty()
+        self.listeners.is_empty()
+            && self.services.is_empty()
+            && self.budgets.is_empty()
+            && self.strays.is_empty()
     }
 
     /// Adds a pod that has to follow the workload of its node.
@@ -112,6 +156,10 @@ impl PeerUpdate {
 
     /// Adds the objects of a node, and the node that they form.
     pub(crate) fn add(&mut self, group: &Group, node: Option<Node>) {
+        if let Some((slot, node)) = node.as_ref().and_then(|it| Some((it.slot.as_ref()?, it))) {
+            let size = self.sizes.entry((slot.owner.clone(), node.group.clone()));
+            *size.or_default() += 1;
+        }
         let Some((node, (member, pod))) = node.zip(group.pod()).filter(|(_, (_, pod))| pod.ours)
         else {
             return;
@@ -123,6 +171,9 @@ impl PeerUpdate {
             if let Some(name) = &told.service {
                 let ports = peer.as_ref().map(|peer| &peer.ports);
                 self.services.add(name, &owner, &node, member, ports);
+            }
+            if let Some(spare) = told.budget {
+                self.budgets.add(spare, &owner, &node, member);
             }
             // A pod without an address does not run yet; its first list has to contain itself.
             let listener = || Listener {
@@ -197,10 +248,13 @@ pub(crate) async fn keep(api: Api, cache: Arc<NodeCache>, settings: Arc<Settings
     let teller = Teller {
         api,
         pods: Arc::clone(pods),
+        smaller: Patience::new(settings.smaller_budget_after),
+        empty: Patience::new(settings.unschedulable_timeout().min(EMPTY)),
         settings,
         cache: Arc::clone(&cache),
     };
     let mut again = BTreeSet::new();
+    let mut later: BTreeMap<Arc<str>, Instant> = BTreeMap::new();
     let (mut failures, mut next) = (0_u32, Instant::now());
     // A node that learns of too few peers would take itself for the first.
     while cache.ready().await.is_err() {
@@ -210,19 +264,26 @@ pub(crate) async fn keep(api: Api, cache: Arc<NodeCache>, settings: Arc<Settings
         tokio::select! {
             () = cache.peer_notifier().wake.notified() => {}
             () = sleep_until(next), if !again.is_empty() => {}
+            () = due(&later) => {}
         }
         let mut clusters = cache.peer_notifier().take();
+        let now = Instant::now();
+        clusters.extend(later.extract_if(.., |_, at| *at <= now).map(|(it, _)| it));
         if next <= Instant::now() {
             clusters.append(&mut again);
         }
         let before = again.len();
         for cluster in clusters {
-            if let Err(error) = teller.tell(&cluster).await {
+            let told = teller.tell(&cluster).await;
+            if let Err(error) = &told.result {
                 // The error message may quote the data that were sent.
                 let reason = drover_convert::error::reason_name(error.reason());
                 warn!(%cluster, reason, "nodes cannot be told of one another");
-                again.insert(cluster);
             }
+            if told.result.is_err() || told.is_unfinished {
+                again.insert(Arc::clone(&cluster));
+            }
+            later.extend(told.later.map(|at| (cluster, at)));
         }
         if again.len() > before {
             next = Instant::now() + back_off_for(WAITS.0, WAITS.1, failures);
@@ -234,41 +295,125 @@ pub(crate) async fn keep(api: Api, cache: Arc<NodeCache>, settings: Arc<Settings
     }
 }
 
+/// Waits for the first of these times.
+async fn due(later: &BTreeMap<Arc<str>, Instant>) {
+    match later.values().min() {
+        Some(at) => sleep_until(*at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What came of the writes for one cluster.
+struct Outcome {
+    /// The first error with pods.
+    result: Result<()>,
+    /// Whether an object of a group could not be written or deleted.
+    is_unfinished: bool,
+    /// When there is more to write.
+    later: Option<Instant>,
+}
+
+impl Outcome {
+    fn and(&mut self, written: Result<()>) {
+        if self.result.is_ok() {
+            self.result = written;
+        }
+    }
+
+    /// Adds what came of an object of a group. It contains nothing secret, so its errors may be logged in full.
+    fn and_shared(&mut self, cluster: &str, written: Result<Option<Instant>>) {
+        match written {
+            Ok(at) => self.later = [self.later, at].into_iter().flatten().min(),
+            Err(error) => {
+                let error = error.message();
+                warn!(
+                    cluster,
+                    error, "the service or the disruption budget of a group is not up to date"
+                );
+                self.is_unfinished = true;
+            }
+        }
+    }
+}
+
 struct Teller {
     api: Api,
     pods: Arc<Kind>,
+    /// With budgets of groups that have fewer nodes.
+    smaller: Patience,
+    /// With objects of groups that have none.
+    empty: Patience,
     settings: Arc<Settings>,
     cache: Arc<NodeCache>,
 }
 
 impl Teller {
-    /// Writes all differences. Returns the first error, after everything was tried.
-    async fn tell(&self, cluster: &str) -> Result<()> {
+    /// Writes all differences.
+    async fn tell(&self, cluster: &str) -> Outcome {
         let mut peer_update = self.cache.peer_update(cluster);
         let untold = peer_update.untold();
-        let mut result = annotated::tell(&self.api, &self.pods, labels::PEERS, &untold).await;
+        let told = annotated::tell(&self.api, &self.pods, labels::PEERS, &untold).await;
+        let mut outcome = Outcome {
+            result: told,
+            is_unfinished: false,
+            later: None,
+        };
         for (pod, leader) in &peer_update.strays {
             let followed = update::follow(&self.api, &self.settings, pod, leader).await;
-            result = result.and(known_gone(followed));
+            outcome.and(known_gone(followed));
         }
-        for wanted in peer_update.services.wanted() {
-            let key = (wanted.namespace().to_owned(), wanted.name().to_owned());
-            let digest = wanted.digest();
-            if self.cache.peer_notifier().services.lock().get(&key) == Some(&digest) {
+        let PeerUpdate {
+            services,
+            budgets,
+            sizes,
+            ..
+        } = peer_update;
+        self.serve(cluster, services, &mut outcome).await;
+        self.limit(cluster, budgets, &sizes, &mut outcome).await;
+        for shared in self.cache.peer_notifier().shared.of_cluster(cluster) {
+            if shared.is_counted(cluster, &sizes) {
+                self.empty.forget(&shared.place());
                 continue;
             }
-            match wanted.make(&self.api, &self.settings.labels).await {
-                Ok(()) => {
-                    self.cache
-                        .peer_notifier()
-                        .services
-                        .lock()
-                        .insert(key, digest);
+            let keys = &self.settings.labels;
+            let tidied = shared.tidy(&self.api, keys, &self.cache, &self.empty);
+            outcome.and_shared(cluster, tidied.await);
+        }
+        outcome
+    }
+
+    /// Writes the services of groups.
+    async fn serve(&self, cluster: &str, services: Services, outcome: &mut Outcome) {
+        let (api, keys, cache) = (&self.api, &self.settings.labels, &self.cache);
+        let notifier = cache.peer_notifier();
+        for wanted in services.wanted() {
+            let (place, digest) = (wanted.place(), wanted.digest());
+            if !notifier.is_current(&place, digest) {
+                let made = wanted.make(api, keys, cache).await;
+                if made.is_ok() {
+                    notifier.current.lock().insert(place, digest);
                 }
-                Err(error) => result = result.and(Err(error)),
+                outcome.and_shared(cluster, made.map(|()| None));
             }
         }
-        result
+    }
+
+    /// Writes the disruption budgets of groups.
+    async fn limit(&self, cluster: &str, budgets: Budgets, sizes: &Sizes, outcome: &mut Outcome) {
+        let (api, keys, cache) = (&self.api, &self.settings.labels, &self.cache);
+        let notifier = cache.peer_notifier();
+        for wanted in budgets.wanted(sizes) {
+            let (place, digest) = (wanted.place(), wanted.digest());
+            if notifier.is_current(&place, digest) {
+                self.smaller.forget(&place);
+                continue;
+            }
+            let made = wanted.make(api, keys, cache, &self.smaller).await;
+            if matches!(made, Ok(None)) {
+                notifier.current.lock().insert(place, digest);
+            }
+            outcome.and_shared(cluster, made);
+        }
     }
 }
 

@@ -26,10 +26,11 @@ pub struct Phase {
 pub fn of(pod: &Pod) -> Phase {
     let ready = pod.condition("Ready").is_some_and(|it| it.status == "True");
     let phase = match pod.status.phase.as_str() {
+        // A node that has ended does not restart by itself, whatever its exit status was. Being deleted it may stay for
+        // as long as somebody's finalizer is there, but nothing of it runs any more.
+        _ if has_ended(pod) => NodePhase::Failed,
         _ if pod.metadata.is_deleting() => NodePhase::Deprovisioning,
         "Running" => NodePhase::Running,
-        // A node that has ended does not restart by itself, whatever its exit status was.
-        "Failed" | "Succeeded" => NodePhase::Failed,
         "Unknown" => NodePhase::Unknown,
         _ => NodePhase::Pending,
     };
@@ -41,9 +42,16 @@ pub fn of(pod: &Pod) -> Phase {
     }
 }
 
+/// Whether all its containers have ended for good: the kubelet reports this when none of them runs any more, and
+/// Kubernetes itself for a host that was given up.
+#[must_use]
+pub(crate) fn has_ended(pod: &Pod) -> bool {
+    matches!(pod.status.phase.as_str(), "Failed" | "Succeeded")
+}
+
 fn message(pod: &Pod, phase: NodePhase, ready: bool) -> String {
     let mut parts = Vec::new();
-    if phase == NodePhase::Deprovisioning {
+    if pod.metadata.is_deleting() {
         parts.push(if pod.metadata.finalizers().is_empty() {
             "is being deleted".to_owned()
         } else {

@@ -15,6 +15,10 @@ use crate::{
     resources::ResourcesSettings,
 };
 
+/// A replacement may be held up for long (no room, a quota, an orchestrator that is away), and a drain must not take the
+/// rest of the group meanwhile.
+const SMALLER_BUDGET_AFTER: Duration = Duration::from_secs(3600);
+
 /// The settings of this platform.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -63,6 +67,9 @@ pub struct Settings {
     /// How long a pod may wait for a place before its node counts as failed, in seconds. Longer than a cluster
     /// autoscaler takes to bring a new one.
     pub unschedulable_timeout_seconds: f64,
+    /// How long a group has to be smaller before its disruption budget is. Only tests change it.
+    #[serde(skip)]
+    pub smaller_budget_after: Duration,
     /// Calls to the API server in flight at once, of platform and resources together; watches, logs and commands
     /// excepted.
     pub max_concurrent_calls: usize,
@@ -133,6 +140,7 @@ impl Default for Settings {
             call_timeout_seconds: 30.0,
             watch_timeout_seconds: 90.0,
             unschedulable_timeout_seconds: 300.0,
+            smaller_budget_after: SMALLER_BUDGET_AFTER,
             max_concurrent_calls: 32,
             page_size: 500,
             resources: ResourcesSettings::default(),

@@ -5,9 +5,11 @@
 //! takes it over. Both changes are conditional on the resourceVersion of the claim, so that of two concurrent ones only
 //! one succeeds.
 
+mod claim;
+
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
-use drover_core::{Error, Reason, Result};
+use drover_core::{Class, Error, Reason, Result};
 use drover_platform::{
     clock::timestamp,
     identity::{Identity, hex},
@@ -28,6 +30,8 @@ use crate::{
     objects::dns_name,
     settings::Settings,
 };
+
+use claim::{Claim, bytes};
 
 /// Annotation: owner of the storage in a claim, as JSON.
 pub const STORAGE: &str = "drover.dev/storage";
@@ -221,10 +225,12 @@ pub async fn inherited(
         .collect())
 }
 
-/// Hands a kept claim to the node of `body`, which is the claim as that node would create it. Its size and class stay.
+/// Hands a kept claim to the node of `body`, which is the claim as that node would create it. It grows to the size
+/// there if it has a volume; it never shrinks, and its class stays.
 ///
 /// # Errors
-/// [`Reason::Conflict`] if the claim changes meanwhile; otherwise as in [`crate::errors`].
+/// [`Reason::Precondition`] if it cannot grow, [`Reason::Conflict`] if the claim changes meanwhile; otherwise as in
+/// [`crate::errors`].
 pub async fn hand_on(api: &Api, kind: &Kind, meta: &ObjectMeta, body: &Value) -> Result<Object> {
     let part = |key: &str| {
         let part = body.pointer(&format!("/metadata/{key}"));
@@ -237,13 +243,59 @@ pub async fn hand_on(api: &Api, kind: &Kind, meta: &ObjectMeta, body: &Value) ->
     }
     labels.insert(KEPT.to_owned(), Value::Null);
     annotations.insert(KEPT_SINCE.to_owned(), Value::Null);
-    let patch = json!({"metadata": {
+    let mut patch = json!({"metadata": {
         "uid": meta.uid(),
         "resourceVersion": meta.version(),
         "labels": labels,
         "annotations": annotations,
     }});
-    api.patch(kind, meta.namespace(), meta.name(), &patch).await
+    let grown = growth(api, kind, meta, body).await?;
+    if let Some((_, larger)) = &grown {
+        patch["spec"] = json!({"resources": {"requests": {"storage": larger}}});
+    }
+    let handed = api.patch(kind, meta.namespace(), meta.name(), &patch).await;
+    match grown {
+        Some((before, larger)) => {
+            handed.map_err(|error| cannot_grow(error, meta, &before, &larger))
+        }
+        None => handed,
+    }
+}
+
+/// The sizes that a claim has and should get, if that is larger.
+async fn growth(
+    api: &Api,
+    kind: &Kind,
+    meta: &ObjectMeta,
+    body: &Value,
+) -> Result<Option<(String, String)>> {
+    let wanted = body.pointer("/spec/resources/requests/storage");
+    let Some(wanted) = wanted.and_then(Value::as_str) else {
+        return Ok(None);
+    };
+    let there = api.get::<Claim>(kind, meta.namespace(), meta.name());
+    // Without a volume it has no data, and Kubernetes lets nobody change its size.
+    let there = there.await?.filter(Claim::is_bound);
+    let Some(before) = there.and_then(|claim| claim.asked()) else {
+        return Ok(None);
+    };
+    let grows = bytes(wanted) > bytes(&before);
+    Ok(grows.then(|| (before, wanted.to_owned())))
+}
+
+fn cannot_grow(error: Error, meta: &ObjectMeta, before: &str, larger: &str) -> Error {
+    let words = format!(
+        "claim {:?} has {before} and cannot grow to {larger}; leave storage.size as it was, or let its StorageClass expand \
+         volumes (allowVolumeExpansion): {}",
+        id(meta),
+        error.message()
+    );
+    match error.class() {
+        Class::Cannot if error.reason() != Reason::NotFound => {
+            Error::new(Reason::Precondition, words)
+        }
+        _ => error,
+    }
 }
 
 /// Lists all kept storage.
@@ -260,13 +312,16 @@ pub async fn list(api: &Api, settings: &Settings) -> Result<Vec<KeptStorage>> {
             namespace: scope.unwrap_or_default(),
             labels: &labels,
             fields: "",
-            shape: Shape::Metadata,
+            shape: Shape::Full,
         };
-        for object in api.list_all::<Object>(&query).await? {
-            let meta = object.metadata;
+        for claim in api.list_all::<Claim>(&query).await? {
+            let meta = &claim.metadata;
             // A claim that is being deleted belongs to nobody any more.
-            if !meta.is_deleting() {
-                all.extend(Whose::read(&meta).map(|whose| shown(&meta, whose)));
+            if !meta.is_deleting()
+                && let Some(whose) = Whose::read(meta)
+            {
+                let size = claim.size().or(whose.size);
+                all.push(shown(meta, Whose { size, ..whose }));
             }
         }
     }

@@ -22,7 +22,7 @@ use crate::{
 
 pub use node_cache::{NodeCache, UnderWayGuard};
 
-use follow::{Follow, Parts, Pods, Zones};
+use follow::{Follow, Machines, Parts, Pods};
 
 /// How long a shutdown waits for the watches, which can be dropped at any point.
 const MAX_SHUTDOWN: Duration = Duration::from_secs(2);
@@ -41,7 +41,7 @@ impl Watches {
     /// `Invalid` for a kind that the API server does not serve, or that cannot be listed and watched.
     pub async fn start(api: &Api, settings: &Arc<Settings>) -> Result<Self> {
         let kinds = resolve(api, settings).await?;
-        let zones = api.kinds().await?.named("nodes")?;
+        let machines = api.kinds().await?.named("nodes")?;
         let cache = Arc::new(NodeCache::new(kinds, settings));
         let stop = CancellationToken::new();
         let mut tasks = Vec::new();
@@ -53,16 +53,16 @@ impl Watches {
             shape,
             silence: settings.watch_timeout(),
         };
-        let zones = follower(&zones, "", String::new(), Shape::Metadata);
-        let watch = cache.watch(None, &zones.kind, "");
-        let sink = Zones::new(
+        let machines = follower(&machines, "", String::new(), Shape::Full);
+        let watch = cache.watch(None, &machines.kind, "");
+        let sink = Machines::new(
             Arc::clone(&cache),
             watch,
             settings.failure_domain_label.clone(),
         );
         tasks.push(tokio::spawn(
             stop.clone()
-                .run_until_cancelled_owned(zones.run(sink))
+                .run_until_cancelled_owned(machines.run(sink))
                 .into_unit(),
         ));
         for (at, kind) in cache.kinds().iter().enumerate() {

@@ -86,7 +86,7 @@ const REMOVALS: [RemovalReason; 7] = [
     RemovalReason::Lifetime,
 ];
 
-const KINDS: [ConditionKind; 20] = [
+const KINDS: [ConditionKind; 21] = [
     ConditionKind::Ready,
     ConditionKind::StoreBehind,
     ConditionKind::ForeignNodes,
@@ -107,6 +107,7 @@ const KINDS: [ConditionKind; 20] = [
     ConditionKind::Orphans,
     ConditionKind::AddonsReady,
     ConditionKind::AddonsFailed,
+    ConditionKind::HostLost,
 ];
 
 const BACK_OFFS: [BackOffKind; 4] = [

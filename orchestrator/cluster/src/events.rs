@@ -513,6 +513,8 @@ impl Maker<'_> {
             (ConditionKind::UpdateBlocked, false) => (Info, "UpdateBlockedEnded"),
             (ConditionKind::PromotionFailed, true) => (Warning, "PromotionFailed"),
             (ConditionKind::PromotionFailed, false) => (Info, "PromotionFailedEnded"),
+            (ConditionKind::HostLost, true) => (Warning, "HostLost"),
+            (ConditionKind::HostLost, false) => (Info, "HostLostEnded"),
             (ConditionKind::Orphans, true) => (Warning, "Orphans"),
             (ConditionKind::Orphans, false) => (Info, "OrphansEnded"),
             (ConditionKind::Failed, true) => (Warning, "Failed"),

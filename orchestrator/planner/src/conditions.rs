@@ -41,6 +41,7 @@ impl Planner<'_> {
         }
         self.state_readiness();
         self.state_blocked_deletion();
+        self.state_lost_hosts();
         self.drop_rollouts();
         self.drop_growth();
         self.publish();
@@ -144,6 +145,13 @@ impl Planner<'_> {
                 "{count} without a record, which a person has to confirm after the restore"
             ));
         }
+        let lost = self.deletions_on_lost_hosts();
+        let reason = if words.is_empty() {
+            "HostLost"
+        } else {
+            "PlatformUnavailable"
+        };
+        words.extend(lost);
         if words.is_empty() {
             return;
         }
@@ -151,7 +159,7 @@ impl Planner<'_> {
             group: "".into(),
             kind: ConditionKind::DeletionBlocked,
         };
-        self.hold(key, "PlatformUnavailable", &words.join("; "));
+        self.hold(key, reason, &words.join("; "));
     }
 
     /// Orphans that cannot be swept because their backend is not visible.

@@ -184,6 +184,7 @@ impl Planner<'_> {
                 removal.is_some_and(|removal| removal.reason == RemovalReason::Sick)
             })
             .count();
+        let handed_over = self.handed_over(group, &sick);
         if sick.len() + going > most {
             let message = format!(
                 "{} of {} are sick, more than {most}: none is replaced",
@@ -191,7 +192,10 @@ impl Planner<'_> {
                 Self::size(spec)
             );
             self.block_remediation(&spec.path, &message);
-            return 0;
+            if handed_over.is_empty() {
+                return 0;
+            }
+            sick.clone_from(&handed_over);
         }
         if let Some(reason) = self.frozen() {
             self.note(&spec.path, None, false, reason, || {
@@ -231,7 +235,7 @@ impl Planner<'_> {
             if self.full() {
                 return 0;
             }
-            if self.platform_breaker_open(&spec.path, &platform) {
+            if self.platform_breaker_open(&spec.path, &platform) && !handed_over.contains(&at) {
                 continue;
             }
             // If it were removed now, it could not be replaced yet: it stays until it can.

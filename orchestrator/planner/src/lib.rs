@@ -14,6 +14,7 @@ mod create;
 mod drain;
 mod group;
 mod labels;
+mod lost_hosts;
 mod observe;
 mod order;
 mod orphans;

@@ -258,6 +258,22 @@ impl Planner<'_> {
         self.marks[at].role.may_act() && !self.heirs(group).is_empty()
     }
 
+    /// Those of the sick nodes that standby nodes can take over from now. No breaker holds a promotion: it is there so
+    /// that one cause does not replace everybody, and here somebody else is ready.
+    pub(crate) fn handed_over(&self, group: usize, sick: &[usize]) -> Vec<usize> {
+        let staying = self
+            .own(group)
+            .filter(|&at| self.may_act(at) && !self.marks[at].leaving)
+            .count();
+        // They follow others.
+        let taken = Self::actives(&self.input.groups[group]).saturating_sub(staying);
+        let free = self.heirs(group).len().saturating_sub(taken);
+        let sick = sick.iter().copied();
+        sick.filter(|&at| self.marks[at].ripe && self.may_act(at))
+            .take(free)
+            .collect()
+    }
+
     /// Which of the requested nodes start as active: those that follow an active node in its place, then the lowest
     /// ordinals. If a standby has ever run, it takes over and the new node becomes standby; one that never ran has
     /// nothing to take over with.

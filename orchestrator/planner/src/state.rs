@@ -249,6 +249,7 @@ pub enum ConditionKind {
     Orphans,
     AddonsReady,
     AddonsFailed,
+    HostLost,
 }
 
 impl ConditionKind {
@@ -276,6 +277,7 @@ impl ConditionKind {
             Self::Orphans => "Orphans",
             Self::AddonsReady => "AddonsReady",
             Self::AddonsFailed => "AddonsFailed",
+            Self::HostLost => "HostLost",
         }
     }
 }

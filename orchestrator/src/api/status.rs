@@ -215,6 +215,7 @@ fn is_trouble(kind: ConditionKind) -> bool {
         | ConditionKind::ProbeUnreachable
         | ConditionKind::UpdateBlocked
         | ConditionKind::PromotionFailed
+        | ConditionKind::HostLost
         | ConditionKind::Orphans
         | ConditionKind::Failed
         | ConditionKind::InfrastructureFailed

@@ -8,7 +8,7 @@
 //! `external_ip` (at most one of them), `properties`. Of the built-in kinds besides: `replicas`, `service_type`,
 //! `service_ports` (as in a Service), and what the functions here add.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use drover_convert::value::object;
@@ -255,6 +255,7 @@ impl<'a> Reader<'a> {
         let targets = self.reached(targets::takes_connections, |target| {
             targets::balanced(target, interface, &balancer.ports)
         });
+        let shared = self.shared_ids();
         let mut service = ServicePorts::new(addon, beside);
         for (at, mapping) in balancer.ports.iter().enumerate() {
             for more in 0..mapping.count.max(1) {
@@ -270,7 +271,7 @@ impl<'a> Reader<'a> {
                     .iter()
                     .filter_map(|target| {
                         let address = targets::server(target, interface, mapping, more).ok()?;
-                        Some(json!({"name": dns_name(&target.node_id), "address": address}))
+                        Some(json!({"name": key(target, &shared), "address": address}))
                     })
                     .collect();
                 let name = format!("p{}", ports.len());
@@ -419,12 +420,20 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
+    /// Ids that nodes of several platforms have.
+    fn shared_ids(&self) -> HashSet<&str> {
+        let mut seen = HashSet::new();
+        let ids = self.wanted.targets.iter().map(|it| it.node_id.as_str());
+        ids.filter(|id| !seen.insert(*id)).collect()
+    }
+
     fn targets(&self) -> Vec<Value> {
         let interface = &self.wanted.spec.interface;
+        let shared = self.shared_ids();
         let target = |target: &AddonTarget| {
             json!({
                 "id": target.node_id,
-                "key": dns_name(&target.node_id),
+                "key": key(target, &shared),
                 "name": target.name,
                 "group": target.group,
                 "role": if target.role() == NodeRole::Standby { "standby" } else { "active" },
@@ -434,6 +443,15 @@ impl<'a> Reader<'a> {
             })
         };
         self.wanted.targets.iter().map(target).collect()
+    }
+}
+
+/// A name of its own for a target: ids are unique within a platform only.
+fn key(target: &AddonTarget, shared: &HashSet<&str>) -> String {
+    if shared.contains(target.node_id.as_str()) {
+        dns_name(&format!("{}-{}", target.platform, target.node_id))
+    } else {
+        dns_name(&target.node_id)
     }
 }
 

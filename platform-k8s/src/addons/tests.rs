@@ -156,6 +156,24 @@ fn haproxy_takes_what_a_load_balancer_is_told() {
     let folder = tempfile::tempdir().unwrap();
     haproxy(&written(&folder, "haproxy.cfg", &config));
 
+    let twins = ["east", "west"].map(|platform| AddonTarget {
+        platform: platform.to_owned(),
+        ..target("w-0", "192.0.2.10")
+    });
+    let both = rendered(
+        Spec::LoadBalancer(LoadBalancer {
+            ports: vec![mapping(Port::Number(80), 1)],
+        }),
+        twins.into(),
+        ControllerFiles::default(),
+    );
+    let config = text(&both, "ConfigMap", "", "/data/live");
+    for name in ["east-w-0-x7k2p", "west-w-0-x7k2p"] {
+        let server = format!("  server {name} 192.0.2.10:80");
+        assert!(config.contains(&server), "{config}");
+    }
+    haproxy(&written(&folder, "twins.cfg", &config));
+
     let none = rendered(
         Spec::LoadBalancer(LoadBalancer {
             ports: vec![mapping(Port::Number(80), 1)],

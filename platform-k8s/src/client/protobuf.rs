@@ -170,7 +170,7 @@ impl From<WireMeta> for ObjectMeta {
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-struct WireTime {
+pub(crate) struct WireTime {
     #[prost(int64, tag = "1")]
     seconds: i64,
     #[prost(int32, tag = "2")]
@@ -179,7 +179,7 @@ struct WireTime {
 
 impl WireTime {
     /// `None` for the zero time, which stands for an unset one.
-    fn time(self) -> Option<Time> {
+    pub(crate) fn time(self) -> Option<Time> {
         let time = jiff::Timestamp::new(self.seconds, self.nanos).ok()?;
         (self.seconds > 0).then_some(Time(time))
     }

@@ -227,6 +227,22 @@ fn a_pod_that_has_ended_is_no_dead_node_while_its_workload_makes_another() {
 }
 
 #[test]
+fn a_node_has_ended_only_when_none_of_its_pods_can_run() {
+    // The older one is on a host that does not answer.
+    let stuck = || pod(1, 10, true, false);
+    expect(
+        &groups([stuck(), ended(7, 20)]),
+        NodePhase::Deprovisioning,
+        "another pod of it may still run; Evicted",
+    );
+    expect(
+        &groups([ended(1, 10), ended(7, 20)]),
+        NodePhase::Failed,
+        "Evicted",
+    );
+}
+
+#[test]
 fn a_workload_without_a_pod_is_a_node_on_its_way() {
     let all = groups([part(8, 1, false, false), part(9, 2, false, true)]);
     expect(&all, NodePhase::Pending, "statefulset/n-9 has no pod yet");

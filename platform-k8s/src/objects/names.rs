@@ -1,6 +1,6 @@
 //! Names of Kubernetes objects.
 
-use drover_platform::identity::{Identity, hex};
+use drover_platform::identity::hex;
 use sha2::{Digest, Sha256};
 
 /// Maximum length: a StatefulSet may have 52 characters, and templates add suffixes.
@@ -36,8 +36,8 @@ pub fn bootstrap_secret(id: &str) -> String {
 }
 
 /// Name for objects that the nodes of a group share, derived from cluster and group.
-pub(crate) fn group_name(identity: &Identity) -> String {
-    dns_name(&format!("{}-{}", identity.cluster_id, identity.group))
+pub(crate) fn group_name(cluster_id: &str, group: &str) -> String {
+    dns_name(&format!("{cluster_id}-{group}"))
 }
 
 /// Whether a name can be a segment of an API path. The API server checks the other rules of a kind for names.

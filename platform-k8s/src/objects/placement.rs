@@ -10,6 +10,9 @@ use serde_json::{Map, Value, json};
 use super::{child, list};
 use crate::labels;
 
+/// Label of Kubernetes nodes that is different for each.
+const HOST: &str = "kubernetes.io/hostname";
+
 /// Scheduling constraints for every pod of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Constraints {
@@ -21,6 +24,8 @@ pub(crate) struct Constraints {
     pub(crate) expressions: Vec<Value>,
     /// Whether the spread is only the default, which a template may override.
     default_spread: bool,
+    /// Pods that would rather be on another host, where neither request nor template says anything of hosts.
+    hosts: Option<Value>,
 }
 
 /// Labels that select the pods to count, and the label that names their domains.
@@ -65,6 +70,13 @@ impl Constraints {
                 counted,
                 SpreadScope::Group,
             ));
+            constraints.hosts = Some(json!({
+                "weight": 100,
+                "podAffinityTerm": {
+                    "topologyKey": HOST,
+                    "labelSelector": {"matchLabels": counted.labels(SpreadScope::Group)},
+                },
+            }));
         }
         Ok(constraints)
     }
@@ -90,7 +102,7 @@ impl Constraints {
         let key = match spread.topology_key.as_str() {
             "zone" => counted.failure_domain_label,
             "region" => "topology.kubernetes.io/region",
-            "host" => "kubernetes.io/hostname",
+            "host" => HOST,
             "rack" => "topology.kubernetes.io/rack",
             key if labels::is_key(key) => key,
             _ => {
@@ -172,6 +184,10 @@ impl Constraints {
 
     /// Adds the constraints to the spec of a pod, beside those of the template.
     pub(crate) fn apply(&self, spec: &mut Map<String, Value>) {
+        if let Some(hosts) = self.hosts.as_ref().filter(|_| !says_hosts(spec)) {
+            let apart = child(child(spec, "affinity"), "podAntiAffinity");
+            list(apart, "preferredDuringSchedulingIgnoredDuringExecution").push(hosts.clone());
+        }
         for constraint in &self.spread {
             let spread = list(spec, "topologySpreadConstraints");
             // The API server allows one constraint per topology key and action; the template overrides the default.
@@ -231,6 +247,17 @@ fn constraint(
     })
 }
 
+/// Whether a template keeps pods apart, or spreads them over hosts, by itself.
+fn says_hosts(spec: &Map<String, Value>) -> bool {
+    let affinity = spec.get("affinity");
+    let apart = affinity.and_then(|affinity| affinity.get("podAntiAffinity"));
+    let spread = spec
+        .get("topologySpreadConstraints")
+        .and_then(Value::as_array);
+    apart.is_some_and(|it| !it.is_null())
+        || spread.is_some_and(|all| all.iter().any(|it| it["topologyKey"] == HOST))
+}
+
 /// Whether two constraints have the same topology key and action.
 fn same_place(a: &Value, b: &Value) -> bool {
     ["topologyKey", "whenUnsatisfiable"]
@@ -274,18 +301,49 @@ mod tests {
     }
 
     #[test]
-    fn without_a_word_pods_go_over_zones_as_well_as_possible() {
+    fn without_a_word_pods_go_over_zones_and_hosts_as_well_as_possible() {
         let spec = applied(&Placement::default(), json!({}));
         let group = labels::value("data/hot");
         assert_eq!(
             spec,
-            json!({"topologySpreadConstraints": [{
-                "topologyKey": "topology.kubernetes.io/zone",
-                "maxSkew": 1,
-                "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": {"drover.dev/cluster": "c1", "drover.dev/group": group}},
-            }]})
+            json!({
+                "topologySpreadConstraints": [{
+                    "topologyKey": "topology.kubernetes.io/zone",
+                    "maxSkew": 1,
+                    "whenUnsatisfiable": "ScheduleAnyway",
+                    "labelSelector": {"matchLabels": {"drover.dev/cluster": "c1", "drover.dev/group": group}},
+                }],
+                "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{
+                    "weight": 100,
+                    "podAffinityTerm": {
+                        "topologyKey": "kubernetes.io/hostname",
+                        "labelSelector": {"matchLabels": {"drover.dev/cluster": "c1", "drover.dev/group": group}},
+                    },
+                }]}},
+            })
         );
+    }
+
+    #[test]
+    fn who_says_something_of_hosts_gets_no_more() {
+        let none = |placement: &Placement, spec: Value| {
+            let spec = applied(placement, spec);
+            let path = "/affinity/podAntiAffinity/preferredDuringSchedulingIgnoredDuringExecution";
+            assert_eq!(spec.pointer(path), None, "{spec}");
+        };
+        let apart =
+            json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}});
+        none(&Placement::default(), json!({"affinity": apart}));
+        let over_hosts = json!([{"topologyKey": "kubernetes.io/hostname", "maxSkew": 2}]);
+        none(
+            &Placement::default(),
+            json!({"topologySpreadConstraints": over_hosts}),
+        );
+        let asked = Placement {
+            spread: vec![spread("zone")],
+            ..Placement::default()
+        };
+        none(&asked, json!({}));
     }
 
     #[test]

@@ -154,7 +154,10 @@ impl<'a> Plan<'a> {
         };
         let platform = [
             ("name", dns_name(&identity.id)),
-            ("group_name", group_name(identity)),
+            (
+                "group_name",
+                group_name(&identity.cluster_id, &identity.group),
+            ),
             ("namespace", self.namespace.clone()),
             ("bootstrap", bootstrap),
             ("cluster_label", keys.cluster.clone()),

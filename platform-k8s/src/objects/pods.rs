@@ -6,7 +6,7 @@ use drover_core::{Error, Reason, Result};
 use serde_json::{Map, Value};
 
 use super::{Object, child, list, placement::Constraints, properties::Properties};
-use crate::settings::ClassSettings;
+use crate::{labels, settings::ClassSettings};
 
 /// Paths of the pods or pod templates in an object (with `metadata` and `spec`). Custom resources have none: only their
 /// controller knows their meaning.
@@ -83,6 +83,7 @@ impl Pods<'_> {
             set(annotations, &self.properties.annotations);
         }
         check_shape(object, path)?;
+        check_budget(object, path)?;
         let spec = object.map_at(&at(&["spec"]))?;
         if let Some(class) = self.class {
             set(
@@ -147,6 +148,26 @@ impl Pods<'_> {
             }
         }
     }
+}
+
+/// Refuses an annotation that would give the group no disruption budget, without a word.
+fn check_budget(object: &Object, path: &[&str]) -> Result<()> {
+    let mut map = Some(&object.body);
+    for key in [path, &["metadata", "annotations"]].concat() {
+        map = map.and_then(|it| it.get(key)).and_then(Value::as_object);
+    }
+    let budget = map.and_then(|it| it.get(labels::DISRUPTION_BUDGET));
+    let Some(budget) = budget.filter(|it| !it.is_null()) else {
+        return Ok(());
+    };
+    if budget.as_str().is_some_and(|it| it.parse::<u32>().is_ok()) {
+        return Ok(());
+    }
+    Err(object.wrong(format_args!(
+        "the annotation {} is not a whole number in quotes: expected how many pods of the group may be evicted at the same \
+         time (\"1\")",
+        labels::DISRUPTION_BUDGET
+    )))
 }
 
 /// Parts of a pod that are changed must have the expected type, or be absent.
@@ -319,8 +340,8 @@ mod tests {
     fn what_cannot_be_a_pod_is_named() {
         for (spec, part) in [
             ("{}", "no containers"),
-            ("{containers: []}", "no list of objects"),
-            ("{containers: [x]}", "no list of objects"),
+            ("{containers: []}", "containers is not a list of objects"),
+            ("{containers: [x]}", "containers is not a list of objects"),
             ("{containers: [{name: a}], nodeSelector: x}", "nodeSelector"),
             ("{containers: [{name: a}], tolerations: x}", "tolerations"),
             ("x", "spec is not a map"),
@@ -331,6 +352,27 @@ mod tests {
             assert!(error.message().contains("document 1"), "{error:?}");
             assert!(error.message().contains(part), "{error:?}");
         }
+    }
+
+    #[test]
+    fn a_disruption_budget_is_a_whole_number() {
+        let pod = |budget: &str| {
+            let text = format!(
+                "{{apiVersion: v1, kind: Pod, metadata: {{name: a, annotations: {{drover.dev/disruption-budget: {budget}}}}}, spec: {{containers: [{{name: a}}]}}}}"
+            );
+            applied(&text, None, &Properties::default())
+        };
+        for right in ["\"0\"", "\"1\"", "null"] {
+            pod(right).unwrap();
+        }
+        for wrong in ["1", "\"-1\"", "\"50%\"", "one", "\"\""] {
+            let error = pod(wrong).unwrap_err();
+            for part in ["document 1", "drover.dev/disruption-budget"] {
+                assert!(error.message().contains(part), "{wrong}: {error:?}");
+            }
+        }
+        let inside = "{apiVersion: apps/v1, kind: Deployment, metadata: {name: a}, spec: {template: {metadata: {annotations: {drover.dev/disruption-budget: many}}, spec: {containers: [{name: a}]}}}}";
+        applied(inside, None, &Properties::default()).unwrap_err();
     }
 
     #[test]

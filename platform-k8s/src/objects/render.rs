@@ -234,8 +234,8 @@ pub(crate) mod tests {
     #[test]
     fn what_is_no_object_is_named_by_its_number() {
         for (document, part) in [
-            ("hunter2", "no object"),
-            ("[hunter2]", "no object"),
+            ("hunter2", "is not an object"),
+            ("[hunter2]", "is not an object"),
             ("{kind: Pod, metadata: {name: a}}", "no apiVersion"),
             ("{apiVersion: v1, metadata: {name: a}}", "no kind"),
             (
@@ -250,11 +250,11 @@ pub(crate) mod tests {
             ),
             (
                 "{apiVersion: v1, kind: Pod, metadata: {name: 7}}",
-                "no text",
+                "metadata.name is not text",
             ),
             (
                 "{apiVersion: v1, kind: Pod, metadata: {name: ../b}}",
-                "no valid name",
+                "not a valid name",
             ),
             (
                 "{apiVersion: v1, kind: Pod, metadata: {generateName: a-}}",

@@ -51,6 +51,7 @@ fn pod(number: u32, change: impl FnOnce(&mut Node, &mut PodPart)) -> Seen {
         told: Some(Box::new(Told {
             peers: uid("[]"),
             service: Some("c-db".into()),
+            budget: Some(1),
         })),
         found: Found::default().into(),
     };
@@ -152,7 +153,7 @@ fn nobody_is_told_what_it_knows_and_nothing_of_another_owner() {
 }
 
 #[test]
-fn a_service_goes_with_all_pods_of_its_group_and_has_their_ports() {
+fn a_service_belongs_to_its_group_and_has_the_ports_of_its_pods() {
     let all = vec![
         pod(0, |_, part| part.ended = true),
         pod(1, |_, _| ()),
@@ -160,11 +161,15 @@ fn a_service_goes_with_all_pods_of_its_group_and_has_their_ports() {
     ];
     let wanted: Vec<_> = peer_update(all).services.wanted().collect();
     assert_eq!(wanted.len(), 1);
-    assert_eq!((wanted[0].namespace(), wanted[0].name()), ("prod", "c-db"));
     let body = serde_json::to_value(wanted[0].service(&LabelKeys::default())).unwrap();
-    let owners = body["metadata"]["ownerReferences"].as_array().unwrap();
-    assert_eq!(owners.len(), 2, "{owners:?}");
-    assert_eq!(owners[0]["uid"], "00000000-0000-0000-0000-000000000001");
+    let metadata = &body["metadata"];
+    assert_eq!(metadata["namespace"], "prod");
+    assert_eq!(metadata["name"], "c-db");
+    assert_eq!(metadata["ownerReferences"], json!([]));
+    assert_eq!(
+        metadata["annotations"],
+        json!({"drover.dev/shared": "c-db"})
+    );
     assert_eq!(
         body["spec"],
         json!({
@@ -175,4 +180,125 @@ fn a_service_goes_with_all_pods_of_its_group_and_has_their_ports() {
     let none = peer_update(vec![pod(0, |node, _| node.addresses.clear())]);
     assert!(!none.is_empty());
     assert_eq!(none.services.wanted().count(), 0, "no port is known");
+}
+
+/// The only budget of the cluster.
+fn budget(pods: Vec<Seen>) -> serde_json::Value {
+    let update = peer_update(pods);
+    let wanted: Vec<_> = update.budgets.wanted(&update.sizes).collect();
+    assert_eq!(wanted.len(), 1);
+    serde_json::to_value(wanted[0].budget(&LabelKeys::default())).unwrap()
+}
+
+#[test]
+fn all_nodes_of_a_group_but_one_have_to_stay_whatever_they_do() {
+    let mut all = vec![
+        pod(0, |_, _| ()),
+        pod(1, |node, _| node.addresses.clear()),
+        pod(2, |_, part| part.ended = true),
+        pod(3, |node, _| node.group = "other".into()),
+        pod(4, |node, _| node.slot.as_mut().unwrap().owner = "p".into()),
+    ];
+    for other in all.drain(3..).collect::<Vec<_>>() {
+        assert_eq!(budget(vec![other])["spec"]["minAvailable"], 0);
+    }
+    let body = budget(all);
+    assert_eq!(
+        body["spec"],
+        json!({
+            "minAvailable": 2,
+            "unhealthyPodEvictionPolicy": "IfHealthyBudget",
+            "selector": {"matchLabels": {"drover.dev/cluster": "c", "drover.dev/group": "db", "drover.dev/owner": "o"}},
+        })
+    );
+}
+
+#[test]
+fn a_pod_that_is_alone_may_go_even_if_it_is_not_ready() {
+    let body = budget(vec![pod(0, |_, _| ())]);
+    assert_eq!(body["spec"]["minAvailable"], 0);
+    assert_eq!(body["spec"]["unhealthyPodEvictionPolicy"], "AlwaysAllow");
+}
+
+#[tokio::test(start_paused = true)]
+async fn fewer_nodes_count_only_when_they_have_stayed_so_few() {
+    let patience = shared::Patience::new(Duration::from_secs(300));
+    let place = || ("kind".to_owned(), "prod".to_owned(), "c-db".to_owned());
+    let begin = Instant::now();
+    assert_eq!(
+        patience.until(place(), 2),
+        Some(begin + Duration::from_secs(300))
+    );
+    tokio::time::advance(Duration::from_secs(200)).await;
+    assert!(patience.until(place(), 1) > Some(begin + Duration::from_secs(300)));
+    tokio::time::advance(Duration::from_secs(299)).await;
+    assert!(patience.until(place(), 1).is_some());
+    tokio::time::advance(Duration::from_secs(2)).await;
+    assert_eq!(patience.until(place(), 1), None);
+}
+
+/// The kind of an object for a group.
+fn kind(group: &str, plural: &str) -> Arc<Kind> {
+    let mut kind = Arc::unwrap_or_clone(Kind::core("Any", plural));
+    group.clone_into(&mut kind.resource.group);
+    Arc::new(kind)
+}
+
+/// Metadata of an object for group `db`.
+fn made() -> ObjectMeta {
+    GroupLabels::of("o", "c", "db").metadata("prod", "c-db", &LabelKeys::default())
+}
+
+fn read(kind: &Arc<Kind>, meta: &ObjectMeta) -> Option<Shared> {
+    Shared::read(kind, meta, &LabelKeys::default())
+}
+
+#[test]
+fn an_object_of_a_group_says_its_own_name_and_a_copy_of_it_is_somebody_elses() {
+    let services = kind("", "services");
+    assert!(read(&services, &made()).is_some());
+    assert_eq!(
+        read(&kind("serving.knative.dev", "services"), &made()),
+        None
+    );
+    let copy = ObjectMeta {
+        name: Some("mine".into()),
+        ..made()
+    };
+    assert_eq!(read(&services, &copy), None);
+    // As `kubectl expose` makes it.
+    let exposed = ObjectMeta {
+        annotations: None,
+        ..copy
+    };
+    assert_eq!(read(&services, &exposed), None);
+}
+
+#[test]
+fn an_object_that_is_gone_is_forgotten_and_those_of_its_name_are_not() {
+    let budgets = kind("policy", "poddisruptionbudgets");
+    let notifier = PeerNotifier::default();
+    for kind in [&budgets, &kind("", "services")] {
+        notifier.found(read(kind, &made()).unwrap());
+        notifier
+            .current
+            .lock()
+            .insert(shared::place(kind, &made()), 1);
+    }
+    let left = || notifier.shared.of_cluster("c").len();
+    notifier.forget(&kind("example.com", "services"), &made());
+    assert_eq!(left(), 2);
+    notifier.forget(&budgets, &made());
+    assert_eq!(left(), 1);
+    assert!(!notifier.is_current(&shared::place(&budgets, &made()), 1));
+    assert!(notifier.is_current(&shared::place(&kind("", "services"), &made()), 1));
+}
+
+#[test]
+fn a_group_with_nodes_keeps_what_it_has() {
+    let sizes = peer_update(vec![pod(0, |_, _| ())]).sizes;
+    let service = read(&kind("", "services"), &made()).unwrap();
+    assert!(service.is_counted("c", &sizes));
+    assert!(!service.is_counted("other", &sizes));
+    assert!(!service.is_counted("c", &Sizes::new()));
 }

@@ -192,16 +192,18 @@ fn a_lost_kubernetes_node_leaves_the_phase_unknown() {
 }
 
 #[test]
-fn a_pod_that_is_deleted_is_leaving_whatever_else_it_is() {
-    for phase in ["Pending", "Running", "Failed", "Succeeded", "Unknown"] {
+fn a_pod_that_is_deleted_is_leaving_until_it_has_ended() {
+    for (status, expected) in [
+        ("Pending", NodePhase::Deprovisioning),
+        ("Running", NodePhase::Deprovisioning),
+        ("Unknown", NodePhase::Deprovisioning),
+        ("Failed", NodePhase::Failed),
+        ("Succeeded", NodePhase::Failed),
+    ] {
         let pod = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["example.org/never"]},
-            "status": {"phase": phase, "conditions": ready("True")}});
+            "status": {"phase": status, "conditions": ready("True")}});
         let phase = of(&serde_json::from_value(pod).unwrap());
-        expect(
-            &phase,
-            NodePhase::Deprovisioning,
-            &["being deleted", "example.org/never"],
-        );
+        expect(&phase, expected, &["being deleted", "example.org/never"]);
         assert!(!phase.ready);
     }
 }

@@ -16,6 +16,7 @@ use crate::{
     discover::{self, Reader},
     errors,
     group::uid,
+    machine::Machine,
     pod::Pod,
 };
 
@@ -33,6 +34,12 @@ pub(super) trait Watched: Readable {
 }
 
 impl Watched for Pod {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+impl Watched for Machine {
     fn meta(&self) -> &ObjectMeta {
         &self.metadata
     }
@@ -354,9 +361,11 @@ impl Sink for Parts {
     fn put(&mut self, object: Object) {
         match self.reader.part(self.kind, &object) {
             Some(seen) => self.cache.put(self.watch, seen),
-            None => self
-                .cache
-                .gone(uid(object.metadata.uid()), RemovalEvidence::NotListed),
+            None => {
+                let meta = &object.metadata;
+                self.cache.of_group(self.kind, meta, &self.reader.keys);
+                self.cache.gone(uid(meta.uid()), RemovalEvidence::NotListed);
+            }
         }
     }
 
@@ -366,35 +375,35 @@ impl Sink for Parts {
         if let Some(cluster) = meta.labels().get(&keys.cluster)
             && !meta.labels().contains_key(&keys.node)
         {
-            self.cache
-                .gone_of_group(cluster, meta.namespace(), meta.name());
+            self.cache.gone_of_group(self.kind, cluster, meta);
         }
         self.cache.gone(uid(meta.uid()), RemovalEvidence::Confirmed);
     }
 }
 
-/// Kubernetes nodes, for their failure domains.
-pub(super) struct Zones {
+/// Kubernetes nodes: failure domains, and hosts that are lost.
+pub(super) struct Machines {
     cache: Arc<NodeCache>,
     watch: u16,
-    label: String,
-    /// Nodes that the current list has not contained so far.
+    /// Label of the failure domain.
+    zone: String,
+    /// Those that the current list has not contained so far.
     unseen: Vec<Arc<str>>,
 }
 
-impl Zones {
-    pub(super) fn new(cache: Arc<NodeCache>, watch: u16, label: String) -> Self {
+impl Machines {
+    pub(super) fn new(cache: Arc<NodeCache>, watch: u16, zone: String) -> Self {
         Self {
             cache,
             watch,
-            label,
+            zone,
             unseen: Vec::new(),
         }
     }
 }
 
-impl Sink for Zones {
-    type Item = Object;
+impl Sink for Machines {
+    type Item = Machine;
 
     fn cache(&self) -> (&NodeCache, u16) {
         (&self.cache, self.watch)
@@ -404,21 +413,20 @@ impl Sink for Zones {
         self.unseen = self.cache.hosts();
     }
 
-    fn put(&mut self, node: Object) {
-        let name = node.metadata.name();
+    fn put(&mut self, machine: Machine) {
+        let name = machine.metadata.name();
         self.unseen.retain(|host| **host != *name);
-        let zone = node.metadata.labels().get(&self.label).map(String::as_str);
-        self.cache.zone(name, zone.filter(|zone| !zone.is_empty()));
+        self.cache.host(name, Some(machine.known(&self.zone)));
     }
 
-    fn delete(&mut self, node: Object) {
-        self.cache.zone(node.metadata.name(), None);
+    fn delete(&mut self, machine: Machine) {
+        self.cache.host(machine.metadata.name(), None);
     }
 
     fn end(&mut self) {
         for host in std::mem::take(&mut self.unseen) {
-            self.cache.zone(&host, None);
+            self.cache.host(&host, None);
         }
-        self.cache.list_ends(self.watch);
+        self.cache.hosts_are_listed(self.watch);
     }
 }

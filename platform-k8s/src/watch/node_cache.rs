@@ -8,6 +8,7 @@ use std::{sync::Arc, time::Duration};
 use drover_core::Error;
 use drover_platform::driver::{Changes, Found, Listing};
 use drover_proto::platform::v1::RemovalEvidence;
+use kube::core::ObjectMeta;
 use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, watch},
@@ -22,7 +23,8 @@ use crate::{
     delete::Place,
     discover::{Lost, Reader, Seen},
     group::{Group, Groups, Member, UnderWay},
-    peers::{PeerNotifier, PeerUpdate},
+    labels::{self, LabelKeys},
+    peers::{GroupLabels, PeerNotifier, PeerUpdate, Shared},
     pod::Pod,
     settings::Settings,
 };
@@ -231,7 +233,10 @@ impl NodeCache {
                         watch.name,
                         error.message()
                     ),
-                    None => format!("failure domains are not known: {}", error.message()),
+                    None => format!(
+                        "failure domains are not known, and a lost host is not noticed: {}",
+                        error.message()
+                    ),
                 })
             })
             .collect()
@@ -241,7 +246,8 @@ impl NodeCache {
     #[must_use]
     pub fn failure_domains(&self) -> Vec<String> {
         let state = self.state.lock();
-        let mut names: Vec<String> = state.zones.values().map(ToString::to_string).collect();
+        let zones = state.hosts.values().filter_map(|it| it.zone.as_deref());
+        let mut names: Vec<String> = zones.map(ToOwned::to_owned).collect();
         names.sort_unstable();
         names.dedup();
         names
@@ -281,7 +287,7 @@ impl NodeCache {
     pub(super) fn current(&self) -> bool {
         let state = self.state.lock();
         let now = Instant::now();
-        // The watch of Kubernetes nodes only adds failure domains.
+        // The watch of Kubernetes nodes only adds to what pods tell.
         let mut watches = state.watches.iter().filter(|watch| watch.kind.is_some());
         watches.all(|watch| {
             let heard = watch.heard.is_some_and(|heard| now < heard + self.silence);
@@ -450,11 +456,37 @@ impl NodeCache {
         update
     }
 
+    /// An object that belongs to a group, not to a node, is there.
+    pub(super) fn of_group(&self, kind: u16, meta: &ObjectMeta, keys: &LabelKeys) {
+        let kind = self.kinds.get(usize::from(kind));
+        if let Some(shared) = kind.and_then(|kind| Shared::read(kind, meta, keys)) {
+            self.peer_notifier.found(shared);
+        }
+    }
+
+    /// Whether a group has nodes, by the values of its labels.
+    pub(crate) fn has_nodes_of(&self, wanted: &GroupLabels) -> bool {
+        let state = self.state.lock();
+        let mut groups = state.groups.iter();
+        groups.any(|(key, group)| {
+            labels::value(&key.cluster) == wanted.cluster
+                && group
+                    .node(&self.kinds, UnderWay::default())
+                    .is_some_and(|found| wanted.is_of(&found.node))
+        })
+    }
+
     /// An object that belongs to a group, not to a node, is gone.
-    pub(super) fn gone_of_group(&self, cluster: &str, namespace: &str, name: &str) {
-        self.peer_notifier.forget(namespace, name);
-        if self.state.lock().listeners.contains(cluster) {
-            self.peer_notifier.notify(cluster);
+    pub(super) fn gone_of_group(&self, kind: u16, cluster: &str, meta: &ObjectMeta) {
+        if let Some(kind) = self.kinds.get(usize::from(kind)) {
+            self.peer_notifier.forget(kind, meta);
+        }
+        // The label may be an encoded id.
+        let state = self.state.lock();
+        for known in &state.listeners {
+            if labels::value(known) == cluster {
+                self.peer_notifier.notify(known);
+            }
         }
     }
 }

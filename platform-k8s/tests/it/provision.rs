@@ -479,10 +479,22 @@ async fn templates_that_are_built_in_pass_the_strictest_rules_for_pods() {
     let templates: Templates = built_in(CATALOGUE);
     for (store, attributes, storage) in [
         ("", json!({}), None),
-        ("redis", json!({"image_pull_secret": "pull"}), None),
-        ("redis", json!({"image": "mine:1"}), Some(storage.clone())),
+        (
+            "redis",
+            json!({"image_pull_secret": "pull", "open": true}),
+            None,
+        ),
+        (
+            "redis",
+            json!({"image": "mine:1", "open": true}),
+            Some(storage.clone()),
+        ),
         ("etcd", json!({}), Some(storage.clone())),
-        ("redis", json!({"workload": "StatefulSet"}), Some(storage)),
+        (
+            "redis",
+            json!({"workload": "StatefulSet", "open": true}),
+            Some(storage),
+        ),
     ] {
         // Nodes that take over from one another are ready only when they are of use, and are not restarted where they
         // died.

@@ -7,8 +7,8 @@ use drover_core::Reason;
 use drover_platform::driver::Deletion;
 use drover_platform_k8s::storage;
 use drover_proto::platform::v1::{DeprovisionState, KeptStorage, Node, ProvisionRequest, Storage};
-use drover_testing::kubernetes::until;
-use serde_json::Value;
+use drover_testing::kubernetes::{Fault, On, refusal, until};
+use serde_json::{Value, json};
 
 /// A request for the node of ordinal 0 with storage.
 fn request(bench: &Direct) -> ProvisionRequest {
@@ -133,5 +133,139 @@ async fn what_cannot_be_completed_gives_kept_storage_back() {
     assert!(after["metadata"]["deletionTimestamp"].is_null());
     assert_eq!(kept(&bench).await.len(), 1);
     let next = made(bench.make(&request(&bench), SET).await).remove(0);
+    bench.gone(&next).await;
+}
+
+/// A storage class with a volume of 1 GiB for one claim.
+async fn class(bench: &Direct, grows: bool) -> String {
+    let name = format!("{}-{grows}", bench.namespace.name);
+    let class = json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
+        "provisioner": "kubernetes.io/no-provisioner", "allowVolumeExpansion": grows,
+    });
+    let volume = json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
+        "spec": {
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": name,
+            "hostPath": {"path": "/nowhere"},
+        },
+    });
+    let raw = &bench.namespace.raw;
+    let classes = "/apis/storage.k8s.io/v1/storageclasses";
+    raw.create(classes, &class).await.unwrap();
+    raw.create("/api/v1/persistentvolumes", &volume)
+        .await
+        .unwrap();
+    name
+}
+
+/// A request for the node of ordinal 0 with so many GiB of a class.
+fn sized(bench: &Direct, class: &str, gib: u64) -> ProvisionRequest {
+    ProvisionRequest {
+        storage: Some(Storage {
+            size_bytes: Some(gib << 30),
+            class: class.to_owned(),
+        }),
+        ..bench.request(1)
+    }
+}
+
+/// Makes a node whose claim has its volume.
+async fn bound(bench: &Direct, class: &str) -> Node {
+    let node = made(bench.make(&sized(bench, class, 1), SET).await).remove(0);
+    until("the claim has its volume", || async {
+        (claim(bench).await["status"]["phase"] == "Bound").then_some(())
+    })
+    .await;
+    node
+}
+
+async fn asked(bench: &Direct) -> Value {
+    claim(bench).await["spec"]["resources"]["requests"]["storage"].clone()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_is_handed_on_grows_and_is_shown_as_large_as_it_is() {
+    let bench = Direct::start().await;
+    let class = class(&bench, true).await;
+    let node = bound(&bench, &class).await;
+    retire(&bench, &node).await;
+    let larger = made(bench.make(&sized(&bench, &class, 5), SET).await).remove(0);
+    assert_eq!(asked(&bench).await, "5Gi");
+    retire(&bench, &larger).await;
+    let sizes: Vec<_> = kept(&bench).await;
+    let sizes: Vec<_> = sizes.iter().map(|it| it.storage.as_ref()).collect();
+    assert_eq!(
+        sizes[0].unwrap().size_bytes,
+        Some(1 << 30),
+        "nobody has expanded the volume yet"
+    );
+    let smaller = made(bench.make(&sized(&bench, &class, 2), SET).await).remove(0);
+    assert_eq!(asked(&bench).await, "5Gi", "it never shrinks");
+    bench.gone(&smaller).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_cannot_grow_says_so_and_stays_kept() {
+    let bench = Direct::start().await;
+    let class = class(&bench, false).await;
+    let node = bound(&bench, &class).await;
+    retire(&bench, &node).await;
+    let error = failed(bench.make(&sized(&bench, &class, 5), SET).await);
+    assert_eq!(error.reason(), Reason::Precondition, "{error}");
+    for part in [
+        "1Gi",
+        "5Gi",
+        "storage.size",
+        "allowVolumeExpansion",
+        "must support resize",
+    ] {
+        assert!(error.message().contains(part), "{part}: {error}");
+    }
+    assert_eq!(kept(&bench).await.len(), 1);
+    let next = made(bench.make(&sized(&bench, &class, 1), SET).await).remove(0);
+    bench.gone(&next).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_may_not_be_handed_on_fails_its_slot_and_stays_kept() {
+    let bench = Direct::start().await;
+    let class = class(&bench, true).await;
+    let node = bound(&bench, &class).await;
+    retire(&bench, &node).await;
+    for (words, reason) in [
+        (
+            "persistentvolumeclaims \"a\" is forbidden: exceeded quota: q, requested: requests.storage=4Gi",
+            Reason::QuotaExceeded,
+        ),
+        (
+            "persistentvolumeclaims \"a\" is forbidden: User \"u\" cannot patch resource \"persistentvolumeclaims\" in API group \"\"",
+            Reason::CredentialsRefused,
+        ),
+    ] {
+        let (code, body) = refusal(403, "Forbidden", words);
+        let patches = On::call("patch", "persistentvolumeclaims").always();
+        bench.proxy.fail(patches, Fault::Refuse(code, body));
+        let error = failed(bench.make(&sized(&bench, &class, 5), SET).await);
+        assert_eq!(error.reason(), reason, "{error}");
+        assert_eq!(kept(&bench).await.len(), 1);
+        bench.proxy.heal();
+    }
+    let next = made(bench.make(&sized(&bench, &class, 1), SET).await).remove(0);
+    bench.gone(&next).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kept_claim_without_a_volume_is_handed_on_as_it_is() {
+    let bench = Direct::start().await;
+    // No volume has this class.
+    let class = format!("{}-none", bench.namespace.name);
+    let node = made(bench.make(&sized(&bench, &class, 1), SET).await).remove(0);
+    let before = claim(&bench).await;
+    retire(&bench, &node).await;
+    let next = made(bench.make(&sized(&bench, &class, 5), SET).await).remove(0);
+    let after = claim(&bench).await;
+    assert_eq!(after["metadata"]["uid"], before["metadata"]["uid"]);
+    assert_eq!(asked(&bench).await, "1Gi");
     bench.gone(&next).await;
 }

@@ -102,7 +102,11 @@ async fn gone(bench: &Direct, node: &Node) {
 async fn redis_runs_as_somebody_without_rights_and_answers() {
     let Some(rig) = rig().await else { return };
     let bench = Direct::over(rig, |_| {}).await;
-    let node = make(&bench, &request(&bench, &json!({"image": "redis:test"}))).await;
+    let node = make(
+        &bench,
+        &request(&bench, &json!({"image": "redis:test", "open": true})),
+    )
+    .await;
     let pod = ready(&bench, &node, "").await;
     assert_eq!(ask(&pod, "PING").await, "+PONG");
     gone(&bench, &node).await;
@@ -151,7 +155,7 @@ async fn redis_with_storage_keeps_what_it_was_told() {
     for workload in ["Pod", "StatefulSet"] {
         let bench = Direct::over(rig, |_| {}).await;
         let (directory, class) = volume(&bench).await;
-        let attributes = json!({"image": "redis:test", "workload": workload});
+        let attributes = json!({"image": "redis:test", "workload": workload, "open": true});
         let mut request = request(&bench, &attributes);
         request.storage = Some(Storage {
             size_bytes: Some(1 << 30),

@@ -364,6 +364,7 @@ pub fn to_target(from: &AddonTarget) -> wire::AddonTarget {
     };
     let endpoints = from.endpoints.iter();
     wire::AddonTarget {
+        platform: from.platform.to_string(),
         node_id: from.node_id.to_string(),
         name: from.name.to_string(),
         group: from.group.to_string(),

@@ -2,7 +2,7 @@
 
 use drover_core::{
     Node, NodeState, Phase, Sym,
-    node::{Role, Seen, SeenAddress},
+    node::{LostHost, Role, Seen, SeenAddress},
 };
 use drover_proto::{common::v1 as common, orchestrator::v1 as pb, platform::v1 as platform};
 use uuid::Uuid;
@@ -99,7 +99,29 @@ pub fn observe(
         seen.host_id = node.host_id.as_deref().map(Into::into);
         changed = true;
     }
+    let lost = lost_host(node);
+    if seen.lost_host.as_deref() != lost.as_ref() {
+        seen.lost_host = lost.map(Box::new);
+        changed = true;
+    }
     changed
+}
+
+/// The machine under a node, if nobody there answers for it.
+fn lost_host(node: &platform::Node) -> Option<LostHost> {
+    let host = node.host.as_ref()?;
+    let gone = match host.state() {
+        platform::NodeHostState::Unreachable => false,
+        platform::NodeHostState::Gone => true,
+        platform::NodeHostState::Unspecified | platform::NodeHostState::Ready => return None,
+    };
+    let text = |text: &str| drover_core::error::cut(text.to_owned()).into();
+    Some(LostHost {
+        name: text(&host.name),
+        gone,
+        message: text(&host.message),
+        way_out: text(&host.way_out),
+    })
 }
 
 /// The facts about the cluster of a node that its API representation depends on.
@@ -246,5 +268,49 @@ pub fn to_node(node: &Node, around: &Around<'_>) -> pb::Node {
         host_id: (seen.host_id.as_deref())
             .or((!node.host.is_empty()).then_some(&*node.host))
             .map(ToOwned::to_owned),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_counts_as_lost_only_while_nobody_there_answers() {
+        use platform::NodeHostState as State;
+        let mut seen = Seen::default();
+        let mut lost = |state: i32| {
+            let host = platform::NodeHost {
+                name: "worker-1".to_owned(),
+                state,
+                message: "silent".to_owned(),
+                way_out: "switch it off".to_owned(),
+            };
+            let node = platform::Node {
+                host: Some(host),
+                ..platform::Node::default()
+            };
+            let changed = observe(&mut seen, &node, 1, &mut |text| text.into());
+            (changed, seen.lost_host.as_deref().cloned())
+        };
+        let silent = LostHost {
+            name: "worker-1".into(),
+            gone: false,
+            message: "silent".into(),
+            way_out: "switch it off".into(),
+        };
+        lost(State::Ready.into());
+        assert_eq!(lost(State::Ready.into()), (false, None));
+        let unreachable = lost(State::Unreachable.into());
+        assert_eq!(unreachable, (true, Some(silent.clone())));
+        let again = lost(State::Unreachable.into());
+        assert_eq!(again, (false, Some(silent.clone())));
+        let gone = LostHost {
+            gone: true,
+            ..silent
+        };
+        assert_eq!(lost(State::Gone.into()), (true, Some(gone)));
+        // A state that a newer platform knows.
+        assert_eq!(lost(99), (true, None));
     }
 }

@@ -159,6 +159,8 @@ pub struct WantedAddon {
 pub struct AddonTarget {
     /// Slot of the node.
     pub slot: u64,
+    /// Platform of the node.
+    pub platform: Sym,
     /// The platform's id of the node.
     pub node_id: Box<str>,
     /// Name of the node.
@@ -184,6 +186,7 @@ pub fn targets_hash(targets: &[AddonTarget]) -> Sym {
         texts.extend_from_slice(text);
     };
     for target in targets {
+        add(target.platform.as_bytes());
         add(target.node_id.as_bytes());
         add(target.name.as_bytes());
         add(target.group.as_bytes());

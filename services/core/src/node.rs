@@ -300,6 +300,22 @@ pub struct Seen {
     pub addresses: Box<[SeenAddress]>,
     /// The claimed host.
     pub host_id: Option<Box<str>>,
+    /// The machine that a created node is on, while nobody there answers for it. `None` if one does, or if the platform
+    /// does not tell.
+    pub lost_host: Option<Box<LostHost>>,
+}
+
+/// A machine on which nobody answers for a node. It proves nothing about the node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LostHost {
+    /// Name at the backend.
+    pub name: Box<str>,
+    /// Whether the backend, or a person, has given it up: the backend removes what was there.
+    pub gone: bool,
+    /// Why it counts as lost and since when, in the backend's words.
+    pub message: Box<str>,
+    /// What a person does so that the backend proves the node dead. Empty for nothing.
+    pub way_out: Box<str>,
 }
 
 /// Where a node is reached.

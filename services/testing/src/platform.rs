@@ -225,6 +225,7 @@ checks! {
     addons::addon_calls_are_fenced,
     addons::addon_calls_for_another_platform_are_refused,
     addons::a_balancer_without_targets_stands_ready,
+    addons::nodes_of_two_platforms_with_one_id_are_both_served,
     addons::a_balancer_serves_no_target_that_is_standby_or_drains,
     addons::a_jump_host_lists_every_target,
     addons::a_target_without_an_address_on_the_interface_is_left_out_and_named,

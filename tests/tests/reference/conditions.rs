@@ -99,8 +99,8 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
     (
         "DeletionBlocked",
         "cluster",
-        "The deletion of the cluster, of a group or of single nodes waits for something that does not come by itself. The message names it: a platform that cannot be reached, nodes that cannot be removed, orphans after a restore.",
-        "Bring the platform back, or register it again under its name. Gone for good: `drover abandon NAME --platform PLATFORM` gives its records up: [operate](../tasks/operate.md#when-the-store-or-a-platform-is-not-what-it-was). After a restore: `drover-orchestrator store confirm-restore`.",
+        "The deletion of the cluster, of a group or of single nodes waits for something that does not come by itself. The message names it: a platform that cannot be reached, nodes that cannot be removed, a host that does not answer (HostLost), orphans after a restore.",
+        "Bring the platform back, or register it again under its name. HostLost: switch the host off and say so with a command of the message. Gone for good: `drover abandon NAME --platform PLATFORM` gives its records up: [operate](../tasks/operate.md#when-the-store-or-a-platform-is-not-what-it-was). After a restore: `drover-orchestrator store confirm-restore`.",
     ),
     (
         "StoreBehind",
@@ -147,8 +147,14 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
     (
         "RemediationBlocked",
         "group",
-        "More nodes are sick than `remediation.maxUnhealthy` allows: probably one cause, so none is replaced.",
+        "More nodes are sick than `remediation.maxUnhealthy` allows, or than 3 and 20 % of a platform: probably one cause, so none is replaced. Promotions go on: an active node is handed over if a standby is ready.",
         "Find the cause. Replace by hand (`drover replace`) or raise the limit.",
+    ),
+    (
+        "HostLost",
+        "group",
+        "Nodes that are to go are on hosts that do not answer (Unreachable), or that somebody has given up already (Gone). Nobody confirms that they have ended, so no standby takes over from them and nothing is made instead. The message names nodes and hosts, since when, and the commands that end it.",
+        "Make sure that the machine is off, then say so as the message does: `kubectl taint node HOST node.kubernetes.io/out-of-service=nodeshutdown:NoExecute`, or `kubectl delete node HOST` for one that never comes back ([lost hosts](../tasks/kubernetes.md#lost-hosts)). Gone: nothing, it ends within two minutes.",
     ),
     (
         "ProbeUnreachable",

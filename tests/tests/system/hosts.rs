@@ -233,26 +233,28 @@ async fn labelled(namespace: &Namespace) -> BTreeMap<String, BTreeMap<String, St
     all.filter(|(_, labels)| !labels.is_empty()).collect()
 }
 
+/// The labels that SIP writes now.
+fn of_today(kind: &str) -> Value {
+    json!({
+        "sip.airshipit.org/cluster-namespace": "tenants",
+        "sip.airshipit.org/cluster-name": "blue",
+        "sip.airshipit.org/node-type": kind,
+    })
+}
+
 /// Two racks with three hosts of a control plane and two of workers that SIP has labelled, in both of its families, and
 /// four more that are free.
 async fn pool_of_sip(namespace: &Namespace) {
     definitions::define(&namespace.raw, &definitions::metal3()).await;
-    let today = |kind: &str| {
-        json!({
-            "sip.airshipit.org/cluster-namespace": "tenants",
-            "sip.airshipit.org/cluster-name": "blue",
-            "sip.airshipit.org/node-type": kind,
-        })
-    };
     let former = json!({
         "sip.airshipit.org/workload-cluster": "tenants_blue",
         "sip.airshipit.org/scheduled": "true",
         "sip.airshipit.org/node-type": "worker",
     });
     for (name, rack, flavor, labels) in [
-        ("c1", "r1", "big", Some(today("ControlPlane"))),
-        ("c2", "r2", "big", Some(today("ControlPlane"))),
-        ("c3", "r3", "big", Some(today("ControlPlane"))),
+        ("c1", "r1", "big", Some(of_today("ControlPlane"))),
+        ("c2", "r2", "big", Some(of_today("ControlPlane"))),
+        ("c3", "r3", "big", Some(of_today("ControlPlane"))),
         ("c0-free", "r0", "big", None),
         ("c4-free", "r4", "big", None),
         ("w1", "r1", "small", Some(former.clone())),
@@ -330,7 +332,13 @@ async fn a_cluster_of_sip_is_taken_over_with_the_hosts_that_it_has() {
     );
     let after = labelled(&namespace).await;
     for name in claims.keys() {
-        assert_eq!(after[name], before[name], "{name} is selected as before");
+        let kind = if name.starts_with('c') {
+            "ControlPlane"
+        } else {
+            "Worker"
+        };
+        let wanted = of_today(kind);
+        assert_eq!(json!(after[name]), wanted, "{name} is selected as by SIP");
     }
     assert_eq!(after.len(), 4, "the released one is free: {after:?}");
 

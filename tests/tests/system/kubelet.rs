@@ -62,7 +62,7 @@ fn three(platform: &str) -> pb::ClusterSpec {
         software: "redis".to_owned(),
         version: "7.0".to_owned(),
     });
-    let attributes = json!({"image": "redis:test", "image_pull_policy": "Never"});
+    let attributes = json!({"image": "redis:test", "image_pull_policy": "Never", "open": true});
     spec.attributes = attributes.as_object().map(drover_convert::value::to_struct);
     spec
 }

@@ -11,6 +11,7 @@ mod clients;
 mod etcd;
 mod pgbench;
 mod postgresql;
+mod quorum;
 mod redis;
 
 use std::{

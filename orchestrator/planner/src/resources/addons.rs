@@ -169,6 +169,7 @@ impl<'a> Planner<'a> {
             }
             targets.push(AddonTarget {
                 slot: node.slot,
+                platform: node.platform.clone(),
                 node_id: node_id.clone(),
                 name: node.name().into(),
                 group: node.group.clone(),

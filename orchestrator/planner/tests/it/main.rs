@@ -12,6 +12,7 @@ mod chaos;
 mod explore;
 mod infrastructure;
 mod labels;
+mod lost_hosts;
 mod order;
 mod outlook;
 mod placement;

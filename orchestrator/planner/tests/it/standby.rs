@@ -55,7 +55,7 @@ fn step(world: &mut World) -> Plan {
 }
 
 /// A group of these numbers of active and standby nodes, all Ready for an hour.
-fn ready(size: u32, standby: u32) -> World {
+pub(crate) fn ready(size: u32, standby: u32) -> World {
     let mut world = World::new(1, &["a"]);
     world.run_for(Duration::from_secs(10));
     world.want(vec![db(size, standby)]);
@@ -68,10 +68,10 @@ fn ready(size: u32, standby: u32) -> World {
 }
 
 /// What happened, in order, each with its slot.
-type Slots<T> = Vec<(u64, T)>;
+pub(crate) type Slots<T> = Vec<(u64, T)>;
 
 /// Plans until nothing more is planned. Returns the removals and the role changes.
-fn run(world: &mut World) -> (Slots<RemovalReason>, Slots<Role>) {
+pub(crate) fn run(world: &mut World) -> (Slots<RemovalReason>, Slots<Role>) {
     let (mut removed, mut turned) = (Vec::new(), Vec::new());
     for _ in 0..50 {
         let planned = step(world);
@@ -112,7 +112,7 @@ fn dies(world: &mut World, slot: u64) {
     world.state.node_mut(slot).unwrap().seen.phase = Phase::Failed;
 }
 
-fn gone(world: &mut World, slot: u64) {
+pub(crate) fn gone(world: &mut World, slot: u64) {
     world.state.node_mut(slot).unwrap().seen.gone = true;
 }
 

@@ -332,7 +332,7 @@ fn a_key_file_is_refused_by_name_if_it_is_open_to_others_or_no_key_file() {
     wrong(&path);
     let folder = directory.path().join("secrets.key.d");
     fs::create_dir(&folder).unwrap();
-    assert!(wrong(&folder).contains("no file"));
+    assert!(wrong(&folder).contains("is not a file"));
 }
 
 #[tokio::test]

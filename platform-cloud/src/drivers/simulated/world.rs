@@ -368,10 +368,20 @@ impl World {
         }
     }
 
+    /// The node that has claimed a host. One that has ended has it no more.
+    pub(super) fn node_on(&self, host: &Host) -> Option<(u32, &SimNode)> {
+        let number = host.node?;
+        let node = self.nodes.get(&number)?;
+        (node.phase != NodePhase::Terminated).then_some((number, node))
+    }
+
     /// Whether a host can be claimed.
     pub(super) fn availability<'a>(&self, host: &'a Host) -> Availability<'a> {
-        let node = host.node.and_then(|number| self.nodes.get(&number));
-        match (node, host.claimed_by.as_str(), host.unusable.as_str()) {
+        match (
+            self.node_on(host),
+            host.claimed_by.as_str(),
+            host.unusable.as_str(),
+        ) {
             (None, "", "") => Availability::Free,
             (None, "", reason) => Availability::Unusable(reason),
             _ => Availability::Claimed,
@@ -386,8 +396,8 @@ impl World {
                 .with_resource("host", id)
         })?;
         let host = &self.hosts[at];
-        let owner = match host.node.and_then(|number| self.nodes.get(&number)) {
-            Some(node) => format!("cluster {}", node.cluster_id()),
+        let owner = match self.node_on(host) {
+            Some((_, node)) => format!("cluster {}", node.cluster_id()),
             None if !host.claimed_by.is_empty() => host.claimed_by.clone(),
             None if host.unusable.is_empty() => return Ok(at),
             None => return Err(unusable(id, &host.unusable)),

@@ -331,6 +331,6 @@ async fn remove_all_kills_counts_and_leaves_nothing_and_spares_what_is_not_its_o
     assert!(!state.exists() && processes_of(&state).is_empty());
     assert_eq!(remove_all(&state).unwrap(), Removed::default());
     let error = remove_all(directory.path()).unwrap_err();
-    assert!(error.message().contains("no state directory"), "{error}");
+    assert!(error.message().contains("not a state directory"), "{error}");
     clean(directory.path());
 }

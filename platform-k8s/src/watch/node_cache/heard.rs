@@ -1,6 +1,7 @@
 //! Updates of the cache by the watches.
 
 use super::*;
+use crate::machine::Known;
 
 impl NodeCache {
     pub(in crate::watch) fn watch(&self, kind: Option<u16>, name: &Kind, namespace: &str) -> u16 {
@@ -109,36 +110,34 @@ impl NodeCache {
         self.progress.send_modify(|count| *count += 1);
     }
 
-    /// Sets the failure domain of a Kubernetes node. `None` if it has none, or is gone.
-    pub(in crate::watch) fn zone(&self, host: &str, zone: Option<&str>) {
+    /// Sets what is known of a Kubernetes node. `None` if it is gone.
+    pub(in crate::watch) fn host(&self, name: &str, known: Option<Known>) {
         let mut state = self.state.lock();
-        let before = state.zones.get(host).map(|it| &**it);
-        if before == zone {
+        if state.hosts.get(name) == known.as_ref() {
             return;
         }
-        match zone {
-            Some(zone) => {
-                state.zones.insert(host.into(), zone.into());
+        match known {
+            Some(known) => {
+                state.hosts.insert(name.into(), known);
             }
             None => {
-                state.zones.remove(host);
+                state.hosts.remove(name);
             }
         }
-        let there = |group: &crate::group::Group| {
-            group
-                .pod()
-                .is_some_and(|(_, pod)| pod.host.as_deref() == Some(host))
-        };
-        for (key, group) in state.groups.iter() {
-            if there(group) {
-                state.tell(&key.cluster, &key.node);
-            }
-        }
+        state.tell_on(|host| host == name);
     }
 
-    /// The Kubernetes nodes with a known failure domain.
+    /// All Kubernetes nodes are known: any other one that a pod is on is gone.
+    pub(in crate::watch) fn hosts_are_listed(&self, watch: u16) {
+        self.list_ends(watch);
+        self.heard(watch);
+        let state = self.state.lock();
+        state.tell_on(|host| !state.hosts.contains_key(host));
+    }
+
+    /// Names of the Kubernetes nodes that are known.
     pub(in crate::watch) fn hosts(&self) -> Vec<Arc<str>> {
-        self.state.lock().zones.keys().cloned().collect()
+        self.state.lock().hosts.keys().cloned().collect()
     }
 
     pub(super) fn insert(&self, state: &mut CacheState, watch: u16, seen: Seen) {
@@ -199,7 +198,7 @@ impl NodeCache {
         let key = indexed.key;
         let before = state.shown(&self.kinds, &key.cluster, &key.node);
         state.groups.remove(&key, uid);
-        if state.listeners.contains(&key.cluster) {
+        if state.listeners.contains(&key.cluster) || self.peer_notifier.has_shared(&key.cluster) {
             self.peer_notifier.notify(&key.cluster);
         }
         let after = state.shown(&self.kinds, &key.cluster, &key.node);

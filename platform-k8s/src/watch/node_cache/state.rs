@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::{
     client::Kind,
     group::{Group, Groups, Key, UnderWay},
+    machine::{self, Known},
     watch::unscheduled::Unscheduled,
 };
 
@@ -22,8 +23,8 @@ pub(super) struct CacheState {
     pub(super) groups: Groups,
     pub(super) objects: HashMap<u128, Indexed>,
     pub(super) deleted: VecDeque<u128>,
-    /// Failure domain of each Kubernetes node.
-    pub(super) zones: HashMap<Arc<str>, Box<str>>,
+    /// The Kubernetes nodes.
+    pub(super) hosts: HashMap<Arc<str>, Known>,
     pub(super) watches: Vec<Watch>,
     pub(super) under_way: HashMap<(Box<str>, Box<str>), (usize, usize)>,
     pub(super) changes: Option<Changes>,
@@ -84,10 +85,30 @@ impl CacheState {
             .is_some_and(|group| group.pods().any(|(it, pod)| it.uid == uid && pod.lost))
     }
 
-    /// Adds its failure domain, and the failure of a pod that was given up.
+    /// Whether all Kubernetes nodes are known, so that one that is not among them is gone.
+    fn knows_hosts(&self) -> bool {
+        let mut watches = self.watches.iter();
+        watches.any(|it| it.kind.is_none() && it.complete && it.heard.is_some())
+    }
+
+    /// Tells the nodes on the Kubernetes nodes that are selected by name.
+    pub(super) fn tell_on(&self, selected: impl Fn(&str) -> bool) {
+        for (key, group) in self.groups.iter() {
+            let host = group.pod().and_then(|(_, pod)| pod.host.as_deref());
+            if host.is_some_and(&selected) {
+                self.tell(&key.cluster, &key.node);
+            }
+        }
+    }
+
+    /// Adds its failure domain and its host, and the failure of a pod that was given up.
     pub(super) fn placed(&self, mut found: Found, group: &Group) -> Found {
         let host = group.pod().and_then(|(_, pod)| pod.host.as_ref());
-        if let Some(zone) = host.and_then(|host| self.zones.get(host)) {
+        if let Some(host) = host.filter(|_| self.knows_hosts()) {
+            found.node.host = Some(machine::host(host, self.hosts.get(host)));
+        }
+        let known = host.and_then(|host| self.hosts.get(host));
+        if let Some(zone) = known.and_then(|known| known.zone.as_ref()) {
             found.node.failure_domain = zone.to_string();
         }
         if group

@@ -1,5 +1,5 @@
 use drover_platform::{feed::Listener, identity::Identity};
-use drover_proto::platform::v1::NodePhase;
+use drover_proto::platform::v1::{NodeHostState, NodePhase};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::ObjectMeta;
 use serde_json::json;
@@ -9,6 +9,7 @@ use crate::{
     client::partial,
     errors::{self, Call},
     labels,
+    machine::{Known, Machine},
     settings::Settings,
 };
 
@@ -35,6 +36,17 @@ struct Setup {
     reader: Reader,
     pods: u16,
     services: u16,
+    hosts: u16,
+}
+
+/// A Kubernetes node with this condition Ready.
+fn known(zone: &str, ready: &str) -> Known {
+    let machine = json!({
+        "metadata": {"labels": {"zone": zone}},
+        "status": {"conditions": [{"type": "Ready", "status": ready}]},
+    });
+    let machine: Machine = serde_json::from_value(machine).unwrap();
+    machine.known("zone")
 }
 
 fn kind(plural: &str, name: &str) -> Arc<Kind> {
@@ -62,6 +74,7 @@ impl Setup {
             reader: Reader::new(&settings),
             pods,
             services,
+            hosts: nodes,
         }
     }
 
@@ -372,15 +385,42 @@ async fn failure_domains_follow_the_kubernetes_nodes() {
     setup.told();
     let domain = || setup.cache.read("c", "a").unwrap().node.failure_domain;
     assert_eq!(domain(), "");
-    setup.cache.zone("host-1", Some("zone-a"));
-    setup.cache.zone("host-2", Some("zone-b"));
+    setup.cache.host("host-1", Some(known("zone-a", "True")));
+    setup.cache.host("host-2", Some(known("zone-b", "True")));
     assert_eq!(setup.told(), ["changed c/a"]);
     assert_eq!(domain(), "zone-a");
-    setup.cache.zone("host-1", Some("zone-a"));
+    setup.cache.host("host-1", Some(known("zone-a", "True")));
     assert_eq!(setup.told(), [""; 0]);
     assert_eq!(setup.cache.failure_domains(), ["zone-a", "zone-b"]);
-    setup.cache.zone("host-1", None);
+    setup.cache.host("host-1", None);
     assert_eq!((setup.told().len(), domain().as_str()), (1, ""));
+}
+
+#[tokio::test]
+async fn a_node_tells_what_becomes_of_its_host() {
+    let setup = Setup::new();
+    setup.cache.host("host-1", Some(known("zone-a", "True")));
+    setup.put(&setup.pod("a", "Running"));
+    setup.told();
+    let state = || {
+        let host = setup.cache.read("c", "a").unwrap().node.host?;
+        assert_eq!(host.name, "host-1");
+        Some(host.state())
+    };
+    assert_eq!(state(), Some(NodeHostState::Ready));
+    setup.cache.host("host-1", Some(known("zone-a", "Unknown")));
+    assert_eq!(setup.told(), ["changed c/a"]);
+    assert_eq!(state(), Some(NodeHostState::Unreachable));
+    setup.cache.host("host-1", None);
+    assert_eq!(setup.told(), ["changed c/a"]);
+    assert_eq!(state(), Some(NodeHostState::Gone));
+    // Who may no longer watch them says nothing about them.
+    setup.cache.failed(setup.hosts, Error::unavailable("cut"));
+    assert_eq!(state(), None);
+    setup.cache.list_begins(setup.hosts);
+    setup.cache.hosts_are_listed(setup.hosts);
+    assert_eq!(setup.told(), ["changed c/a"]);
+    assert_eq!(state(), Some(NodeHostState::Gone));
 }
 
 #[tokio::test]

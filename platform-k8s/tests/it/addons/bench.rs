@@ -142,6 +142,7 @@ pub(super) fn target(name: &str, address: &str) -> AddonTarget {
         }],
         endpoints: BTreeMap::new(),
         draining: false,
+        platform: String::new(),
         role: NodeRole::Active.into(),
     }
 }

@@ -142,10 +142,9 @@ pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
         }
         let targets = Target::several(&args.target)?;
         if targets.iter().all(|target| target.kind == Kind::Storage) {
-            for target in &targets {
-                storage::delete(client, target.name()?, &args).await?;
-            }
-            return Ok(Exit::Done);
+            let names = targets.iter().map(Target::name);
+            let names = names.collect::<Result<Vec<_>, _>>()?;
+            return storage::delete(client, &names, &args).await;
         }
         if targets.iter().any(|target| target.kind == Kind::Storage) {
             return Err(Failure::usage(

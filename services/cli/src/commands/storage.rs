@@ -80,23 +80,33 @@ pub(crate) fn id(one: &KeptStorage) -> &str {
         .map_or("", |storage| storage.id.as_str())
 }
 
-/// Deletes the storage of this name, after confirmation.
-pub(crate) async fn delete(client: &Client, name: &str, args: &DeleteArgs) -> Outcome {
+/// Deletes the storages of these names, each after confirmation. A name that is wrong deletes none.
+pub(crate) async fn delete(client: &Client, names: &[&str], args: &DeleteArgs) -> Outcome {
+    let mut all = Vec::new();
+    for name in names {
+        all.push(find(client, name).await?);
+    }
+    for one in &all {
+        delete_one(client, one, args).await?;
+    }
+    Ok(Exit::Done)
+}
+
+async fn find(client: &Client, name: &str) -> Result<KeptStorage, Failure> {
     let mut found = list(client, Some(name)).await?.storage;
-    let one = match (found.pop(), found.is_empty()) {
-        (Some(one), true) => one,
-        (None, _) => {
-            return Err(Failure::new(
-                Exit::NotFound,
-                format!("error: no storage {name:?} is kept\nhint: drover get storage"),
-            ));
-        }
-        (Some(_), false) => {
-            return Err(Failure::failed(format!(
-                "several platforms keep a storage {name:?}; write PLATFORM/{name}"
-            )));
-        }
-    };
+    match (found.pop(), found.is_empty()) {
+        (Some(one), true) => Ok(one),
+        (None, _) => Err(Failure::new(
+            Exit::NotFound,
+            format!("error: no storage {name:?} is kept\nhint: drover get storage"),
+        )),
+        (Some(_), false) => Err(Failure::failed(format!(
+            "several platforms keep a storage {name:?}; write PLATFORM/{name}"
+        ))),
+    }
+}
+
+async fn delete_one(client: &Client, one: &KeptStorage, args: &DeleteArgs) -> Outcome {
     let storage = one.storage.clone().unwrap_or_default();
     let what = format!(
         "storage/{} with the data of {}/{} on {}",

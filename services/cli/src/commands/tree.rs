@@ -267,7 +267,7 @@ fn node_rows(table: &mut Table, indent: &str, nodes: &[&Node], all: bool, now: S
 }
 
 /// Conditions that indicate trouble when true; all others indicate trouble when false.
-const BAD_WHEN_TRUE: [&str; 19] = [
+const BAD_WHEN_TRUE: [&str; 20] = [
     // Before the condition that it explains.
     "DeletionBlocked",
     "Deleting",
@@ -279,6 +279,8 @@ const BAD_WHEN_TRUE: [&str; 19] = [
     "Rejected",
     "PlatformUnavailable",
     "NoCapacity",
+    // It ends by a command that its message names.
+    "HostLost",
     "RemediationBlocked",
     "UpdateBlocked",
     "PromotionFailed",

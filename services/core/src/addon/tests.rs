@@ -197,6 +197,7 @@ fn an_outer_group_stands_for_all_inside_and_for_no_other() {
 fn every_part_of_a_target_list_is_in_its_hash() {
     let target = AddonTarget {
         slot: 1,
+        platform: "aws".into(),
         node_id: "i-1".into(),
         name: "data-0".into(),
         group: "data".into(),
@@ -210,7 +211,8 @@ fn every_part_of_a_target_list_is_in_its_hash() {
         draining: false,
         standby: false,
     };
-    let changes: [fn(&mut AddonTarget); 7] = [
+    let changes: [fn(&mut AddonTarget); 8] = [
+        |one| one.platform = "gce".into(),
         |one| one.node_id = "i-2".into(),
         |one| one.name = "data-1".into(),
         |one| one.group = "hot".into(),

@@ -239,7 +239,7 @@ fn targets(check: &mut Checker, targets: &[AddonTarget]) {
     for (at, target) in targets.iter().enumerate() {
         let field = format!("targets[{at}]");
         check.required(&format!("{field}.node_id"), &target.node_id);
-        if !ids.insert(&target.node_id) {
+        if !ids.insert((&target.platform, &target.node_id)) {
             check.wrong(format!("{field}.node_id"), "is there twice");
         }
         check.node_name(&format!("{field}.name"), &target.name);

@@ -410,7 +410,7 @@ pub(super) fn check_subject(subject: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "{subject:?} is no subject; expected spiffe://…, cn:NAME, token:NAME, oidc:NAME, group:NAME, * (everybody who \
+        "{subject:?} is not a subject; expected spiffe://…, cn:NAME, token:NAME, oidc:NAME, group:NAME, * (everybody who \
          says who it is) or anonymous"
     ))
 }

@@ -9,4 +9,5 @@
 mod addons;
 mod catalogue;
 mod digest;
+mod stores;
 mod worker;

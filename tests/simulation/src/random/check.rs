@@ -534,10 +534,11 @@ fn says_why(status: &pb::ClusterStatus, lost: bool) -> bool {
 }
 
 /// Conditions under which a cluster may legitimately remain as it is.
-const EXPLAINS: [&str; 11] = [
+const EXPLAINS: [&str; 12] = [
     "DeletionBlocked",
     "Failed",
     "ForeignNodes",
+    "HostLost",
     "NoCapacity",
     "Orphans",
     "ProbeUnreachable",

@@ -79,7 +79,29 @@ fn addons_that_a_restored_store_does_not_know_freeze_it_until_they_are_adopted()
             .await;
         world.pass(sim::LONG).await;
         assert_eq!(world.site.backend.addons().len(), 2, "nothing is removed");
-        world.adopt("one", &[("web", 3)], false).await.unwrap();
+        let refusal = world.adopt("one", &[("web", 3)], false).await.unwrap_err();
+        for name in ["jump", "lb"] {
+            let words = format!("lacks addon \"{name}\", which sim shows");
+            assert!(refusal.message().contains(&words), "{refusal:?}");
+        }
+        let mut cluster = sim::document("one", "sim", &[("web", 3)]);
+        cluster.spec.as_mut().unwrap().addons = both();
+        let request = pb::ApplyClusterRequest {
+            cluster: Some(cluster),
+            adopt: true,
+            ..Default::default()
+        };
+        let call = async |client: drover_client::OrchestratorClient| {
+            client.apply_cluster(request.clone(), CALL).await
+        };
+        world.call(call).await.unwrap();
+        let wanted = [("web".to_owned(), 3)].into();
+        world.wanted.insert("one".to_owned(), wanted);
+        world.converge().await;
+        assert_eq!(world.site.backend.addons().len(), 2, "both are its own");
+        apply_with(&mut world, Vec::new(), 3, &|_| {})
+            .await
+            .unwrap();
         world
             .until("they are removed, as the spec says", async |world| {
                 world.site.backend.addons().is_empty()

@@ -1,5 +1,7 @@
 //! etcd: members are replaced and renewed while a client writes.
 
+mod aside;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,

@@ -27,7 +27,7 @@ use crate::stores::{
 };
 
 /// Major version and programs of the newest installation.
-fn postgresql() -> (String, PathBuf) {
+pub(super) fn postgresql() -> (String, PathBuf) {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
     let versions = versions
         .flatten()
@@ -241,7 +241,7 @@ async fn data_of_another_database_are_never_copied_over() {
     assert_eq!(control(), other, "they are there still");
 }
 
-fn alone(ordinal: u32, settings: &[&str]) -> Node {
+pub(super) fn alone(ordinal: u32, settings: &[&str]) -> Node {
     let (_, programs) = postgresql();
     let usual = ["shared_buffers=16MB", "max_connections=30", "fsync=off"];
     let arguments = usual.iter().chain(settings).flat_map(|it| ["-c", it]);
@@ -260,7 +260,7 @@ fn servers(standbys: u32, settings: &[&str]) -> Vec<Node> {
 }
 
 /// Starts the first node as the primary and the others as standbys.
-fn begin(nodes: &mut [Node]) {
+pub(super) fn begin(nodes: &mut [Node]) {
     nodes[0].start("active");
     for standby in &mut nodes[1..] {
         standby.start("standby");
@@ -269,7 +269,7 @@ fn begin(nodes: &mut [Node]) {
     until("all are of use", nodes, all_ready);
 }
 
-fn all_ready(nodes: &mut [Node]) -> bool {
+pub(super) fn all_ready(nodes: &mut [Node]) -> bool {
     nodes.iter().all(Node::is_ready)
 }
 
@@ -284,7 +284,7 @@ fn kept_alive(nodes: &mut [Node]) {
 }
 
 /// Queries this server, whether it is the primary or not.
-fn ask(node: &Node, statement: &str) -> Option<String> {
+pub(super) fn ask(node: &Node, statement: &str) -> Option<String> {
     let (_, programs) = postgresql();
     let to = address(node);
     let psql = programs.join("psql");
@@ -294,7 +294,7 @@ fn ask(node: &Node, statement: &str) -> Option<String> {
     ))
 }
 
-fn insist(node: &Node, statement: &str) -> String {
+pub(super) fn insist(node: &Node, statement: &str) -> String {
     ask(node, statement).unwrap_or_else(|| panic!("{}: {statement}\n{}", node.name, node.log()))
 }
 
@@ -304,7 +304,7 @@ fn address(node: &Node) -> String {
 }
 
 /// A client with a persistent connection.
-struct Session {
+pub(super) struct Session {
     psql: Child,
     answers: BufReader<ChildStdout>,
 }
@@ -350,7 +350,7 @@ impl Drop for Session {
     }
 }
 
-fn has_replayed(primary: &Node, standby: &Node) -> bool {
+pub(super) fn has_replayed(primary: &Node, standby: &Node) -> bool {
     let position = insist(primary, "select pg_current_wal_lsn()");
     let question = format!("select pg_last_wal_replay_lsn() >= '{position}'");
     ask(standby, &question).as_deref() == Some("t")
@@ -479,7 +479,7 @@ fn an_old_primary_whose_history_only_looks_like_that_of_the_new_one_is_copied_an
 }
 
 /// Uses up all connections of a server.
-fn filled(node: &Node) -> Vec<Session> {
+pub(super) fn filled(node: &Node) -> Vec<Session> {
     let mut sessions = Vec::new();
     while ask(node, "select 1").is_some() {
         let mut session = Session::at(node);
@@ -492,7 +492,7 @@ fn filled(node: &Node) -> Vec<Session> {
 #[test]
 fn no_standby_is_promoted_while_another_one_that_lives_cannot_be_asked() {
     let mut nodes: Vec<_> = (0..3)
-        .map(|at| alone(at, &["max_connections=10"]).with_environment("SYNCHRONOUS", "ANY 1 (*)"))
+        .map(|at| alone(at, &["max_connections=10"]).with_environment("SYNCHRONOUS", "1"))
         .collect();
     begin(&mut nodes);
     insist(&nodes[0], "create table t (x int)");

@@ -221,7 +221,9 @@ impl World {
         if let Some(room) = self.classes.get_mut(&node.shared.node_class) {
             room.used -= 1;
         }
-        if let Some(host) = self.hosts.get_mut(usize::from(node.host)) {
+        let host = self.hosts.get_mut(usize::from(node.host));
+        // Another node may have claimed it since this one ended.
+        if let Some(host) = host.filter(|host| host.node == Some(number)) {
             host.node = None;
             host.lent.clear();
         }

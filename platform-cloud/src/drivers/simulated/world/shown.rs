@@ -68,7 +68,7 @@ impl World {
     /// All hosts, whoever has claimed them.
     pub(in crate::drivers::simulated) fn inventory(&self) -> Vec<wire::Host> {
         let show = |host: &Host| {
-            let node = host.node.and_then(|at| Some((at, self.nodes.get(&at)?)));
+            let node = self.node_on(host);
             let availability = self.availability(host);
             let message = match (node, availability) {
                 (None, Availability::Claimed) => format!("claimed by {}", host.claimed_by),
@@ -86,7 +86,7 @@ impl World {
                 labels: host
                     .labels
                     .iter()
-                    .chain(&host.lent)
+                    .chain(node.iter().flat_map(|_| &host.lent))
                     .map(|(key, text)| (key.clone(), text.clone()))
                     .collect(),
                 failure_domain: host

@@ -26,6 +26,7 @@ pub(super) fn target(n: usize) -> AddonTarget {
         }],
         draining: false,
         role: NodeRole::Active.into(),
+        platform: String::new(),
     }
 }
 
@@ -52,6 +53,23 @@ pub(in super::super) async fn a_balancer_without_targets_stands_ready(subject: &
     fixture.serves(&request, 1).await;
     request.targets.clear();
     fixture.serves(&request, 0).await;
+    fixture.clean_addons().await;
+}
+
+pub(in super::super) async fn nodes_of_two_platforms_with_one_id_are_both_served(
+    subject: &Subject,
+) {
+    let Some(fixture) = balancers(subject).await else {
+        return;
+    };
+    let mut request = fixture.addon(AddonKind::LoadBalancer, "lb");
+    let other = AddonTarget {
+        platform: "other".to_owned(),
+        node_id: target(1).node_id,
+        ..target(2)
+    };
+    request.targets = vec![target(1), other];
+    fixture.serves(&request, 2).await;
     fixture.clean_addons().await;
 }
 

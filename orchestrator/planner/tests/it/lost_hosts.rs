@@ -1,0 +1,203 @@
+//! Hosts on which nobody answers, and breakers: what a standby may take over from, and what a person is told.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "what must be there fails the test if it is not"
+)]
+
+use crate::{
+    standby::{gone, ready, run},
+    world::World,
+};
+
+use drover_core::{
+    Phase,
+    node::{LostHost, RemovalReason, Role},
+};
+use drover_planner::{Condition, ConditionKey, ConditionKind};
+
+const SINCE: &str = "Ready is Unknown since 2026-01-01T00:00:00Z";
+const WAY_OUT: &str = "when the machine is off, `kubectl delete node worker-1`";
+
+fn host(name: &str) -> LostHost {
+    LostHost {
+        name: name.into(),
+        gone: false,
+        message: SINCE.into(),
+        way_out: WAY_OUT.into(),
+    }
+}
+
+/// A node whose host is lost: it is not ready any more, and nobody there answers.
+fn loses_host(world: &mut World, slot: u64, host: LostHost) {
+    let seen = &mut world.state.node_mut(slot).unwrap().seen;
+    seen.ready = Some(false);
+    seen.lost_host = Some(Box::new(host));
+}
+
+/// A node that is not ready for so long that it is sick.
+fn sick(world: &mut World, slots: &[u64]) {
+    for slot in slots {
+        world.state.node_mut(*slot).unwrap().seen.ready = Some(false);
+    }
+    run(world);
+    world.now += 60_000;
+}
+
+fn holds(world: &World, kind: ConditionKind) -> Option<Condition> {
+    let key = ConditionKey {
+        group: "db".into(),
+        kind,
+    };
+    world.state.conditions.get(&key).cloned()
+}
+
+fn lost(world: &World) -> Option<(String, String)> {
+    let condition = holds(world, ConditionKind::HostLost)?;
+    Some((condition.reason.to_string(), condition.message.to_string()))
+}
+
+#[test]
+fn an_active_node_on_a_silent_host_is_named_with_the_commands_until_it_is_proven_dead() {
+    let mut world = ready(1, 1);
+    loses_host(&mut world, 1, host("worker-1"));
+    run(&mut world);
+    assert_eq!(lost(&world), None, "it may come back before it is sick");
+    world.now += 60_000;
+    let (removed, turned) = run(&mut world);
+    assert_eq!((removed, turned), (vec![(1, RemovalReason::Sick)], vec![]));
+    let said = format!(
+        "db-0 is on worker-1, which does not answer ({SINCE}), and may still run: until it is proven dead no standby takes over and nothing is made instead; {WAY_OUT}"
+    );
+    let expected = Some(("Unreachable".to_owned(), said));
+    assert_eq!(lost(&world), expected);
+    // Its removal was accepted, and nobody carries it out.
+    world.state.node_mut(1).unwrap().seen.phase = Phase::Deprovisioning;
+    world.now += 3_600_000;
+    assert_eq!(run(&mut world).1, []);
+    assert_eq!(lost(&world), expected);
+    // The backend says that it has ended.
+    world.state.node_mut(1).unwrap().seen.phase = Phase::Failed;
+    assert_eq!(run(&mut world).1, [(2, Role::Promoting)]);
+    assert_eq!(lost(&world), None);
+}
+
+#[test]
+fn a_host_that_was_given_up_is_waited_for_in_other_words() {
+    let mut world = ready(1, 1);
+    let given_up = LostHost {
+        gone: true,
+        message: "its Node object is gone".into(),
+        way_out: "".into(),
+        ..host("worker-1")
+    };
+    loses_host(&mut world, 1, given_up);
+    sick(&mut world, &[]);
+    run(&mut world);
+    let (reason, message) = lost(&world).unwrap();
+    assert_eq!(reason, "Gone");
+    let said = "db-0 is on worker-1, which is given up (its Node object is gone), and may";
+    assert!(message.starts_with(said), "{message}");
+    // That alone proves nothing.
+    assert_eq!(run(&mut world).1, []);
+    gone(&mut world, 1);
+    assert_eq!(run(&mut world).1, [(2, Role::Promoting)]);
+    assert_eq!(lost(&world), None);
+}
+
+#[test]
+fn the_nodes_of_a_host_are_named_together_and_without_a_standby_none_is_spoken_of() {
+    let mut world = ready(10, 0);
+    for slot in [1, 2] {
+        loses_host(&mut world, slot, host("worker-1"));
+    }
+    loses_host(&mut world, 3, host("worker-2"));
+    sick(&mut world, &[]);
+    run(&mut world);
+    let (_, message) = lost(&world).unwrap();
+    for said in [
+        "db-0, db-1 are on worker-1, which does not answer",
+        "db-2 is on worker-2, which does not answer",
+        "until they are proven dead nothing is made instead",
+    ] {
+        assert!(message.contains(said), "{message}");
+    }
+    assert!(!message.contains("standby"), "{message}");
+}
+
+#[test]
+fn a_node_that_still_serves_on_a_silent_host_is_left_alone() {
+    let mut world = ready(1, 1);
+    loses_host(&mut world, 1, host("worker-1"));
+    world.state.node_mut(1).unwrap().seen.ready = Some(true);
+    world.now += 3_600_000;
+    assert_eq!(run(&mut world), (vec![], vec![]));
+    assert_eq!(lost(&world), None);
+}
+
+#[test]
+fn a_cluster_that_is_deleted_says_what_its_last_nodes_wait_for() {
+    let mut world = ready(1, 1);
+    loses_host(&mut world, 1, host("worker-1"));
+    world.delete();
+    let blocked = |world: &World| {
+        let key = ConditionKey {
+            group: "".into(),
+            kind: ConditionKind::DeletionBlocked,
+        };
+        let condition = world.state.conditions.get(&key)?;
+        Some((condition.reason.to_string(), condition.message.to_string()))
+    };
+    run(&mut world);
+    let said = format!(
+        "db-0 is on worker-1, which does not answer ({SINCE}), and may still run: until it is proven dead the deletion waits; {WAY_OUT}"
+    );
+    assert_eq!(blocked(&world), Some(("HostLost".to_owned(), said)));
+    gone(&mut world, 1);
+    run(&mut world);
+    assert_eq!(blocked(&world), None);
+}
+
+#[test]
+fn a_sick_active_node_is_handed_over_while_the_breaker_of_its_group_holds_the_others() {
+    let mut world = ready(1, 5);
+    sick(&mut world, &[1, 2, 3, 4]);
+    let (removed, turned) = run(&mut world);
+    assert!(holds(&world, ConditionKind::RemediationBlocked).is_some());
+    assert_eq!(removed, [(1, RemovalReason::Sick)]);
+    assert_eq!(turned, [], "it may still be active");
+    gone(&mut world, 1);
+    let (removed, turned) = run(&mut world);
+    assert_eq!(turned, [(5, Role::Promoting)]);
+    assert_eq!(removed, [], "the sick standbys stay");
+}
+
+#[test]
+fn a_sick_active_node_is_handed_over_while_the_breaker_of_its_platform_is_open() {
+    let mut world = ready(1, 9);
+    world.views.get_mut("a").unwrap().sick = 1_000;
+    sick(&mut world, &[1, 2]);
+    let (removed, _) = run(&mut world);
+    assert!(holds(&world, ConditionKind::RemediationBlocked).is_some());
+    assert_eq!(removed, [(1, RemovalReason::Sick)]);
+    gone(&mut world, 1);
+    let (_, turned) = run(&mut world);
+    assert_eq!(turned, [(3, Role::Promoting)]);
+}
+
+#[test]
+fn a_breaker_lets_no_more_go_than_standbys_are_ready() {
+    let mut world = ready(3, 1);
+    sick(&mut world, &[1, 2, 3]);
+    let (removed, _) = run(&mut world);
+    assert_eq!(removed.len(), 1, "{removed:?}");
+    world.now += 3_600_000;
+    let (removed, turned) = run(&mut world);
+    assert_eq!((removed, turned), (vec![], vec![]), "its heir is taken");
+
+    // Without one that is ready the breaker holds everybody.
+    let mut world = ready(1, 1);
+    sick(&mut world, &[1, 2]);
+    assert_eq!(run(&mut world), (vec![], vec![]));
+    assert!(holds(&world, ConditionKind::RemediationBlocked).is_some());
+}
