@@ -252,10 +252,12 @@ async fn connection(stream: TcpStream, shared: Arc<Shared>) {
         )
         .with_upgrades();
     tokio::select! {
-        // How a connection ends is up to the client.
-        _ = serve => {}
+        // Nothing is read any more of what came after the end.
+        biased;
         _ = dead.wait_for(|dead| *dead) => {}
         _ = severed.changed() => {}
+        // How a connection ends is up to the client.
+        _ = serve => {}
     }
 }
 
