@@ -87,6 +87,23 @@ async fn apply_with(
     applied.map(drop)
 }
 
+/// Takes over what is there, with these addons.
+async fn adopt_with(world: &mut World, addons: Vec<pb::Addon>, web: u32) {
+    let mut cluster = sim::document("one", "sim", &[("web", web)]);
+    cluster.spec.as_mut().unwrap().addons = addons;
+    let request = pb::ApplyClusterRequest {
+        cluster: Some(cluster),
+        adopt: true,
+        ..Default::default()
+    };
+    let call = async |client: drover_client::OrchestratorClient| {
+        client.apply_cluster(request.clone(), CALL).await
+    };
+    world.call(call).await.unwrap();
+    let wanted = [("web".to_owned(), web)].into();
+    world.wanted.insert("one".to_owned(), wanted);
+}
+
 fn there(world: &World, name: &str) -> Option<AddonState> {
     let addons = world.site.backend.addons().into_iter();
     addons

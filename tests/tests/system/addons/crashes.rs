@@ -15,8 +15,8 @@ use drover_simulation as sim;
 use sim::{Crash, World, runtime};
 
 use super::{
-    CALL, apply, apply_with, assert_sound, both, gone, hosts, is_ready, nodes_ready, quick, served,
-    targets,
+    adopt_with, apply, apply_with, assert_sound, both, gone, hosts, is_ready, nodes_ready, quick,
+    served, targets,
 };
 
 /// Runs a scenario with a crash at this hit, after which so many of the web nodes stand by. Returns whether it crashed
@@ -167,20 +167,7 @@ fn it_dies_while_nodes_that_were_there_are_adopted_and_get_addons() {
             };
             world.site.backend.create_as(identity).unwrap();
         }
-        let mut cluster = sim::document("one", "sim", &[("web", 3)]);
-        cluster.spec.as_mut().unwrap().addons = both();
-        let request = pb::ApplyClusterRequest {
-            cluster: Some(cluster),
-            adopt: true,
-            ..Default::default()
-        };
-        let call = async |client: drover_client::OrchestratorClient| {
-            client.apply_cluster(request.clone(), CALL).await
-        };
-        world.call(call).await.unwrap();
-        world
-            .wanted
-            .insert("one".to_owned(), [("web".to_owned(), 3)].into());
+        adopt_with(world, both(), 3).await;
         world.pass(Duration::from_secs(5)).await;
     });
 }

@@ -8,7 +8,7 @@ use drover_proto::{orchestrator::v1 as pb, platform::v1::NetworkSpec};
 use drover_simulation as sim;
 use sim::{World, immortal, restored, runtime};
 
-use super::{CALL, apply, apply_with, balancer, both, gone, is_ready, quick, served};
+use super::{CALL, adopt_with, apply, apply_with, balancer, both, gone, is_ready, quick, served};
 
 #[test]
 fn a_list_that_fails_keeps_nothing_of_the_other_kind_from_being_released() {
@@ -84,19 +84,7 @@ fn addons_that_a_restored_store_does_not_know_freeze_it_until_they_are_adopted()
             let words = format!("lacks addon \"{name}\", which sim shows");
             assert!(refusal.message().contains(&words), "{refusal:?}");
         }
-        let mut cluster = sim::document("one", "sim", &[("web", 3)]);
-        cluster.spec.as_mut().unwrap().addons = both();
-        let request = pb::ApplyClusterRequest {
-            cluster: Some(cluster),
-            adopt: true,
-            ..Default::default()
-        };
-        let call = async |client: drover_client::OrchestratorClient| {
-            client.apply_cluster(request.clone(), CALL).await
-        };
-        world.call(call).await.unwrap();
-        let wanted = [("web".to_owned(), 3)].into();
-        world.wanted.insert("one".to_owned(), wanted);
+        adopt_with(&mut world, both(), 3).await;
         world.converge().await;
         assert_eq!(world.site.backend.addons().len(), 2, "both are its own");
         apply_with(&mut world, Vec::new(), 3, &|_| {})

@@ -210,7 +210,7 @@ fn a_primary_without_standbys_acknowledges_nothing_until_one_is_back() {
 }
 
 #[test]
-fn a_second_server_does_not_begin_beside_one_that_uses_the_data() {
+fn a_server_holds_the_lock_of_its_volume_until_its_last_process_has_ended() {
     let mut nodes = [alone(0, &[])];
     begin(&mut nodes);
     let lock = nodes[0].storage().join("lock");
