@@ -64,6 +64,7 @@ impl From<LeavingRow> for Leaving {
             pre_stop: (!row.pre_stop.is_empty()).then_some(Hook {
                 exec: row.pre_stop,
                 timeout,
+                fences: false,
             }),
             grace: Duration::from_millis(row.grace_ms),
         }
@@ -174,6 +175,7 @@ mod tests {
         let hook = |word: &str| wire::LifecycleHook {
             exec: vec![word.to_owned()],
             timeout: None,
+            fences: word == "promote",
         };
         let template = wire::Lifecycle {
             pre_stop: Some(hook("leave")),
@@ -200,6 +202,7 @@ mod tests {
             Some(Hook {
                 exec: vec!["leave".to_owned(), "now".to_owned()],
                 timeout: Duration::from_millis(1_500),
+                fences: false,
             }),
         ] {
             let one = Leaving {

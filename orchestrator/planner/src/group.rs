@@ -14,7 +14,7 @@ use crate::{
 
 /// Numbers of nodes of a group, assuming the worst of what is not known.
 pub(crate) struct Tally {
-    /// Slots that are not proven absent or dead: an upper bound of what exists.
+    /// Slots that are not proven absent or dead, nor given up: an upper bound of what is of use.
     pub(crate) present: usize,
     /// Fresh nodes of known outcome that are not leaving: a lower bound of what exists.
     pub(crate) certain: Vec<usize>,
@@ -65,7 +65,7 @@ impl Planner<'_> {
         };
         for at in self.own(group) {
             let mark = &self.marks[at];
-            tally.present += usize::from(!mark.dead);
+            tally.present += usize::from(!mark.dead && !self.is_given_up(at));
             if !mark.leaving && !mark.dead && mark.fresh && self.state.nodes[at].is_resolved() {
                 tally.certain.push(at);
             }
@@ -101,7 +101,10 @@ impl Planner<'_> {
             spare = spare.max(1);
         }
         let most = Self::size(spec) + spare;
-        own().filter(|&at| !self.marks[at].dead).count() > most
+        own()
+            .filter(|&at| !self.marks[at].dead && !self.is_given_up(at))
+            .count()
+            > most
             || spec.standby > 0 && self.acting(group) > Self::actives(spec)
     }
 

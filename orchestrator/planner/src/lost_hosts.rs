@@ -25,8 +25,12 @@ impl Planner<'_> {
         }
         let may_act = |at| self.lost_host(at).is_some() && self.marks[at].role.may_act();
         let acting = spec.standby > 0 && self.own(group).any(may_act);
-        let consequence = if acting {
+        let consequence = if spec.fences() {
+            "it is kept out, and others take its place"
+        } else if acting {
             "no standby takes over and nothing is made instead"
+        } else if self.creates_first(group) {
+            "its successor is one node more than wanted"
         } else {
             "nothing is made instead"
         };

@@ -2,7 +2,8 @@
 //!
 //! There are never more active nodes than wanted: a node that may still act counts as active until it is proven dead or
 //! absent, and a node that was told to become active counts from that intent on. No node is told to give way to
-//! another; a role is taken back only if the promotion was refused, so that nothing of it happened.
+//! another; a role is taken back only if the promotion was refused, so that nothing of it happened. Where promotions
+//! fence, a sick active node that is to go need not be proven dead: once another one is promoted, it can do nothing.
 
 use std::collections::BTreeSet;
 
@@ -218,7 +219,25 @@ impl Planner<'_> {
     fn may_act(&self, at: usize) -> bool {
         let (mark, seen) = (&self.marks[at], &self.state.nodes[at].seen);
         let ended = mark.fresh && matches!(seen.phase, Phase::Failed | Phase::Terminated);
-        mark.role.may_act() && !mark.dead && !(mark.leaving && ended)
+        let out = mark.leaving && ended || self.is_fenced(at);
+        mark.role.may_act() && !mark.dead && !out
+    }
+
+    /// Whether the promotion of another node keeps this one out, though it may live: its group fences, and it is to go
+    /// because it is sick or nobody answers on its machine. Who leaves in good health hands its part on in its own time.
+    pub(crate) fn is_fenced(&self, at: usize) -> bool {
+        let (mark, node) = (&self.marks[at], &self.state.nodes[at]);
+        let group = self.input.groups.get(usize::from(mark.group));
+        let sick = || {
+            let removal = node.removal.map(|removal| removal.reason);
+            mark.sick || removal == Some(RemovalReason::Sick) || node.seen.lost_host.is_some()
+        };
+        mark.leaving && group.is_some_and(Group::fences) && sick()
+    }
+
+    /// Whether a node is out for good, though its end may never be known: others are made in its place.
+    pub(crate) fn is_given_up(&self, at: usize) -> bool {
+        self.is_fenced(at) && self.state.nodes[at].seen.lost_host.is_some()
     }
 
     /// Number of available nodes that are active.
@@ -297,7 +316,11 @@ impl Planner<'_> {
             mark.role == Role::Standby && !mark.dead && !mark.leaving && (ran || mark.available)
         };
         let heirs = self.own(group).filter(ran).count();
-        let awaited = self.own(group).filter(|&at| self.leaves_its_part(at));
+        // Nobody but a standby takes over from a node that may live: only promotions fence.
+        let awaited = |&at: &usize| {
+            self.leaves_its_part(at) || self.marks[at].role.may_act() && self.is_fenced(at)
+        };
+        let awaited = self.own(group).filter(awaited);
         let there = self.acting(group) + self.asked_active(group) + heirs + awaited.count();
         let lacks = Self::actives(spec).saturating_sub(there);
         let vacated = self.vacated(group);

@@ -37,7 +37,7 @@ pub fn lifecycle(field: &str, from: &platform::Lifecycle) -> Result<Lifecycle> {
     let mut take = |name: &str, from: &Option<platform::LifecycleHook>| {
         let result = from
             .as_ref()
-            .map(|from| hook(&format!("{field}.{name}"), from))
+            .map(|from| hook(&format!("{field}.{name}"), from, name == "post_promote"))
             .transpose();
         result.unwrap_or_else(|error| {
             wrong.extend(error.fields().iter().cloned());
@@ -55,7 +55,7 @@ pub fn lifecycle(field: &str, from: &platform::Lifecycle) -> Result<Lifecycle> {
     }
 }
 
-fn hook(field: &str, from: &platform::LifecycleHook) -> Result<Hook> {
+fn hook(field: &str, from: &platform::LifecycleHook, promotes: bool) -> Result<Hook> {
     let mut wrong = Vec::new();
     let mut refuse = |name: &str, why: &str| {
         wrong.push(Violation {
@@ -73,10 +73,14 @@ fn hook(field: &str, from: &platform::LifecycleHook) -> Result<Hook> {
     if timeout.is_zero() {
         refuse("timeout", "must be above 0");
     }
+    if from.fences && !promotes {
+        refuse("fences", "is for post_promote; no other hook keeps the former active node out");
+    }
     if wrong.is_empty() {
         Ok(Hook {
             exec: from.exec.clone(),
             timeout,
+            fences: from.fences,
         })
     } else {
         Err(Error::violations(wrong))
@@ -95,6 +99,7 @@ mod tests {
             pre_stop: Some(platform::LifecycleHook {
                 exec: exec.iter().map(|word| (*word).to_owned()).collect(),
                 timeout: seconds,
+                fences: false,
             }),
             post_promote: None,
         };

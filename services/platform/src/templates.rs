@@ -601,6 +601,7 @@ fn hook(hook: &Hook) -> LifecycleHook {
     LifecycleHook {
         exec: hook.exec.clone(),
         timeout: hook.timeout.map(to_duration),
+        fences: hook.fences,
     }
 }
 

@@ -244,6 +244,9 @@ pub struct Hook {
     /// Timeout of the command.
     #[serde(default, deserialize_with = "optional_duration")]
     pub timeout: Option<Duration>,
+    /// Of a promotion: whether it succeeds only when the former active node can acknowledge nothing any more.
+    #[serde(default)]
+    pub fences: bool,
 }
 
 #[derive(Deserialize)]

@@ -153,7 +153,7 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
     (
         "HostLost",
         "group",
-        "Nodes that are to go are on hosts that do not answer (Unreachable), or that somebody has given up already (Gone). Nobody confirms that they have ended, so no standby takes over from them and nothing is made instead. The message names nodes and hosts, since when, and the commands that end it.",
+        "Nodes that are to go are on hosts that do not answer (Unreachable), or that somebody has given up already (Gone). Nobody confirms that they have ended, so no standby takes over from them and nothing is made instead, unless promotions fence. The message names nodes and hosts, since when, and the commands that end it.",
         "Make sure that the machine is off, then say so as the message does: `kubectl taint node HOST node.kubernetes.io/out-of-service=nodeshutdown:NoExecute`, or `kubectl delete node HOST` for one that never comes back ([lost hosts](../tasks/kubernetes.md#lost-hosts)). Gone: nothing, it ends within two minutes.",
     ),
     (

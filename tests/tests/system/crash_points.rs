@@ -284,6 +284,7 @@ fn hook(command: &[&str], seconds: i64) -> Option<drover_proto::platform::v1::Li
         pre_stop: Some(LifecycleHook {
             exec: command.iter().map(|word| (*word).to_owned()).collect(),
             timeout: Some(prost_types::Duration { seconds, nanos: 0 }),
+            fences: false,
         }),
         post_promote: None,
     })

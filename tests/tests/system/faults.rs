@@ -194,6 +194,7 @@ async fn a_post_promote_hook_that_hangs_is_named_with_its_node_and_no_other_one_
             post_promote: Some(LifecycleHook {
                 exec: ["sh", "-c", script].map(str::to_owned).into(),
                 timeout: span(1_000),
+                fences: false,
             }),
             pre_stop: None,
         });

@@ -34,6 +34,7 @@ fn spec(size: u32, script: &str, seconds: i64) -> pb::ClusterSpec {
         pre_stop: Some(LifecycleHook {
             exec: ["sh", "-c", script].map(str::to_owned).into(),
             timeout: Some(prost_types::Duration { seconds, nanos: 0 }),
+            fences: false,
         }),
         post_promote: None,
     });

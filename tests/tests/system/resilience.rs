@@ -259,6 +259,7 @@ async fn a_hook_that_fails_and_one_that_hangs_are_told_and_hold_up_nobody() {
                 } else {
                     20_000
                 }),
+                fences: false,
             }),
             post_promote: None,
         });

@@ -37,6 +37,7 @@ fn hook(command: &[&str]) -> Option<Lifecycle> {
         post_promote: Some(LifecycleHook {
             exec,
             timeout: None,
+            fences: false,
         }),
         ..Default::default()
     })

@@ -19,7 +19,7 @@ use uuid::Uuid;
 use world::{
     Crash, World,
     backend::{Faults, Thing},
-    build::{choice, group, pre_stop, stored},
+    build::{choice, fencing, group, pre_stop, stored},
     labels::labelled,
 };
 
@@ -75,6 +75,7 @@ fn random_groups(world: &mut World) -> Vec<Group> {
             if group.placement.hosts.is_empty() && world.rng.bool() {
                 group.standby = world.rng.u32(0..3);
             }
+            let fences = world.rng.bool();
             group.remediation.create_first = world.rng.u8(0..4) == 0;
             if world.rng.u8(0..4) == 0 {
                 group.max_in_flight = Some(world.rng.u32(1..3));
@@ -91,7 +92,7 @@ fn random_groups(world: &mut World) -> Vec<Group> {
             if world.rng.u8(0..4) == 0 {
                 group.expire_after = Some(Duration::from_secs(world.rng.u64(200..2_000)));
             }
-            group
+            if fences { fencing(group) } else { group }
         })
         .collect()
 }

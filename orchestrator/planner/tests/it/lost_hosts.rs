@@ -6,13 +6,17 @@
 )]
 
 use crate::{
-    standby::{gone, ready, run},
-    world::World,
+    standby::{asked, gone, ready, run, step},
+    world::{
+        World,
+        build::{at_version, fencing},
+    },
 };
 
 use drover_core::{
     Phase,
     node::{LostHost, RemovalReason, Role},
+    spec::Amount,
 };
 use drover_planner::{Condition, ConditionKey, ConditionKind};
 
@@ -80,6 +84,99 @@ fn an_active_node_on_a_silent_host_is_named_with_the_commands_until_it_is_proven
     world.state.node_mut(1).unwrap().seen.phase = Phase::Failed;
     assert_eq!(run(&mut world).1, [(2, Role::Promoting)]);
     assert_eq!(lost(&world), None);
+}
+
+/// As `ready`, of a group whose promotions keep the former active node out.
+fn ready_and_fencing(standby: u32) -> World {
+    let mut world = ready(1, standby);
+    world.groups = world.groups.drain(..).map(fencing).collect();
+    world
+}
+
+/// Ordinals and roles of those that stay.
+fn staying(world: &World) -> Vec<(u32, Role)> {
+    let nodes = world.state.nodes.iter();
+    let nodes = nodes.filter(|node| node.removal.is_none());
+    nodes.map(|node| (node.ordinal, node.role)).collect()
+}
+
+#[test]
+fn where_promotions_fence_a_silent_host_is_not_waited_for() {
+    let mut world = ready_and_fencing(2);
+    loses_host(&mut world, 1, host("worker-1"));
+    sick(&mut world, &[]);
+    let (removed, turned) = run(&mut world);
+    assert_eq!(removed, [(1, RemovalReason::Sick)]);
+    assert_eq!(turned[0], (2, Role::Promoting));
+    let (_, message) = lost(&world).unwrap();
+    let said = "until it is proven dead it is kept out, and others take its place";
+    assert!(message.contains(said), "{message}");
+    // Its storage may be in use: another ordinal, which begins as a standby.
+    let three = [(1, Role::Promoting), (2, Role::Standby), (3, Role::Standby)];
+    assert_eq!(staying(&world), three);
+    world.now += 3_600_000;
+    run(&mut world);
+    assert_eq!(staying(&world), three, "one is made in its place, once");
+    // The machine comes back, and what was there is ended.
+    gone(&mut world, 1);
+    assert_eq!(run(&mut world).0, []);
+    assert_eq!(staying(&world), three);
+    assert_eq!(lost(&world), None);
+}
+
+#[test]
+fn where_promotions_fence_one_that_hangs_is_replaced_by_a_standby_before_it_has_ended() {
+    let mut world = ready_and_fencing(1);
+    sick(&mut world, &[1]);
+    let (removed, turned) = run(&mut world);
+    assert_eq!(removed, [(1, RemovalReason::Sick)]);
+    assert_eq!(turned[0], (2, Role::Promoting));
+    // It has an end that will be known, and its place is free then.
+    assert_eq!(staying(&world), [(1, Role::Promoting)]);
+    gone(&mut world, 1);
+    run(&mut world);
+    assert_eq!(staying(&world), [(1, Role::Promoting), (0, Role::Standby)]);
+}
+
+#[test]
+fn nobody_but_a_standby_takes_over_from_one_that_may_live() {
+    let mut world = ready_and_fencing(1);
+    world.groups[0].remediation.max_unhealthy = Amount::Percent(100);
+    for slot in [1, 2] {
+        loses_host(&mut world, slot, host("worker-1"));
+    }
+    sick(&mut world, &[]);
+    let mut began = Vec::new();
+    for _ in 0..10 {
+        began.extend(asked(&step(&mut world)));
+        world.now += 1;
+    }
+    // Without data: whether one of them may be promoted is for the hook to say.
+    assert_eq!(began, [Role::Standby, Role::Standby]);
+}
+
+#[test]
+fn one_that_is_updated_hands_its_part_on_in_its_own_time_also_where_promotions_fence() {
+    let mut world = ready_and_fencing(1);
+    world.groups = world
+        .groups
+        .drain(..)
+        .map(|it| at_version(it, "2"))
+        .collect();
+    for _ in 0..20 {
+        let (removed, turned) = run(&mut world);
+        if removed.iter().any(|(slot, _)| *slot == 1) {
+            assert_eq!(turned, [], "it has not ended yet");
+            gone(&mut world, 1);
+            assert_eq!(run(&mut world).1.len(), 1);
+            return;
+        }
+        world.now += 60_000;
+        for slot in removed.iter().map(|(slot, _)| *slot) {
+            gone(&mut world, slot);
+        }
+    }
+    unreachable!("the active node is never updated");
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn db(size: u32, standby: u32) -> Group {
 }
 
 /// Plans, and makes the plan durable. Requests are answered, and new nodes run and are ready; nothing else happens.
-fn step(world: &mut World) -> Plan {
+pub(crate) fn step(world: &mut World) -> Plan {
     let planned = world.step();
     world.answer_all(&planned);
     for call in &planned.calls {
@@ -94,7 +94,7 @@ fn turns(planned: &Plan) -> Vec<(u64, Role)> {
     .collect()
 }
 
-fn asked(planned: &Plan) -> Vec<Role> {
+pub(crate) fn asked(planned: &Plan) -> Vec<Role> {
     let ops = planned.ops.iter();
     ops.flat_map(|op| match op {
         Op::Request { nodes, .. } => nodes.iter().map(|node| node.role).collect(),

@@ -70,10 +70,22 @@ const CASES: &[Case] = &[
             ..Default::default()
         });
     }),
+    ("spec.lifecycle.pre_stop.fences", |s| {
+        let hook = platform::LifecycleHook {
+            exec: vec!["leave".into()],
+            timeout: None,
+            fences: true,
+        };
+        s.lifecycle = Some(platform::Lifecycle {
+            pre_stop: Some(hook),
+            ..Default::default()
+        });
+    }),
     ("spec.groups[0].lifecycle.pre_stop.timeout", |s| {
         let hook = platform::LifecycleHook {
             exec: vec!["leave".into()],
             timeout: Some(prost_types::Duration::default()),
+            fences: false,
         };
         group(s).lifecycle = Some(platform::Lifecycle {
             pre_stop: Some(hook),

@@ -111,6 +111,14 @@ impl Group {
         self.size.unwrap_or(1).saturating_add(self.standby)
     }
 
+    /// Whether the promotion of a standby keeps the active node of before out, dead or alive. Only where there is one:
+    /// otherwise nobody could say which of them.
+    #[must_use]
+    pub fn fences(&self) -> bool {
+        let hook = self.lifecycle.as_ref().and_then(|it| it.post_promote.as_ref());
+        hook.is_some_and(|hook| hook.fences) && self.standby > 0 && self.size.unwrap_or(1) == 1
+    }
+
     /// Whether a node can be replaced only after it is gone, because a named machine or retained storage can serve only
     /// one node at a time.
     #[must_use]

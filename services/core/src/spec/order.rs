@@ -44,6 +44,9 @@ pub struct Hook {
     pub exec: Vec<String>,
     /// Timeout of the command.
     pub timeout: Duration,
+    /// Of a promotion: whether it succeeds only when the former active node can acknowledge nothing any more, dead or
+    /// alive.
+    pub fences: bool,
 }
 
 /// An error in the ordering of groups: the field, and the reason.

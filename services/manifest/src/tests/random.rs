@@ -247,6 +247,7 @@ fn group_spec() -> impl Strategy<Value = GroupSpec> {
                 pre_stop: Some(LifecycleHook {
                     exec: vec!["redis-cli".into(), "no".into()],
                     timeout: None,
+                    fences: false,
                 }),
                 post_promote: None,
             }),

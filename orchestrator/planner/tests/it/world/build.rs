@@ -142,10 +142,28 @@ pub fn pre_stop(seconds: u64) -> Lifecycle {
     let hook = Hook {
         exec: vec!["leave".to_owned()],
         timeout: Duration::from_secs(seconds),
+        fences: false,
     };
     Lifecycle {
         pre_stop: Some(hook),
         post_promote: None,
+    }
+}
+
+/// A hook for promotions that keeps the former active node out.
+pub fn fencing(group: Group) -> Group {
+    let hook = Hook {
+        exec: vec!["promote".to_owned()],
+        timeout: Duration::from_secs(60),
+        fences: true,
+    };
+    let lifecycle = Lifecycle {
+        post_promote: Some(hook),
+        ..group.lifecycle.unwrap_or_default()
+    };
+    Group {
+        lifecycle: Some(lifecycle),
+        ..group
     }
 }
 

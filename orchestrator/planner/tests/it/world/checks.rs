@@ -102,6 +102,8 @@ impl World {
                             matches!(op, Op::Vacated { group: path, to }
                                 if *path == group.path && acts(to))
                         });
+                    // Also in the plan in which it becomes free, which leaves no trace of that.
+                    let acts = acts || group.standby > 0 && nodes[0].role.may_act();
                     let waits = planned
                         .ops
                         .iter()

@@ -1,6 +1,7 @@
 //! Role changes: their effect on nodes, and how they are reported.
 
-use drover_core::node::Role;
+use drover_core::node::{RemovalReason, Role};
+use uuid::Uuid;
 
 use super::{Event, World, build};
 
@@ -54,7 +55,31 @@ impl World {
         };
         thing.acts = role == Role::Promoting;
         if thing.acts {
+            self.fence(&group, key);
             self.check_acting(&group);
+        }
+    }
+
+    /// A promotion keeps those out that are to go, whether or not they live. Nobody else: whoever relies on that for a
+    /// node that stays has two that act.
+    fn fence(&mut self, group: &str, promoted: (Uuid, u32)) {
+        if !self
+            .groups
+            .iter()
+            .any(|it| *it.path == *group && it.fences())
+        {
+            return;
+        }
+        let going = self.durable.nodes.iter().filter(|node| {
+            let reason = node.removal.map(|removal| removal.reason);
+            *node.group == *group && reason == Some(RemovalReason::Sick)
+        });
+        let going: Vec<(Uuid, u32)> = going.map(|node| (node.request, node.index)).collect();
+        for backend in self.platforms.values_mut() {
+            for thing in backend.things.values_mut() {
+                let key = (thing.request, thing.index);
+                thing.acts &= key == promoted || !going.contains(&key);
+            }
         }
     }
 

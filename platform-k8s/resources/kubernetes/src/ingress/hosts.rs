@@ -45,7 +45,8 @@ fn check(kind: Kind, object: &DynamicObject, hosts: &BTreeSet<&str>) -> Result<(
         return Ok(());
     };
     let namespace = object.namespace().unwrap_or_default();
-    let name = format!("{namespace}/{}", object.name_any());
+    // By the name under which callers find it, not by that of the object that it is made of.
+    let name = format!("{namespace}/{}", meta::ingress_of(object));
     let message = format!("the {} {name:?} routes the host {host:?}", kind.name());
     Err(Error::new(Reason::IngressHostTaken, message)
         .with_resource(kind.name(), name)
@@ -58,6 +59,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn an_ingress_of_several_objects_is_named_as_one() {
+        let object: DynamicObject = serde_json::from_value(json!({
+            "metadata": {
+                "name": "shop-1f0c2a", "namespace": "n", "annotations": {"drover.dev/ingress": "shop"},
+            },
+            "spec": {"virtualHost": {"domains": ["a.example"]}},
+        }))
+        .unwrap();
+        let error = check(Kind::VirtualService, &object, &["a.example"].into()).unwrap_err();
+        assert_eq!(error.resource(), Some(("VirtualService", "n/shop")));
+    }
 
     #[test]
     fn a_host_that_another_object_routes_is_refused_with_its_name() {
