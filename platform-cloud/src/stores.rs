@@ -43,6 +43,7 @@ const CATALOGUE: &[EmbeddedFile] = &[
         content: include_str!("../catalogue/cloud/postgresql.yaml"),
     },
     stores::POSTGRESQL,
+    stores::POSTGRESQL_QUORUM,
     EmbeddedFile {
         name: "redis.yaml",
         content: include_str!("../catalogue/cloud/redis.yaml"),

@@ -232,11 +232,12 @@ fn adopted(mark: &Mark, node_id: &str) -> Option<Found> {
 /// The peer data that a pod of ours has, if it asks for them.
 fn told(meta: &ObjectMeta, mark: &Mark) -> Option<Box<Told>> {
     mark.identity.as_ref()?;
-    let service = meta.annotations().get(labels::ACTIVE_SERVICE);
+    let service = |key| meta.annotations().get(key).map(|name| name.as_str().into());
     let budget = meta.annotations().get(labels::DISRUPTION_BUDGET);
     Some(Box::new(Told {
         peers: uid(meta.annotations().get(labels::PEERS)?),
-        service: service.map(|name| name.as_str().into()),
+        service: service(labels::ACTIVE_SERVICE),
+        read_service: service(labels::READ_SERVICE),
         budget: budget.and_then(|number| number.parse().ok()),
     }))
 }

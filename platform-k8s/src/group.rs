@@ -66,6 +66,8 @@ pub(crate) struct Told {
     pub(crate) peers: u128,
     /// Name of the service for the active nodes. `None` if its template asks for none.
     pub(crate) service: Option<Box<str>>,
+    /// Name of the service for all nodes. `None` if its template asks for none.
+    pub(crate) read_service: Option<Box<str>>,
     /// How many pods of its group may be evicted at the same time. `None` if its template does not limit it.
     pub(crate) budget: Option<u32>,
 }

@@ -36,6 +36,8 @@ pub const FORMER: &str = "drover.dev/former";
 pub const PEERS: &str = "drover.dev/peers";
 /// Annotation of a pod with [`PEERS`]: name of the service for the active nodes of its group.
 pub const ACTIVE_SERVICE: &str = "drover.dev/active-service";
+/// Annotation of a pod with [`PEERS`]: name of the service for all nodes of its group, to read from.
+pub const READ_SERVICE: &str = "drover.dev/read-service";
 /// Annotation of a pod with [`PEERS`]: how many pods of its group may be evicted at the same time.
 pub const DISRUPTION_BUDGET: &str = "drover.dev/disruption-budget";
 /// Annotation of an object that the platform has made for a group: its own name. A copy of it has another name.

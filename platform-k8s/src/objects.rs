@@ -25,9 +25,10 @@
 //! the nodes of the cluster whose pods have an address and have not ended, itself included, each with `name`, `id`,
 //! `group`, `ordinal`, `role`, `host` and `ports`. A `downwardAPI` volume exposes it, and the role (label
 //! `drover.dev/role`), as files that are updated while the pod runs. With `drover.dev/active-service: NAME` beside it
-//! (`platform.group_name`), a service of that name leads to the active nodes of the group at their named ports. With
-//! `drover.dev/disruption-budget: "1"` beside it, a PodDisruptionBudget lets so many pods of the group be evicted at the
-//! same time. Both outlive every single node, and are deleted half a minute after the last node of the group.
+//! (`platform.group_name`), a service of that name leads to the active nodes of the group at their named ports, and with
+//! `drover.dev/read-service: NAME` another one to all of them. With `drover.dev/disruption-budget: "1"` beside it, a
+//! PodDisruptionBudget lets so many pods of the group be evicted at the same time. All of them outlive every single node,
+//! and are deleted half a minute after the last node of the group.
 
 mod catalogue;
 mod claims;

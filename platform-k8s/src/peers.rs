@@ -40,7 +40,7 @@ use crate::{
 };
 
 use budget::Budgets;
-use service::Services;
+use service::{Leads, Services};
 use shared::{AllShared, Patience, Place as SharedPlace};
 
 pub(crate) use shared::{GroupLabels, Shared};
@@ -168,9 +168,15 @@ impl PeerUpdate {
         let owner = owner.unwrap_or_default();
         let peer = if pod.ended { None } else { peer(&node) };
         if let Some(told) = &pod.told {
-            if let Some(name) = &told.service {
+            let services = [
+                (Leads::ToActive, &told.service),
+                (Leads::ToAll, &told.read_service),
+            ];
+            for (leads, name) in services {
+                let Some(name) = name else { continue };
                 let ports = peer.as_ref().map(|peer| &peer.ports);
-                self.services.add(name, &owner, &node, member, ports);
+                let of = GroupLabels::of(&owner, &node.cluster_id, &node.group);
+                self.services.add((name, leads), of, member, ports);
             }
             if let Some(spare) = told.budget {
                 self.budgets.add(spare, &owner, &node, member);

@@ -32,6 +32,7 @@ pub const CATALOGUE: &[EmbeddedFile] = &[
         content: include_str!("../../catalogue/kubernetes/postgresql.yaml"),
     },
     stores::POSTGRESQL,
+    stores::POSTGRESQL_QUORUM,
     stores::REDIS,
     EmbeddedFile {
         name: "redis.yaml",

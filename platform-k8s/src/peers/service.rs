@@ -1,9 +1,8 @@
-//! The service for the active nodes of a group.
+//! The services of a group: for its active nodes, and for all of them.
 
 use std::collections::BTreeMap;
 
 use drover_core::{Error, Result};
-use drover_proto::platform::v1::Node;
 use k8s_openapi::{
     api::core::v1::{Service, ServicePort, ServiceSpec},
     apimachinery::pkg::util::intstr::IntOrString,
@@ -22,11 +21,19 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Services(BTreeMap<(String, String), DesiredService>);
 
+/// Which nodes of its group a service leads to, once they are ready. In order of precedence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Leads {
+    ToActive,
+    ToAll,
+}
+
 /// Desired state of a service.
 pub(super) struct DesiredService {
     namespace: String,
     name: String,
     of: GroupLabels,
+    leads: Leads,
     ports: BTreeMap<String, u16>,
 }
 
@@ -35,25 +42,29 @@ impl Services {
         self.0.is_empty()
     }
 
-    /// Adds a pod that requests a service. `ports` is `None` until the pod has an address.
+    /// Adds a pod of a group that requests a service. `ports` is `None` until the pod has an address.
     pub(super) fn add(
         &mut self,
-        name: &str,
-        owner: &str,
-        node: &Node,
+        (name, leads): (&str, Leads),
+        of: GroupLabels,
         member: &Member,
         ports: Option<&BTreeMap<String, u16>>,
     ) {
         let key = (member.namespace.to_string(), name.to_owned());
-        let of = GroupLabels::of(owner, &node.cluster_id, &node.group);
-        let wanted = self.0.entry(key).or_insert_with(|| DesiredService {
+        let new = || DesiredService {
             namespace: member.namespace.to_string(),
             name: name.to_owned(),
             of: of.clone(),
+            leads,
             ports: BTreeMap::new(),
-        });
+        };
+        let wanted = self.0.entry(key).or_insert_with(new);
+        // To whom one writes goes before from whom one reads.
+        if leads < wanted.leads {
+            *wanted = new();
+        }
         // Another group of the cluster does not get the same name.
-        if wanted.of == of {
+        if wanted.of == of && wanted.leads == leads {
             wanted.ports.extend(ports.cloned().unwrap_or_default());
         }
     }
@@ -72,7 +83,10 @@ impl DesiredService {
     }
 
     pub(super) fn digest(&self) -> u128 {
-        uid(&format!("service {:?} {:?}", self.of, self.ports))
+        uid(&format!(
+            "service {:?} {:?} {:?}",
+            self.leads, self.of, self.ports
+        ))
     }
 
     /// Creates or updates the service.
@@ -98,7 +112,9 @@ impl DesiredService {
 
     pub(super) fn service(&self, keys: &LabelKeys) -> Service {
         let mut selector = self.of.selector(keys);
-        selector.insert(labels::ROLE.to_owned(), "active".to_owned());
+        if self.leads == Leads::ToActive {
+            selector.insert(labels::ROLE.to_owned(), "active".to_owned());
+        }
         let ports = self.ports.iter().map(|(name, port)| ServicePort {
             name: Some(name.clone()),
             port: i32::from(*port),

@@ -51,6 +51,7 @@ fn pod(number: u32, change: impl FnOnce(&mut Node, &mut PodPart)) -> Seen {
         told: Some(Box::new(Told {
             peers: uid("[]"),
             service: Some("c-db".into()),
+            read_service: None,
             budget: Some(1),
         })),
         found: Found::default().into(),
@@ -180,6 +181,57 @@ fn a_service_belongs_to_its_group_and_has_the_ports_of_its_pods() {
     let none = peer_update(vec![pod(0, |node, _| node.addresses.clear())]);
     assert!(!none.is_empty());
     assert_eq!(none.services.wanted().count(), 0, "no port is known");
+}
+
+#[test]
+fn one_reads_from_all_nodes_of_a_group_whatever_their_role() {
+    let reads = |part: &mut PodPart| {
+        part.told.as_mut().unwrap().read_service = Some("c-db-read".into());
+    };
+    let all = vec![pod(0, |_, part| reads(part)), pod(1, |_, part| reads(part))];
+    let wanted: Vec<_> = peer_update(all).services.wanted().collect();
+    let services = wanted
+        .iter()
+        .map(|it| serde_json::to_value(it.service(&LabelKeys::default())).unwrap());
+    let roles: Vec<_> = services
+        .map(|it| {
+            (
+                it["metadata"]["name"].clone(),
+                it["spec"]["selector"]["drover.dev/role"].clone(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        roles,
+        [
+            (json!("c-db"), json!("active")),
+            (json!("c-db-read"), json!(null))
+        ]
+    );
+    assert_ne!(wanted[0].digest(), wanted[1].digest());
+}
+
+#[test]
+fn a_service_to_write_to_goes_before_one_of_that_name_to_read_from() {
+    for order in [[0, 1], [1, 0]] {
+        let pods = order.map(|at| {
+            pod(at, |node, part| {
+                let told = part.told.as_mut().unwrap();
+                if at == 0 {
+                    (told.service, told.read_service) = (None, Some("c-db-read".into()));
+                } else {
+                    node.group = "db-read".to_owned();
+                    told.service = Some("c-db-read".into());
+                }
+            })
+        });
+        let wanted: Vec<_> = peer_update(pods.into()).services.wanted().collect();
+        assert_eq!(wanted.len(), 1);
+        let body = serde_json::to_value(wanted[0].service(&LabelKeys::default())).unwrap();
+        let selector = &body["spec"]["selector"];
+        assert_eq!(selector["drover.dev/group"], "db-read");
+        assert_eq!(selector["drover.dev/role"], "active");
+    }
 }
 
 /// The only budget of the cluster.

@@ -188,6 +188,33 @@ async fn what_belongs_to_a_group_goes_after_its_last_node_even_if_the_platform_w
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn one_writes_to_the_active_nodes_of_a_group_and_reads_from_all() {
+    let bench = Bench::start().await;
+    bench.make("read", 1).await;
+    let roles = until("there are both services", || async {
+        let services = bench.namespace.list("services").await;
+        let role = |it: &Value| it["spec"]["selector"]["drover.dev/role"].clone();
+        let mut roles: Vec<(String, Value)> = services
+            .iter()
+            .map(|it| {
+                (
+                    it["metadata"]["name"].as_str().unwrap().to_owned(),
+                    role(it),
+                )
+            })
+            .collect();
+        roles.sort_by(|a, b| a.0.cmp(&b.0));
+        (roles.len() == 2).then_some(roles)
+    })
+    .await;
+    let [(active, first), (read, second)] = &roles[..] else {
+        unreachable!("{roles:?}")
+    };
+    assert_eq!(*read, format!("{active}-read"));
+    assert_eq!((first, second), (&json!("active"), &Value::Null));
+}
+
 /// A request for members of etcd, with attributes.
 fn members(bench: &Direct, count: u32, attributes: &Value) -> ProvisionRequest {
     let mut request = bench.request(count);

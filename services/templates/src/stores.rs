@@ -21,6 +21,12 @@ pub const POSTGRESQL: EmbeddedFile = EmbeddedFile {
     content: include_str!("../stores/postgresql.sh.j2"),
 };
 
+/// The part of [`POSTGRESQL`] that decides who is counted, whom a standby follows, and whether one is promoted.
+pub const POSTGRESQL_QUORUM: EmbeddedFile = EmbeddedFile {
+    name: "postgresql-quorum.sh.j2",
+    content: include_str!("../stores/postgresql-quorum.sh.j2"),
+};
+
 /// A Redis server: `run`, and `promote` as its post-promote hook.
 pub const REDIS: EmbeddedFile = EmbeddedFile {
     name: "redis.sh.j2",

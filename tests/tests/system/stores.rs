@@ -7,10 +7,15 @@
 
 use crate::real;
 mod alone;
+mod chaos;
 mod clients;
 mod etcd;
+mod fence;
+mod network;
+mod passwords;
 mod pgbench;
 mod postgresql;
+mod promotions;
 mod quorum;
 mod redis;
 

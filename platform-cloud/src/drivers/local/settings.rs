@@ -38,6 +38,7 @@ pub const CATALOGUE: &[EmbeddedFile] = &[
         content: include_str!("../../../catalogue/local/postgresql.yaml"),
     },
     stores::POSTGRESQL,
+    stores::POSTGRESQL_QUORUM,
     EmbeddedFile {
         name: "redis.yaml",
         content: include_str!("../../../catalogue/local/redis.yaml"),

@@ -17,6 +17,7 @@ fn catalogue(folder: &str) -> Catalogue {
         stores::NODE,
         stores::ETCD,
         stores::POSTGRESQL,
+        stores::POSTGRESQL_QUORUM,
         stores::REDIS,
     ];
     for entry in fs::read_dir(root.join(folder)).unwrap() {

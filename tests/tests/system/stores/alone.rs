@@ -13,7 +13,10 @@ use std::{
     time::Duration,
 };
 
-use drover_templates::{EmbeddedFile, stores::NODE};
+use drover_templates::{
+    EmbeddedFile,
+    stores::{NODE, POSTGRESQL_QUORUM},
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::Instant;
@@ -35,6 +38,9 @@ pub(crate) struct Node {
     arguments: Vec<String>,
     environment: BTreeMap<&'static str, String>,
     user: Option<u32>,
+    host: String,
+    /// Network namespace in which it runs, and in which its ports are its own. `None` for that of the test.
+    namespace: Option<String>,
     role: &'static str,
     ports: BTreeMap<&'static str, u16>,
     child: Option<Child>,
@@ -53,6 +59,8 @@ impl Node {
             arguments: Vec::new(),
             environment: BTreeMap::from([("KEPT", "yes".to_owned())]),
             user: None,
+            host: "127.0.0.1".to_owned(),
+            namespace: None,
             role: "active",
             ports: ports.iter().map(|name| (*name, 0)).collect(),
             child: None,
@@ -97,6 +105,17 @@ impl Node {
         self
     }
 
+    /// Sets the network namespace of the node, its address there, and its port for clients.
+    pub(crate) fn in_network(mut self, namespace: &str, host: &str, port: u16) -> Self {
+        (self.namespace, self.host) = (Some(namespace.to_owned()), host.to_owned());
+        self.ports = BTreeMap::from([("client", port)]);
+        self
+    }
+
+    pub(crate) fn host(&self) -> &str {
+        &self.host
+    }
+
     pub(crate) fn storage(&self) -> PathBuf {
         self.root.path().join("storage")
     }
@@ -127,8 +146,10 @@ impl Node {
         self.kill();
         self.life += 1;
         self.role = role;
-        for port in self.ports.values_mut() {
-            *port = free_port();
+        if self.namespace.is_none() {
+            for port in self.ports.values_mut() {
+                *port = free_port();
+            }
         }
         let directory = self.directory();
         fs::create_dir(&directory).unwrap();
@@ -154,7 +175,7 @@ impl Node {
     }
 
     fn command(&self, verb: &str) -> Command {
-        let mut command = Command::new("sh");
+        let mut command = self.shell();
         command.arg(self.root.path().join(&self.script)).arg(verb);
         command.current_dir(self.directory()).stdin(Stdio::null());
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
@@ -163,7 +184,7 @@ impl Node {
             ("DROVER_NODE_ID", self.id()),
             ("DROVER_NODE_NAME", self.name.clone()),
             ("DROVER_GROUP", "db".to_owned()),
-            ("DROVER_HOST", "127.0.0.1".to_owned()),
+            ("DROVER_HOST", self.host.clone()),
             ("DROVER_DIR", text(self.directory())),
             ("DROVER_STORAGE", text(self.storage())),
             ("DROVER_BOOTSTRAP", String::new()),
@@ -178,10 +199,27 @@ impl Node {
                 port.to_string(),
             );
         }
-        if let Some(user) = self.user {
-            command.uid(user).gid(user);
-        }
         command
+    }
+
+    /// A shell as the node has it: by its user, in its network.
+    fn shell(&self) -> Command {
+        let Some(namespace) = &self.namespace else {
+            let mut shell = Command::new("sh");
+            if let Some(user) = self.user {
+                shell.uid(user).gid(user);
+            }
+            return shell;
+        };
+        // Who enters a namespace is root.
+        let mut shell = Command::new("ip");
+        shell.args(["netns", "exec", namespace]);
+        if let Some(user) = self.user {
+            let (user, group) = (format!("--reuid={user}"), format!("--regid={user}"));
+            shell.args(["setpriv", &user, &group, "--clear-groups"]);
+        }
+        shell.arg("sh");
+        shell
     }
 
     fn id(&self) -> String {
@@ -192,7 +230,7 @@ impl Node {
     pub(crate) fn seen_as(&self, role: &str) -> Value {
         json!({
             "name": self.name, "id": self.id(), "group": "db", "ordinal": self.ordinal,
-            "role": role, "host": "127.0.0.1", "ports": self.ports,
+            "role": role, "host": self.host, "ports": self.ports,
         })
     }
 
@@ -262,13 +300,16 @@ impl Drop for Node {
     }
 }
 
-/// The script as rendered by the templates, which insert only the part common to all scripts. The lines before either only
-/// refuse requests.
+/// The script as rendered by the templates, which insert only the parts that it includes. The lines before it, and before
+/// the common part, only refuse requests.
 fn rendered(script: &EmbeddedFile) -> String {
-    let include = format!("{{% include \"{}\" %}}", NODE.name);
     let begin = script.content.find("#!/bin/sh").unwrap();
-    let (_, common) = NODE.content.split_once("{%- raw -%}\n").unwrap();
-    let whole = script.content[begin..].replace(&include, common);
+    let mut whole = script.content[begin..].to_owned();
+    for part in [NODE, POSTGRESQL_QUORUM] {
+        let include = format!("{{% include \"{}\" %}}", part.name);
+        let (_, content) = part.content.split_once("{%- raw -%}\n").unwrap();
+        whole = whole.replace(&include, content);
+    }
     let marks = ["{% raw %}\n", "{%- endraw %}", "{% endraw %}"];
     marks
         .iter()

@@ -26,6 +26,9 @@ use crate::stores::{
     renew, run, said, server, store, text, up, world,
 };
 
+/// Of the superuser, where nodes ask for one.
+pub(super) const PASSWORD: &str = "correct-horse";
+
 /// Major version and programs of the newest installation.
 pub(super) fn postgresql() -> (String, PathBuf) {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
@@ -299,8 +302,10 @@ pub(super) fn insist(node: &Node, statement: &str) -> String {
 }
 
 fn address(node: &Node) -> String {
-    let port = node.port("client");
-    format!("host=127.0.0.1 port={port} user=postgres dbname=postgres connect_timeout=2")
+    let (host, port) = (node.host(), node.port("client"));
+    format!(
+        "host={host} port={port} user=postgres dbname=postgres password={PASSWORD} connect_timeout=2"
+    )
 }
 
 /// A client with a persistent connection.

@@ -14,8 +14,13 @@ use crate::stores::{
 const SETTING: &str = "show synchronous_standby_names";
 
 /// A primary and this number of standbys, one of which must have each transaction before it is acknowledged.
-fn synchronous(standbys: u32) -> Vec<Node> {
-    let one = |at| alone(at, &[]).with_environment("SYNCHRONOUS", "1");
+pub(super) fn synchronous(standbys: u32) -> Vec<Node> {
+    counted("1", standbys)
+}
+
+/// A primary and this number of standbys, so many of which must have each transaction before it is acknowledged.
+pub(super) fn counted(needed: &str, standbys: u32) -> Vec<Node> {
+    let one = |at| alone(at, &[]).with_environment("SYNCHRONOUS", needed);
     let mut nodes: Vec<_> = (0..=standbys).map(one).collect();
     begin(&mut nodes);
     let all: Vec<String> = (1..=standbys).map(|at| format!("db-{at}")).collect();
@@ -27,7 +32,7 @@ fn synchronous(standbys: u32) -> Vec<Node> {
 }
 
 /// Whether exactly these standbys of a primary are counted.
-fn counts(primary: &Node, standbys: &[String]) -> bool {
+pub(super) fn counts(primary: &Node, standbys: &[String]) -> bool {
     let setting = ask(primary, SETTING).unwrap_or_default();
     let named: Vec<&str> = setting.split('"').skip(1).step_by(2).collect();
     let all = standbys.iter().all(|name| named.contains(&name.as_str()));
@@ -35,7 +40,7 @@ fn counts(primary: &Node, standbys: &[String]) -> bool {
 }
 
 /// Whether a row is acknowledged by a server within three seconds.
-fn acknowledges(node: &Node, row: u32) -> bool {
+pub(super) fn acknowledges(node: &Node, row: u32) -> bool {
     let (_, programs) = postgresql();
     let psql = programs.join("psql");
     let port = node.port("client");
@@ -47,13 +52,13 @@ fn acknowledges(node: &Node, row: u32) -> bool {
 }
 
 /// Sends a signal to a server and all of its processes.
-fn signal(node: &Node, name: &str) {
+pub(super) fn signal(node: &Node, name: &str) {
     let pid = node.pid().to_string();
     assert!(run("pkill", &[name, "-P", &pid]).status.success());
     assert!(run("kill", &[name, &pid]).status.success());
 }
 
-fn refused(answer: &Output, words: &[&str]) {
+pub(super) fn refused(answer: &Output, words: &[&str]) {
     let said = String::from_utf8_lossy(&answer.stderr);
     assert!(!answer.status.success(), "{said}");
     for word in words {
@@ -61,7 +66,7 @@ fn refused(answer: &Output, words: &[&str]) {
     }
 }
 
-fn promoted(node: &mut Node) {
+pub(super) fn promoted(node: &mut Node) {
     let answer = node.promote();
     assert!(answer.status.success(), "{answer:?}");
 }

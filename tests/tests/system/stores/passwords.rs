@@ -1,0 +1,67 @@
+//! Another password of PostgreSQL, in two rounds, while the servers go on.
+
+use crate::stores::{
+    alone::{Node, introduce, until},
+    postgresql::{all_ready, alone, begin, postgresql},
+    run, said,
+};
+
+/// With everything that files and statements have rules for.
+const OLD: &str = r"old\pass'word:1 $HOME &";
+const NEW: &str = r"new:'\\2' & more";
+
+/// What a server answers to a client with this password.
+fn ask(node: &Node, password: &str, statement: &str) -> Option<String> {
+    let (_, programs) = postgresql();
+    let psql = programs.join("psql");
+    let password = password.replace('\\', r"\\").replace('\'', r"\'");
+    let port = node.port("client");
+    let to = format!(
+        "host=127.0.0.1 port={port} user=postgres dbname=postgres password='{password}' connect_timeout=2"
+    );
+    said(&run(
+        psql.to_str().unwrap(),
+        &["-XAtqw", "-d", &to, "-c", statement],
+    ))
+}
+
+fn renewed(nodes: &mut [Node], at: usize, user_data: &str) {
+    nodes[at].is_given(user_data.as_bytes());
+    nodes[at].start("standby");
+    introduce(nodes);
+    until("it is of use", nodes, all_ready);
+}
+
+#[test]
+fn another_password_reaches_the_servers_before_it_is_asked_for() {
+    let mut nodes = [alone(0, &[]), alone(1, &[])];
+    for node in &mut nodes {
+        node.is_given(format!("{OLD}\n").as_bytes());
+    }
+    begin(&mut nodes);
+    assert!(ask(&nodes[0], OLD, "create table t (x int)").is_some());
+    assert_eq!(ask(&nodes[0], NEW, "select 1"), None);
+    // As in an update: standbys first, then one of them takes over.
+    let both = format!("{NEW}\nformer: {OLD}\n");
+    renewed(&mut nodes, 1, &both);
+    assert!(ask(&nodes[0], OLD, "insert into t values (1)").is_some());
+    nodes[0].kill();
+    nodes[1].hears_of(&[]);
+    let answer = nodes[1].promote();
+    assert!(answer.status.success(), "{answer:?}");
+    until("the new password is in force", &mut nodes, |nodes| {
+        ask(&nodes[1], NEW, "select 1").is_some()
+    });
+    assert_eq!(ask(&nodes[1], OLD, "select 1"), None);
+    renewed(&mut nodes, 0, &both);
+    // The second round. One that copies everything knows only the new one.
+    nodes[0].empties();
+    renewed(&mut nodes, 0, &format!("{NEW}\n"));
+    let rows = ask(&nodes[0], NEW, "select x from t");
+    assert_eq!(rows.as_deref(), Some("1"));
+    for node in &nodes {
+        for secret in [OLD, NEW] {
+            assert!(!node.log().contains(secret), "{}", node.log());
+        }
+    }
+}
