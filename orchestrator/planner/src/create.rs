@@ -93,7 +93,8 @@ impl Planner<'_> {
         let mut counts = vec![0; choices.len()];
         let nodes: Vec<usize> = self
             .own(group)
-            .filter(|&at| !self.marks[at].dead && !self.is_of_old_template(at))
+            .filter(|&at| !self.marks[at].dead && !self.is_given_up(at))
+            .filter(|&at| !self.is_of_old_template(at))
             .collect();
         for at in nodes {
             let hash = &self.state.nodes[at].spec_hash;

@@ -117,7 +117,8 @@ impl Planner<'_> {
                     node.state,
                     NodeState::Requested | NodeState::Provisioning | NodeState::Starting
                 );
-                *node.platform == *platform && (self.marks[at].leaving || making)
+                let going = self.marks[at].leaving && !self.is_given_up(at);
+                *node.platform == *platform && (going || making)
             })
             .count()
     }

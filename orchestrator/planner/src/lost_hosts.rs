@@ -25,7 +25,9 @@ impl Planner<'_> {
         }
         let may_act = |at| self.lost_host(at).is_some() && self.marks[at].role.may_act();
         let acting = spec.standby > 0 && self.own(group).any(may_act);
-        let consequence = if spec.fences() {
+        let consequence = if spec.fences() && spec.hands_on_storage() {
+            "a standby takes over, and nothing is made instead"
+        } else if spec.fences() {
             "it is kept out, and others take its place"
         } else if acting {
             "no standby takes over and nothing is made instead"

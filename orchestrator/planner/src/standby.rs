@@ -142,9 +142,14 @@ impl Planner<'_> {
             return;
         }
         let mut told = 0;
+        // What the group says of its hook is said of nodes that were made by it.
+        let fences = self.relies_on_fence(group);
         for at in self.heirs(group) {
             if told == lacks || self.full() {
                 return;
+            }
+            if fences && self.is_outdated(at) {
+                continue;
             }
             let node = &self.state.nodes[at];
             let (slot, name) = (node.slot, node.name());
@@ -232,12 +237,26 @@ impl Planner<'_> {
             let removal = node.removal.map(|removal| removal.reason);
             mark.sick || removal == Some(RemovalReason::Sick) || node.seen.lost_host.is_some()
         };
-        mark.leaving && group.is_some_and(Group::fences) && sick()
+        // What is being promoted may be through.
+        let settled = matches!(mark.role, Role::Active | Role::Standby);
+        mark.leaving && settled && group.is_some_and(Group::fences) && sick()
     }
 
-    /// Whether a node is out for good, though its end may never be known: others are made in its place.
+    /// Whether a node is out for good, though its end may never be known: others are made in its place. Not the last
+    /// ones, whose data nobody else has.
     pub(crate) fn is_given_up(&self, at: usize) -> bool {
-        self.is_fenced(at) && self.state.nodes[at].seen.lost_host.is_some()
+        let group = usize::from(self.marks[at].group);
+        self.is_fenced(at)
+            && self.state.nodes[at].seen.lost_host.is_some()
+            && self.own(group).any(|other| self.marks[other].available)
+    }
+
+    /// Whether a standby is needed while the active node of before is only kept out.
+    fn relies_on_fence(&self, group: usize) -> bool {
+        self.own(group).any(|at| {
+            let mark = &self.marks[at];
+            mark.role == Role::Active && !mark.dead && self.is_fenced(at)
+        })
     }
 
     /// Number of available nodes that are active.

@@ -9,7 +9,7 @@ use crate::{
     standby::{asked, gone, ready, run, step},
     world::{
         World,
-        build::{at_version, fencing},
+        build::{at_version, fencing, on_delete, stored},
     },
 };
 
@@ -17,6 +17,7 @@ use drover_core::{
     Phase,
     node::{LostHost, RemovalReason, Role},
     spec::Amount,
+    storage::{Policy, Retention},
 };
 use drover_planner::{Condition, ConditionKey, ConditionKind};
 
@@ -139,7 +140,7 @@ fn where_promotions_fence_one_that_hangs_is_replaced_by_a_standby_before_it_has_
 }
 
 #[test]
-fn nobody_but_a_standby_takes_over_from_one_that_may_live() {
+fn where_nobody_else_has_the_data_nothing_takes_the_place_of_those_that_may_live() {
     let mut world = ready_and_fencing(1);
     world.groups[0].remediation.max_unhealthy = Amount::Percent(100);
     for slot in [1, 2] {
@@ -151,8 +152,47 @@ fn nobody_but_a_standby_takes_over_from_one_that_may_live() {
         began.extend(asked(&step(&mut world)));
         world.now += 1;
     }
-    // Without data: whether one of them may be promoted is for the hook to say.
-    assert_eq!(began, [Role::Standby, Role::Standby]);
+    assert_eq!(began, []);
+    assert_eq!(staying(&world), []);
+}
+
+#[test]
+fn a_standby_of_before_the_hook_fenced_waits_for_the_proof() {
+    let mut world = ready_and_fencing(1);
+    loses_host(&mut world, 1, host("worker-1"));
+    // The spec is another one by now, and no node is renewed.
+    world.groups[0].update = on_delete();
+    world.groups = world
+        .groups
+        .drain(..)
+        .map(|it| at_version(it, "2"))
+        .collect();
+    sick(&mut world, &[]);
+    assert_eq!(run(&mut world).1, []);
+    world.now += 3_600_000;
+    assert_eq!(run(&mut world).1, []);
+    gone(&mut world, 1);
+    assert_eq!(run(&mut world).1, [(2, Role::Promoting)]);
+}
+
+#[test]
+fn where_storage_is_handed_on_a_standby_takes_over_and_the_place_stays_free() {
+    let mut world = ready_and_fencing(2);
+    let kept = Policy {
+        replaced: Retention::Retain,
+        ..Policy::default()
+    };
+    world.groups = world.groups.drain(..).map(|it| stored(it, kept)).collect();
+    loses_host(&mut world, 1, host("worker-1"));
+    sick(&mut world, &[]);
+    let turned = run(&mut world).1;
+    assert_eq!(turned[0], (2, Role::Promoting));
+    world.now += 3_600_000;
+    run(&mut world);
+    assert_eq!(staying(&world), [(1, Role::Promoting), (2, Role::Standby)]);
+    let (_, message) = lost(&world).unwrap();
+    let said = "until it is proven dead a standby takes over, and nothing is made instead";
+    assert!(message.contains(said), "{message}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use drover_core::Result;
-use drover_templates::{Catalogue, Context, EmbeddedFile, Query, Scope, stores};
+use drover_templates::{Catalogue, Context, EmbeddedFile, Query, Scope, Selected, stores};
 use serde_json::{Value, json};
 
 const PODS: &str = "platform-k8s/catalogue/kubernetes";
@@ -72,15 +72,17 @@ impl Wanted {
             },
         });
         let context: Context = serde_json::from_value(context).unwrap();
-        let attributes = context.group.attributes.clone();
-        let catalogue = catalogue(folder);
-        let selected = catalogue.select(Query {
-            store: self.store,
-            version: self.version,
-            attributes: &attributes,
-        })?;
+        let selected = self.selected_by(folder)?;
         let rendered = selected.render(&Scope::from(context))?;
         Ok(rendered.expose().to_owned())
+    }
+
+    fn selected_by(&self, folder: &str) -> Result<Selected> {
+        catalogue(folder).select(Query {
+            store: self.store,
+            version: self.version,
+            attributes: self.attributes.as_object().unwrap(),
+        })
     }
 
     fn refusal_by(&self, folder: &str) -> String {
@@ -283,6 +285,50 @@ fn what_a_template_does_not_set_is_handed_to_the_server_on_every_platform() {
             let asked = wanted(store, attributes.clone()).version(version);
             let rendered = asked.rendered_by(folder);
             assert!(rendered.is_ok(), "{folder} {store}: {rendered:?}");
+        }
+    }
+}
+
+#[test]
+fn a_promotion_of_postgresql_is_said_to_fence_only_where_standbys_are_counted() {
+    for (value, counted) in [
+        (None, 0),
+        (Some(json!(0)), 0),
+        (Some(json!("0")), 0),
+        (Some(json!(1)), 1),
+        (Some(json!("1")), 1),
+        (Some(json!(2)), 2),
+    ] {
+        let attributes = value.map_or_else(|| json!({}), |value| json!({"synchronous": value}));
+        let asked = wanted("postgresql", attributes).version("15");
+        for (folder, written) in [
+            (PODS, format!("{{name: SYNCHRONOUS, value: \"{counted}\"}}")),
+            (PROCESSES, format!("SYNCHRONOUS: \"{counted}\"")),
+        ] {
+            let rendered = asked.rendered_by(folder).unwrap();
+            assert!(rendered.contains(&written), "{folder}: {rendered}");
+            let hook = asked.selected_by(folder).unwrap().entry().lifecycle.clone();
+            let hook = hook.unwrap().post_promote.unwrap();
+            assert_eq!(hook.fences, counted > 0, "{folder} {:?}", asked.attributes);
+        }
+    }
+    for wrong in [
+        json!(false),
+        json!(true),
+        json!(""),
+        json!(0.5),
+        json!("0.0"),
+        json!("00"),
+        json!(-1),
+        json!(17),
+        json!("all"),
+        json!([1]),
+    ] {
+        let asked = wanted("postgresql", json!({"synchronous": wrong})).version("15");
+        for folder in [PODS, PROCESSES, MACHINES] {
+            let refusal = asked.refusal_by(folder);
+            let said = "attribute `synchronous`: expected a number";
+            assert!(refusal.contains(said), "{folder} {wrong}: {refusal}");
         }
     }
 }

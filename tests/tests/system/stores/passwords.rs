@@ -34,7 +34,9 @@ fn renewed(nodes: &mut [Node], at: usize, user_data: &str) {
 
 #[test]
 fn another_password_reaches_the_servers_before_it_is_asked_for() {
-    let mut nodes = [alone(0, &[]), alone(1, &[])];
+    // Whatever a server logs.
+    let all = ["log_min_duration_statement=0", "log_statement=all"];
+    let mut nodes = [alone(0, &all), alone(1, &all)];
     for node in &mut nodes {
         node.is_given(format!("{OLD}\n").as_bytes());
     }
@@ -60,8 +62,22 @@ fn another_password_reaches_the_servers_before_it_is_asked_for() {
     let rows = ask(&nodes[0], NEW, "select x from t");
     assert_eq!(rows.as_deref(), Some("1"));
     for node in &nodes {
-        for secret in [OLD, NEW] {
+        for secret in [OLD, NEW, r"new:''"] {
             assert!(!node.log().contains(secret), "{}", node.log());
         }
+    }
+}
+
+#[test]
+fn user_data_that_begin_with_no_password_are_refused() {
+    for wrong in ["\nformer: old\n", "former: old\nnew\n"] {
+        let mut node = alone(0, &[]);
+        node.is_given(wrong.as_bytes());
+        node.start("active");
+        node.hears_of(&[]);
+        let mut nodes = [node];
+        until("it gives up", &mut nodes, |nodes| nodes[0].has_ended());
+        let log = nodes[0].log();
+        assert!(log.contains("the first line of the user data"), "{log}");
     }
 }

@@ -1,7 +1,7 @@
 //! Promotions of PostgreSQL while others take themselves for the primary, are away or late: whatever was acknowledged
 //! is at the one that is promoted.
 
-use std::{fs, os::unix::fs::PermissionsExt, thread, time::Duration};
+use std::{fs, os::unix::fs::PermissionsExt, process::Command, thread, time::Duration};
 
 use tokio::time::Instant;
 
@@ -350,6 +350,40 @@ fn a_standby_that_is_about_to_follow_the_old_primary_no_longer_does() {
 #[test]
 fn a_standby_that_is_about_to_forget_an_older_promotion_heeds_a_later_one() {
     promoted_before("/dev/stdin", Some("db-1"));
+}
+
+#[test]
+fn no_client_of_a_standby_holds_up_a_promotion() {
+    let mut nodes = synchronous(2);
+    insist(&nodes[0], "create role app login");
+    until("the role is there", &mut nodes, |nodes| {
+        has_replayed(&nodes[0], &nodes[2])
+    });
+    let (_, programs) = postgresql();
+    let port = nodes[2].port("client").to_string();
+    let lock = "select pg_advisory_lock(8474, 1); select pg_sleep(600)";
+    let mut holds = Command::new(programs.join("psql"))
+        .args([
+            "-Xq",
+            "-h",
+            "127.0.0.1",
+            "-U",
+            "app",
+            "-d",
+            "postgres",
+            "-p",
+        ])
+        .args([port.as_str(), "-c", lock])
+        .spawn()
+        .unwrap();
+    until("a client has the lock", &mut nodes, |nodes| {
+        let locks = "select count(*) from pg_locks where locktype = 'advisory' and granted";
+        ask(&nodes[2], locks).as_deref() == Some("1")
+    });
+    nodes[0].kill();
+    nodes[1].hears_of(&[nodes[2].seen_as("standby")]);
+    promoted(&mut nodes[1]);
+    assert!(!holds.wait().unwrap().success(), "its session was ended");
 }
 
 /// Three servers of which the first acknowledges alone; the others would not.
