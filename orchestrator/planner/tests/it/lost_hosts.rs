@@ -94,6 +94,14 @@ fn ready_and_fencing(standby: u32) -> World {
     world
 }
 
+fn hand_on_storage(world: &mut World) {
+    let kept = Policy {
+        replaced: Retention::Retain,
+        ..Policy::default()
+    };
+    world.groups = world.groups.drain(..).map(|it| stored(it, kept)).collect();
+}
+
 /// Ordinals and roles of those that stay.
 fn staying(world: &World) -> Vec<(u32, Role)> {
     let nodes = world.state.nodes.iter();
@@ -160,6 +168,7 @@ fn where_nobody_else_has_the_data_nothing_takes_the_place_of_those_that_may_live
 fn a_standby_of_before_the_hook_fenced_waits_for_the_proof() {
     let mut world = ready_and_fencing(1);
     loses_host(&mut world, 1, host("worker-1"));
+    hand_on_storage(&mut world);
     // The spec is another one by now, and no node is renewed.
     world.groups[0].update = on_delete();
     world.groups = world
@@ -178,11 +187,7 @@ fn a_standby_of_before_the_hook_fenced_waits_for_the_proof() {
 #[test]
 fn where_storage_is_handed_on_a_standby_takes_over_and_the_place_stays_free() {
     let mut world = ready_and_fencing(2);
-    let kept = Policy {
-        replaced: Retention::Retain,
-        ..Policy::default()
-    };
-    world.groups = world.groups.drain(..).map(|it| stored(it, kept)).collect();
+    hand_on_storage(&mut world);
     loses_host(&mut world, 1, host("worker-1"));
     sick(&mut world, &[]);
     let turned = run(&mut world).1;
