@@ -154,6 +154,8 @@ struct Group {
     terms: BTreeMap<(usize, u32), usize>,
     /// Times from a fault to the next acknowledgement.
     gaps: Vec<Duration>,
+    /// Why the last promotion was refused.
+    refusal: String,
 }
 
 impl Group {
@@ -184,6 +186,7 @@ impl Group {
             active: 0,
             terms: BTreeMap::from([((0, 1), 0)]),
             gaps: Vec::new(),
+            refusal: String::new(),
         };
         group.introduce(&[0]);
         group.settles();
@@ -222,6 +225,11 @@ impl Group {
             self.nodes[at].kill();
             self.nodes[at].empties();
         }
+        self.restarts(at);
+    }
+
+    /// With what it had.
+    fn restarts(&mut self, at: usize) {
         self.nodes[at].start("standby");
         self.clients.lives[at].fetch_add(1, Ordering::SeqCst);
     }
@@ -295,6 +303,7 @@ impl Group {
             if answer.status.success() {
                 return Some(at);
             }
+            self.refusal = String::from_utf8_lossy(&answer.stderr).into_owned();
             self.terms.remove(&(at, life));
             self.nodes[at].hears_role("standby");
             self.introduce(&[old]);
@@ -312,7 +321,8 @@ impl Group {
         if new.is_none() || killed {
             self.network.heal();
             if killed {
-                self.starts_as_standby(c);
+                // With its data, which may be all that is left of something.
+                self.restarts(c);
                 self.introduce(&new.map_or(vec![old], |new| vec![old, new]));
             }
         }
@@ -323,9 +333,13 @@ impl Group {
         while new.is_none() {
             assert!(
                 began.elapsed() < crate::stores::UP,
-                "{fault:?}: nobody can be promoted\n{}\n{}",
-                self.nodes[0].log(),
-                self.nodes[1].log()
+                "{fault:?}: nobody can be promoted: {}\n{}",
+                self.refusal,
+                self.nodes
+                    .iter()
+                    .map(Node::log)
+                    .collect::<Vec<_>>()
+                    .join("\n----\n")
             );
             sleep(Duration::from_millis(200));
             new = self.promotes_one();
