@@ -35,6 +35,9 @@ pub(crate) fn pod(spec: &mut api::PodSpec) {
     if spec.service_account.is_empty() {
         "default".clone_into(&mut spec.service_account);
     }
+    // One that says nothing is like none.
+    let nothing = api::PodSecurity::default();
+    spec.security.take_if(|security| *security == nothing);
     let host_network = spec.host_network;
     // Of the admission that lets pods leave a lost node.
     for key in LOST {

@@ -91,6 +91,16 @@ async fn a_node_that_is_lost_while_a_pod_is_waited_for_holds_up_the_wait_with_it
 }
 
 #[tokio::test]
+async fn a_security_that_says_nothing_is_not_kept() {
+    let (_, mut pods, _) = cluster();
+    let mut request = pod("web-0");
+    let spec = request.pod.as_mut().unwrap().spec.as_mut().unwrap();
+    spec.security = Some(api::PodSecurity::default());
+    let made = pods.create_pod(request).await.unwrap().into_inner();
+    assert_eq!(made.pod.unwrap().spec.unwrap().security, None);
+}
+
+#[tokio::test]
 async fn pods_that_are_replaced_under_the_selector_are_waited_for_in_their_turn() {
     let (_, mut pods, _) = cluster();
     let request = api::WaitPodsRequest {
