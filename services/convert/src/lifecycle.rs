@@ -74,7 +74,10 @@ fn hook(field: &str, from: &platform::LifecycleHook, promotes: bool) -> Result<H
         refuse("timeout", "must be above 0");
     }
     if from.fences && !promotes {
-        refuse("fences", "is for post_promote; no other hook keeps the former active node out");
+        refuse(
+            "fences",
+            "is for post_promote; no other hook keeps the former active node out",
+        );
     }
     if wrong.is_empty() {
         Ok(Hook {

@@ -115,7 +115,10 @@ impl Group {
     /// otherwise nobody could say which of them.
     #[must_use]
     pub fn fences(&self) -> bool {
-        let hook = self.lifecycle.as_ref().and_then(|it| it.post_promote.as_ref());
+        let hook = self
+            .lifecycle
+            .as_ref()
+            .and_then(|it| it.post_promote.as_ref());
         hook.is_some_and(|hook| hook.fences) && self.standby > 0 && self.size.unwrap_or(1) == 1
     }
 
