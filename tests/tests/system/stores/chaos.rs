@@ -260,9 +260,7 @@ impl Group {
 
     fn cut(&self, pairs: &[(usize, usize)]) {
         for (from, to) in pairs {
-            if *from != CLIENT {
-                self.network.cut(*from, *to);
-            }
+            self.network.cut(*from, *to);
         }
     }
 
