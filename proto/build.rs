@@ -17,6 +17,7 @@ const ROOTS: &[&str] = &[
     "drover/kubernetes/v1/service_service.proto",
     "drover/orchestrator/v1/cluster_service.proto",
     "drover/orchestrator/v1/platform_registry_service.proto",
+    "drover/orchestrator/v1/replica_service.proto",
     "drover/orchestrator/v1/secret_service.proto",
     "drover/platform/v1/addon_service.proto",
     "drover/platform/v1/infrastructure_service.proto",

@@ -387,7 +387,19 @@ pub(crate) fn platform(name: &str) {
 }
 
 /// The collector for scrapes.
+/// Whether this process leads.
+pub(crate) fn leads(out: &mut Exposition, leads: bool) {
+    out.gauge(
+        "drover_leader",
+        "1 if this orchestrator keeps the clusters, 0 while it stands by for another one that does.",
+        [(Vec::new(), if leads { 1.0 } else { 0.0 })],
+    );
+}
+
 pub(crate) fn collector(shared: &Arc<Shared>) -> impl Fn(&mut Exposition) + Send + Sync + 'static {
     let shared = shared.clone();
-    move |out| Gauges::write(&shared, out)
+    move |out| {
+        leads(out, true);
+        Gauges::write(&shared, out);
+    }
 }

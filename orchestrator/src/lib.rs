@@ -16,6 +16,7 @@ mod queue;
 mod rebind;
 mod reconcile;
 mod registry;
+mod replica;
 mod resources;
 mod secrets;
 mod shared;
@@ -38,7 +39,7 @@ use drover_executor::Executor;
 use drover_platforms::Platforms;
 use drover_probes::{Probes, Reach};
 use drover_secrets::Vault;
-use drover_store::{Clock, ClusterRow, Keyring, Store};
+use drover_store::{Clock, ClusterRow, Keyring, Shards, Store};
 use futures::{TryStreamExt, stream};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -49,7 +50,9 @@ use crate::{limits::Limits, locks::Locks, shared::Shared, waiter::Waiters};
 pub use drover_executor::{Hooks, Point};
 pub use drover_platforms::{Connector, PlatformTlsSettings};
 pub use drover_probes::ProbeSettings;
+pub use drover_store_etcd::EtcdSettings;
 pub use limits::LimitSettings;
+pub use replica::{ReplicaSettings, Standby, host_name};
 pub use show::show;
 
 /// Version of this server.
@@ -77,6 +80,10 @@ pub struct Settings {
     pub probes: ProbeSettings,
     /// What one caller may take.
     pub limits: LimitSettings,
+    /// Where the store is if not in `data_dir`: an etcd, for several orchestrators of which one leads.
+    pub etcd: EtcdSettings,
+    /// What this orchestrator is called among those on the same etcd.
+    pub replica: ReplicaSettings,
 }
 
 /// How secrets are kept.
@@ -97,7 +104,63 @@ impl Default for Settings {
             secrets: SecretsSettings::default(),
             probes: ProbeSettings::default(),
             limits: LimitSettings::default(),
+            etcd: EtcdSettings::default(),
+            replica: ReplicaSettings::default(),
         }
+    }
+}
+
+/// What an orchestrator needs besides its store.
+#[derive(Clone)]
+struct Preparation {
+    connector: Connector,
+    keys: Option<PathBuf>,
+    reach: Reach,
+    limits: LimitSettings,
+    hooks: Hooks,
+}
+
+impl std::fmt::Debug for Preparation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Preparation").finish_non_exhaustive()
+    }
+}
+
+impl Preparation {
+    fn of(settings: &Settings, way: impl FnOnce(Connector) -> Connector) -> Result<Self> {
+        let keys = settings.secrets.key_file.clone();
+        // What cannot be used is said now, not with the lead.
+        keys.as_ref().map(Keyring::read).transpose()?;
+        Limits::of(&settings.limits)?;
+        Ok(Self {
+            connector: way(drover_platforms::connect::connector(
+                settings.platform_tls.clone(),
+            )?),
+            keys,
+            reach: Reach::of(&settings.probes)?,
+            limits: settings.limits.clone(),
+            hooks: Hooks::default(),
+        })
+    }
+
+    /// Takes the clusters of the store, and starts to reconcile them.
+    async fn begin(self, store: Arc<Store>) -> Result<Orchestrator> {
+        let shards = store.take_all().await?;
+        self.begin_with(store, shards).await
+    }
+
+    async fn begin_with(self, store: Arc<Store>, shards: Shards) -> Result<Orchestrator> {
+        if let Some(file) = &self.keys {
+            let changed = store.unlock(Keyring::read(file)?).await?;
+            if changed > 0 {
+                tracing::info!(
+                    file = %file.display(),
+                    changed,
+                    "secrets and user data were encrypted with the first key"
+                );
+            }
+        }
+        Orchestrator::begin(store, shards, self).await
     }
 }
 
@@ -134,25 +197,9 @@ impl Orchestrator {
         settings: &Settings,
         way: impl FnOnce(Connector) -> Connector,
     ) -> Result<Self> {
-        let connector = way(drover_platforms::connect::connector(
-            settings.platform_tls.clone(),
-        )?);
-        let bounds = (Reach::of(&settings.probes)?, Limits::of(&settings.limits)?);
-        let keys = settings.secrets.key_file.as_ref();
-        let keys = keys.map(Keyring::read).transpose()?;
+        let preparation = Preparation::of(settings, way)?;
         let store = Store::open_directory(&settings.data_dir).await?;
-        if let Some(keys) = keys {
-            let file = keys.file().display().to_string();
-            let changed = store.unlock(keys).await?;
-            if changed > 0 {
-                tracing::info!(
-                    file,
-                    changed,
-                    "secrets and user data were encrypted with the first key"
-                );
-            }
-        }
-        Self::begin(store, connector, Hooks::default(), bounds).await
+        preparation.begin(Arc::new(store)).await
     }
 
     /// Starts to reconcile the clusters of a store, with a custom connector to platforms.
@@ -160,19 +207,26 @@ impl Orchestrator {
     /// # Errors
     /// The store is owned by another process, cannot be read, or is encrypted and was opened without its keys.
     pub async fn start(store: Store, connector: Connector, hooks: Hooks) -> Result<Self> {
-        let limits = Limits::of(&LimitSettings::default())?;
-        Self::begin(store, connector, hooks, (Reach::default(), limits)).await
+        let preparation = Preparation {
+            connector,
+            keys: None,
+            reach: Reach::default(),
+            limits: LimitSettings::default(),
+            hooks,
+        };
+        preparation.begin(Arc::new(store)).await
     }
 
-    async fn begin(
-        store: Store,
-        connector: Connector,
-        hooks: Hooks,
-        (reach, limits): (Reach, Limits),
-    ) -> Result<Self> {
-        let shards = store.take_all().await?;
+    async fn begin(store: Arc<Store>, shards: Shards, preparation: Preparation) -> Result<Self> {
+        let Preparation {
+            connector,
+            keys: _,
+            reach,
+            limits,
+            hooks,
+        } = preparation;
+        let limits = Limits::of(&limits)?;
         store.require_keys()?;
-        let store = Arc::new(store);
         let digests = Arc::new(store.digest_key().await?);
         let clock = Arc::new(Clock::new(hooks.wall()));
         let clusters = Arc::new(Clusters::default());
@@ -225,14 +279,22 @@ impl Orchestrator {
             stop: CancellationToken::new(),
             kill: CancellationToken::new(),
             written: Mutex::new(0),
+            readiness: tokio::sync::watch::Sender::new(drover_server::Readiness::Ready),
             hooks,
         });
         let listener: Weak<Shared> = Arc::downgrade(&shared);
         shared.platforms.listen(listener);
         gauges::describe();
-        load(&shared).await?;
-        registry::load(&shared).await?;
-        secrets::keep_purposes(&shared).await?;
+        let loaded = async {
+            load(&shared).await?;
+            registry::load(&shared).await?;
+            secrets::keep_purposes(&shared).await
+        };
+        if let Err(error) = loaded.await {
+            // What has begun already ends with it.
+            Self { shared }.kill().await;
+            return Err(error);
+        }
         for cluster in shared.clusters.all() {
             shared.queue.push(cluster.uid(), Urgency::Bulk);
         }
@@ -283,7 +345,14 @@ impl Orchestrator {
                 "cutting off work that takes too long; it goes on after the next start"
             );
         }
+        let store = self.shared.store.clone();
         self.kill().await;
+        // The next replica need not wait for the end of the lease.
+        if !store.info().exclusive
+            && let Err(error) = store.resign().await
+        {
+            tracing::debug!(%error, "the lease ends by itself");
+        }
     }
 
     /// Stops immediately, as in a crash.

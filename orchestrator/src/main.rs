@@ -1,5 +1,6 @@
 //! The orchestrator server.
 
+mod one_of_several;
 mod store_command;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -36,6 +37,69 @@ struct Flags {
     #[command(flatten)]
     #[serde(skip_serializing_if = "LimitFlags::is_empty")]
     limits: LimitFlags,
+    /// Where the store is, for several orchestrators
+    #[command(flatten)]
+    #[serde(skip_serializing_if = "EtcdFlags::is_empty")]
+    etcd: EtcdFlags,
+    /// What this one is called among them
+    #[command(flatten)]
+    #[serde(skip_serializing_if = "ReplicaFlags::is_empty")]
+    replica: ReplicaFlags,
+}
+
+/// Flags of a store in etcd.
+#[derive(Clone, Debug, clap::Args, serde::Serialize)]
+struct EtcdFlags {
+    /// Client URL of a member of the etcd that holds the store, for several orchestrators; repeat for each
+    /// [default: none, the store is in --data-dir]
+    #[arg(long = "etcd-endpoint", value_name = "URL")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    endpoints: Vec<String>,
+    /// What all keys in etcd begin with [default: drover/]
+    #[arg(id = "etcd_prefix", long = "etcd-prefix", value_name = "PREFIX")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prefix: Option<String>,
+    /// Authorities of etcd, PEM [default: the system's]
+    #[arg(id = "etcd_ca", long = "etcd-ca", value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ca: Option<PathBuf>,
+    /// Certificate that is shown to etcd, PEM [default: none]
+    #[arg(id = "etcd_cert", long = "etcd-cert", value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cert: Option<PathBuf>,
+    /// Its private key, PEM
+    #[arg(id = "etcd_key", long = "etcd-key", value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<PathBuf>,
+}
+
+impl EtcdFlags {
+    fn is_empty(&self) -> bool {
+        self.endpoints.is_empty()
+            && self.prefix.is_none()
+            && self.ca.is_none()
+            && self.cert.is_none()
+            && self.key.is_none()
+    }
+}
+
+/// Flags of one of several orchestrators.
+#[derive(Clone, Debug, clap::Args, serde::Serialize)]
+struct ReplicaFlags {
+    /// Name of this orchestrator among those on the same etcd [default: the name of the machine]
+    #[arg(id = "replica_name", long = "replica-name", value_name = "NAME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    /// URL at which clients reach this orchestrator [default: where it listens]
+    #[arg(id = "replica_address", long = "replica-address", value_name = "URL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<String>,
+}
+
+impl ReplicaFlags {
+    fn is_empty(&self) -> bool {
+        self.name.is_none() && self.address.is_none()
+    }
 }
 
 /// Flags of what one caller may take.
@@ -174,6 +238,9 @@ async fn serve(server: ServerSettings, mut settings: Settings, stop: Shutdown) -
         .or(server.tls.cert.as_ref(), server.tls.key.as_ref());
     // The port is bound first, so that a second orchestrator fails on that before it opens the store.
     let listener = drover_server::listen(&server).await?;
+    if settings.etcd.is_used() {
+        return one_of_several::serve(&server, settings, listener, stop).await;
+    }
     let orchestrator = Orchestrator::open(&settings).await?;
     let lost = orchestrator.stopped();
     let ended = stop.child_token();

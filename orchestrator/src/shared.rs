@@ -51,6 +51,8 @@ pub(crate) struct Shared {
     pub(crate) kill: CancellationToken,
     /// Revision of the latest change that is visible in memory.
     pub(crate) written: Mutex<Revision>,
+    /// Whether the store is in touch.
+    pub(crate) readiness: tokio::sync::watch::Sender<drover_server::Readiness>,
     pub(crate) hooks: Hooks,
 }
 
@@ -101,6 +103,18 @@ impl Shared {
             // Without a trace: the platform's state concerns all of them, whichever call noticed it first.
             self.queue.push_for(cluster.uid(), urgency, None);
             self.gauges.changed(cluster.uid());
+        }
+    }
+
+    /// Waits until streams must end: the process stops, or what it shows may be of the past.
+    pub(crate) fn not_to_be_believed(&self) -> impl Future<Output = ()> + Send + use<> {
+        let (stop, mut readiness) = (self.stop.clone(), self.readiness.subscribe());
+        async move {
+            let out_of_touch = readiness.wait_for(|now| *now != drover_server::Readiness::Ready);
+            tokio::select! {
+                () = stop.cancelled() => {}
+                _ = out_of_touch => {}
+            }
         }
     }
 

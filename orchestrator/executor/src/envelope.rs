@@ -141,6 +141,11 @@ impl<'a> Envelope<'a> {
                 .await;
             Some(permit.ok_or_else(|| not_sent(platform))?)
         };
+        // After the wait, in which the lead may have been lost.
+        if !executor.platforms.may_act(owner) {
+            let message = "the store has not answered for so long that another replica may lead";
+            return Err(Error::new(Reason::NotSent, message));
+        }
         Ok(Open {
             executor,
             kind,

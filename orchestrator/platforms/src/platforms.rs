@@ -202,6 +202,12 @@ impl Platforms {
         }
     }
 
+    /// Whether a call for a cluster may be begun: this process owns it, as far as is known.
+    #[must_use]
+    pub fn may_act(&self, cluster: Uuid) -> bool {
+        self.shards.of(cluster).holds()
+    }
+
     /// The fence of calls for a cluster.
     #[must_use]
     pub fn fence(&self, cluster: Uuid) -> wire::Fence {

@@ -140,10 +140,10 @@ impl Api {
             ended: false,
             held: self.shared.limits.hold(self.record.payer(), STREAM_BYTES)?,
         };
-        let stop = self.shared.stop.clone();
+        let end = self.shared.not_to_be_believed();
         Ok(Box::pin(futures::StreamExt::take_until(
             stream::unfold(state, step),
-            stop.cancelled_owned(),
+            Box::pin(end),
         )))
     }
 }

@@ -30,11 +30,11 @@ use std::{sync::Arc, time::Duration};
 use drover_proto::orchestrator::v1::{
     cluster_service_server::ClusterServiceServer,
     platform_registry_service_server::PlatformRegistryServiceServer,
-    secret_service_server::SecretServiceServer,
+    replica_service_server::ReplicaServiceServer, secret_service_server::SecretServiceServer,
 };
 use drover_server::{CallRecord, Caller, MAX_MESSAGE_BYTES};
 
-use crate::shared::Shared;
+use crate::{replica::Replicas, shared::Shared};
 
 /// Poll interval while waiting for an imminent change.
 const SHORT_WAIT: Duration = Duration::from_millis(2);
@@ -54,6 +54,7 @@ pub(crate) fn routes(shared: &Arc<Shared>) -> tonic::service::Routes {
     tonic::service::Routes::new(clusters)
         .add_service(platforms)
         .add_service(secrets)
+        .add_service(ReplicaServiceServer::new(Replicas(shared.store.clone())))
 }
 
 pub(crate) fn service(shared: &Arc<Shared>) -> drover_server::Service {
@@ -62,6 +63,8 @@ pub(crate) fn service(shared: &Arc<Shared>) -> drover_server::Service {
         .add(clusters)
         .add(platforms)
         .add(secrets)
+        .add(ReplicaServiceServer::new(Replicas(shared.store.clone())))
+        .readiness(shared.readiness.subscribe())
         .metrics(crate::gauges::collector(shared))
 }
 

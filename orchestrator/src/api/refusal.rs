@@ -1,7 +1,8 @@
 //! Errors as they are returned to callers.
 
 use drover_convert::error::to_status;
-use drover_core::{Error, error::Violation};
+use drover_core::{Error, Reason, error::Violation};
+use drover_store::backend::CommitError;
 use tonic::Status;
 
 /// Maximum length of a message. It is sent twice in the trailers, once with every space percent-encoded as three
@@ -14,7 +15,15 @@ const MAX_TEXT: usize = 512;
 
 /// Converts an error to a status that is small enough for trailers.
 pub(super) fn refusal(error: Error) -> Status {
-    to_status(&bounded(error))
+    to_status(&bounded(of_a_former_leader(error)))
+}
+
+/// Whoever was refused by the store because another process leads has written nothing: its caller is to ask that one.
+fn of_a_former_leader(error: Error) -> Error {
+    if error.reason() == Reason::Fenced && error.message() == CommitError::Fenced.to_string() {
+        return Error::new(Reason::NotLeader, "another replica leads by now");
+    }
+    error
 }
 
 fn bounded(error: Error) -> Error {
@@ -64,9 +73,15 @@ fn cut(text: &str, most: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use drover_core::Reason;
-
     use super::*;
+
+    #[test]
+    fn a_caller_of_a_former_leader_is_sent_to_the_present_one() {
+        let reason = |error| drover_convert::error::from_status(&refusal(error)).reason();
+        assert_eq!(reason(CommitError::Fenced.into()), Reason::NotLeader);
+        let platform = Error::new(Reason::Fenced, "shard 3 has epoch 9 by now");
+        assert_eq!(reason(platform), Reason::Fenced);
+    }
 
     #[test]
     fn an_answer_fits_into_trailers_whatever_went_wrong() {

@@ -23,6 +23,7 @@ macro_rules! calls {
             {
                 Box::pin(async move {
                     let api = self.of(&request);
+                    self.shared.store.in_touch().map_err(refusal)?;
                     api.$call(request.into_inner()).await.map(Response::new).map_err(refusal)
                 })
             }
@@ -43,6 +44,7 @@ macro_rules! changes {
             {
                 Box::pin(async move {
                     let (api, request) = (self.of(&request), request.into_inner());
+                    self.shared.store.in_touch().map_err(refusal)?;
                     let change = async move { api.$call(request).await };
                     self.carry_through(change).await.map(Response::new).map_err(refusal)
                 })

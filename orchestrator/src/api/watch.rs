@@ -115,10 +115,10 @@ fn open<S: Subject>(api: &Api, subject: S, interval: Duration) -> Result<Answers
         subject,
         ended: false,
     };
-    let stop = api.shared.stop.clone();
+    let end = api.shared.not_to_be_believed();
     Ok(Box::pin(futures::StreamExt::take_until(
         stream::unfold(watch, step),
-        stop.cancelled_owned(),
+        Box::pin(end),
     )))
 }
 

@@ -77,12 +77,12 @@ pub struct Txn {
     pub max_wait: Option<Duration>,
 }
 
-/// A claim that must not have been created anew since it was made.
+/// A claim that must not have been written anew since it was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fence {
-    /// Key of the claim, which is created once and never overwritten.
+    /// Key of the claim, which is written once and never overwritten.
     pub key: Key,
-    /// Revision that created it.
+    /// Revision that wrote it.
     pub made_at: Revision,
 }
 
@@ -271,7 +271,7 @@ pub enum CommitError {
     /// No place in the lane within `max_wait`. Nothing was written.
     #[error("too many changes wait to be stored")]
     Overloaded,
-    /// No space is left. Nothing was written.
+    /// No space is left. Nothing was written; on etcd the transaction may have been the last for which there was room.
     #[error("the store is full; reads go on. Free space on its disk")]
     StorageFull,
     /// The store cannot be written at present. Nothing was written.

@@ -21,8 +21,8 @@ pub use seal::Keyring;
 pub use sqlite::SqliteBackend;
 pub use store::{
     Changed, Changes, ClusterRow, Decoder, EventPage, EventWatch, Finish, Loader, MAX_STEP_NODES,
-    MAX_USER_DATA, NodeRow, Owned, ResourceRow, SHARDS, Shards, Step, StepDone, Store, Summary,
-    Update, UserData, Versioned, backup, import, restore, shard_of,
+    MAX_USER_DATA, Me, NodeRow, Owned, ReplicaRow, ResourceRow, SHARDS, Shards, Step, StepDone,
+    Store, Summary, Update, UserData, Versioned, backup, import, restore, shard_of,
 };
 /// Registers the descriptions of the store's metrics for `/metrics`. Call it after installing a recorder.
 pub fn describe_metrics() {

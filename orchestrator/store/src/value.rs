@@ -283,6 +283,17 @@ pub(crate) struct Replica {
     pub(crate) reads: u32,
     #[prost(uint32, tag = "2")]
     pub(crate) writes: u32,
+    /// URL at which clients reach it. Empty if not known.
+    #[prost(string, tag = "3")]
+    pub(crate) address: String,
+    #[prost(string, tag = "4")]
+    pub(crate) version: String,
+    /// Tells two processes of one name apart.
+    #[prost(bytes = "bytes", tag = "5")]
+    pub(crate) incarnation: Bytes,
+    /// When it started, in ms since 1970.
+    #[prost(uint64, tag = "6")]
+    pub(crate) since_ms: u64,
 }
 
 /// Id of the transaction that wrote a value, by which a lost response is resolved. It is appended to the message under

@@ -39,8 +39,9 @@ pub(crate) struct Cli {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Orchestrator")]
 pub(crate) struct Global {
-    /// Address of the orchestrator; HOST:PORT alone is plaintext on this machine, TLS with --ca or --cert; unix:PATH is a
-    /// socket of `drover dev` [default: that of the context, else http://127.0.0.1:7400]
+    /// Address of the orchestrator, or of several with commas between (a:7400,b:7400): the one that leads is found.
+    /// HOST:PORT alone is plaintext on this machine, TLS with --ca or --cert; unix:PATH is a socket of `drover dev`
+    /// [default: that of the context, else http://127.0.0.1:7400]
     #[arg(
         long,
         global = true,

@@ -1,6 +1,6 @@
 //! Client of the orchestrator for the commands.
 
-use std::{future::Future, ops::ControlFlow, time::Duration};
+use std::{future::Future, ops::ControlFlow, slice, time::Duration};
 
 use drover_client::{
     Channel, Target, is_unreachable, orchestrator::OrchestratorClient, retry::Policy, watch::Update,
@@ -21,11 +21,13 @@ pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long an unreachable orchestrator is retried: a restart takes less, and a person is waiting.
 const UNREACHABLE: Duration = Duration::from_secs(1);
 
-/// A connection to one orchestrator.
+/// A connection to the orchestrator, or to several of which one leads.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     pub(crate) api: OrchestratorClient,
+    /// Address of the orchestrator, or of all: `A, B or C`.
     server: String,
+    several: bool,
     /// What the address was taken from, for who did not expect it. Empty: nothing says another one.
     origin: String,
 }
@@ -33,7 +35,15 @@ pub(crate) struct Client {
 impl Client {
     /// A client for the orchestrator at an address. Sends nothing yet.
     pub(crate) fn connect(target: &Target) -> Self {
-        Self::over(drover_client::connect(target), target.to_string())
+        Self::to(slice::from_ref(target))
+    }
+
+    /// A client for the one that leads of the orchestrators at these addresses. Sends nothing yet.
+    pub(crate) fn to(targets: &[Target]) -> Self {
+        Self {
+            several: targets.len() > 1,
+            ..Self::over(drover_client::connect_any(targets), any(targets))
+        }
     }
 
     /// A client over an existing channel.
@@ -44,6 +54,7 @@ impl Client {
                 ..Policy::default()
             }),
             server,
+            several: false,
             origin: String::new(),
         }
     }
@@ -54,7 +65,7 @@ impl Client {
         self
     }
 
-    /// Address of the orchestrator, for messages.
+    /// Address of the orchestrator, or of all, for messages.
     pub(crate) fn server(&self) -> &str {
         &self.server
     }
@@ -64,14 +75,16 @@ impl Client {
         call.await.map_err(|error| {
             if is_unreachable(&error) {
                 let server = &self.server;
-                let hint = if server.starts_with("https://") {
+                // `drover dev` is never one of several.
+                let hint = if self.several || server.starts_with("https://") {
                     ""
                 } else {
                     " (is `drover dev` running?)"
                 };
+                let what = if self.several { "addresses" } else { "address" };
                 let origin = match self.origin.as_str() {
                     "" => String::new(),
-                    origin => format!(", the address of {origin}"),
+                    origin => format!(", the {what} of {origin}"),
                 };
                 error.context(format!(
                     "cannot reach the orchestrator at {server}{origin}{hint}"
@@ -192,6 +205,15 @@ impl Client {
     }
 }
 
+/// Servers in a sentence: `A, B or C`.
+fn any(targets: &[Target]) -> String {
+    let names: Vec<String> = targets.iter().map(Target::to_string).collect();
+    match names.split_last() {
+        Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+        _ => names.concat(),
+    }
+}
+
 /// A change reported by a watch.
 #[derive(Debug)]
 pub(crate) enum Change<'a, T> {
@@ -228,4 +250,22 @@ async fn follow<T, R>(
         }
     }
     Err(Error::unavailable("the watch ended"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_named_as_in_a_sentence() {
+        let target = |name: &&str| format!("http://{name}:1").parse().unwrap();
+        for (names, text) in [
+            (&["a"][..], "http://a:1"),
+            (&["a", "b"], "http://a:1 or http://b:1"),
+            (&["a", "b", "c"], "http://a:1, http://b:1 or http://c:1"),
+        ] {
+            let targets: Vec<Target> = names.iter().map(target).collect();
+            assert_eq!(any(&targets), text);
+        }
+    }
 }

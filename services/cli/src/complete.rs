@@ -204,7 +204,7 @@ fn of_kind(word: &str) -> Option<Names> {
         Kind::Node => Names::Nodes,
         Kind::Platform | Kind::Host => Names::Platforms,
         Kind::Secret => Names::Secrets,
-        Kind::Discovered | Kind::Storage => return None,
+        Kind::Discovered | Kind::Storage | Kind::Replica => return None,
     })
 }
 
@@ -221,7 +221,7 @@ async fn live(global: &Global, names: &Names, last: &str) -> Outcome<Vec<String>
         },
         (names, _) => (names.clone(), String::new()),
     };
-    let client = Client::connect(&context::place(global)?.target()?);
+    let client = Client::to(&context::place(global)?.targets()?);
     let inner = last.strip_prefix(&prefix).unwrap_or(last);
     let found = names_of(&client, &names, inner).await?;
     Ok(found

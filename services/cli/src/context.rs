@@ -30,7 +30,7 @@ struct Config {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Entry {
-    /// Address of the orchestrator.
+    /// Address of the orchestrator, or of several with commas between.
     server: String,
     #[serde(flatten)]
     secure: Security,
@@ -131,7 +131,7 @@ impl Security {
     }
 }
 
-/// Address and security of an orchestrator.
+/// Addresses and security of the orchestrators.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     server: String,
@@ -141,14 +141,63 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// What the address was taken from: a flag, a variable or a context.
+    /// What the addresses were taken from: a flag, a variable or a context.
     pub(crate) fn origin(&self) -> &str {
         &self.origin
     }
 
-    pub(crate) fn target(&self) -> Outcome<Target> {
-        self.secure.apply(address(&self.server, &self.secure)?)
+    pub(crate) fn targets(&self) -> Outcome<Vec<Target>> {
+        targets(&self.server, &self.secure)
     }
+}
+
+/// The orchestrators at one address, or at several with commas between.
+fn targets(text: &str, secure: &Security) -> Outcome<Vec<Target>> {
+    addresses(text, secure)?
+        .into_iter()
+        .map(|target| secure.apply(target))
+        .collect()
+}
+
+/// Parses one address, or several with commas between. The path of a socket may contain commas, and is always alone: a
+/// socket leads to this machine, which has one orchestrator.
+fn addresses(text: &str, secure: &Security) -> Outcome<Vec<Target>> {
+    if !text.contains(',') || text.trim().starts_with("unix:") {
+        return Ok(vec![address(text, secure)?]);
+    }
+    let wrong = |why: String| Err(Failure::failed(format!("in {text:?}, {why}")));
+    let mut targets: Vec<Target> = Vec::new();
+    for (index, part) in text.split(',').enumerate() {
+        let part = part.trim();
+        if part.is_empty() {
+            return wrong(format!("address {} is empty", index + 1));
+        }
+        if part.starts_with("unix:") {
+            return wrong(format!("{part:?} is a socket, which is given alone"));
+        }
+        let target = address(part, secure)?;
+        if targets.iter().any(|other| other.uri() == target.uri()) {
+            return wrong(format!("{part:?} is there twice"));
+        }
+        if let Some(first) = targets.first()
+            && first.is_encrypted() != target.is_encrypted()
+        {
+            let speaks = |target: &Target| {
+                if target.is_encrypted() {
+                    "TLS"
+                } else {
+                    "plaintext"
+                }
+            };
+            return wrong(format!(
+                "{part:?} is for {} and the first address for {}; write https:// before all, or http:// before all",
+                speaks(&target),
+                speaks(first)
+            ));
+        }
+        targets.push(target);
+    }
+    Ok(targets)
 }
 
 /// Port of the orchestrator if none is given.
@@ -347,11 +396,12 @@ pub(crate) fn run(global: &Global, command: ContextCommand) -> Outcome {
         ContextCommand::Set { name, url } => {
             let secure = Security::of(&global.secure).absolute()?;
             // Fails here, and not in all later commands.
-            let target = secure.apply(address(&url, &secure)?)?;
+            let targets = targets(&url, &secure)?;
+            let server: Vec<String> = targets.iter().map(Target::to_string).collect();
             config.contexts.insert(
                 name.clone(),
                 Entry {
-                    server: target.to_string(),
+                    server: server.join(","),
                     secure,
                 },
             );
@@ -401,6 +451,65 @@ mod tests {
             "ftp://x",
         ] {
             assert!(lead(text, &none).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn several_addresses_have_commas_between() {
+        let secure = Security {
+            ca: Some("ca.pem".into()),
+            ..Security::default()
+        };
+        let none = Security::default();
+        let lead = |text: &str, secure: &Security| -> Result<String, String> {
+            let targets = addresses(text, secure).map_err(|failure| failure.message)?;
+            let texts: Vec<String> = targets.iter().map(Target::to_string).collect();
+            Ok(texts.join(" "))
+        };
+        for (text, secure, urls) in [
+            ("localhost", &none, "http://localhost:7400"),
+            (
+                "127.0.0.1:1, [::1]:2,localhost",
+                &none,
+                "http://127.0.0.1:1 http://[::1]:2 http://localhost:7400",
+            ),
+            ("a,b:1", &secure, "https://a:7400 https://b:1"),
+            ("https://a:1,https://b:1", &none, "https://a:1 https://b:1"),
+            (
+                "http://a:1,localhost:2",
+                &none,
+                "http://a:1 http://localhost:2",
+            ),
+            ("unix:/run/a,b", &none, "unix:/run/a,b"),
+        ] {
+            assert_eq!(lead(text, secure).unwrap(), urls, "{text}");
+        }
+        for (text, secure, why) in [
+            ("a:1,,c:1", &secure, "address 2 is empty"),
+            (",a:1", &secure, "address 1 is empty"),
+            ("a:1, ", &secure, "address 2 is empty"),
+            ("a:1,b:1,a:1", &secure, "\"a:1\" is there twice"),
+            (
+                "a:1,https://A:1/",
+                &secure,
+                "\"https://A:1/\" is there twice",
+            ),
+            (
+                "https://a:1,http://b:1",
+                &none,
+                "\"http://b:1\" is for plaintext and the first address for TLS",
+            ),
+            (
+                "localhost:1,https://b:1",
+                &none,
+                "\"https://b:1\" is for TLS and the first address for plaintext",
+            ),
+            ("localhost:1,unix:/a", &none, "\"unix:/a\" is a socket"),
+            ("localhost:1,b:1", &none, "\"b:1\" does not say whether TLS"),
+            ("localhost:1,a b", &none, "\"a b\" is not an address"),
+        ] {
+            let found = lead(text, secure).unwrap_err();
+            assert!(found.contains(why), "{text}: {found}");
         }
     }
 

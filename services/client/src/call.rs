@@ -5,10 +5,14 @@ use std::{error::Error as StdError, future::Future, time::Duration};
 use drover_core::{Error, Reason, Result};
 use tonic::{Request, Response, Status};
 
-use crate::TransportError;
+use crate::{TransportError, turn::After};
 
 /// Metadata key of errors that did not come from a server. Local to this process, never sent.
 const UNREACHABLE: &str = "unreachable";
+/// Metadata key of errors after which another attempt need not wait long. Local to this process, never sent.
+const AGAIN: &str = "again";
+const AT_ONCE: &str = "at once";
+const SOON: &str = "soon";
 
 /// Creates a request that carries its deadline, so that the server stops working when the caller no longer waits.
 pub(crate) fn request<T>(message: T, deadline: Duration) -> Request<T> {
@@ -43,15 +47,31 @@ pub fn to_error(status: &Status) -> Error {
     let error = drover_convert::error::from_status(status);
     let mut cause = status.source();
     while let Some(at) = cause {
-        if at.is::<TransportError>() {
-            return error.with_metadata(UNREACHABLE, true);
+        if let Some(failure) = at.downcast_ref::<TransportError>() {
+            return match failure.after() {
+                After::Unreachable => error.with_metadata(UNREACHABLE, true),
+                After::Next => error.with_metadata(AGAIN, AT_ONCE),
+                After::Soon => error.with_metadata(AGAIN, SOON),
+                After::Usual => error,
+            };
         }
         cause = at.source();
     }
     error
 }
 
-/// Whether the error means that the server could not be reached, as opposed to an error that it returned.
+/// When to try again after this error.
+pub(crate) fn after(error: &Error) -> After {
+    match error.metadata().get(AGAIN).map(String::as_str) {
+        Some(AT_ONCE) => After::Next,
+        Some(SOON) => After::Soon,
+        _ if is_unreachable(error) => After::Unreachable,
+        _ => After::Usual,
+    }
+}
+
+/// Whether the error means that the server could not be reached, as opposed to an error that it returned. Of several
+/// servers: that none of them could be.
 #[must_use]
 pub fn is_unreachable(error: &Error) -> bool {
     error.reason() == Reason::Unavailable && error.metadata().contains_key(UNREACHABLE)

@@ -24,6 +24,8 @@ use crate::{
     dial::{Dial, Trouble},
     observe::{Observed, Peer},
     role::{Role, Wanted},
+    several::Several,
+    turn::After,
 };
 
 /// Keep-alive interval. A partition is noticed after at most this plus [`KEEP_ALIVE_TIMEOUT`].
@@ -173,22 +175,36 @@ pub struct Channel {
 
 impl Channel {
     /// Requires the server to have this role. Must be set before the first call, which establishes the connection.
-    pub(crate) fn to(self, role: Role) -> Self {
-        self.wanted.want(role);
+    pub(crate) fn to(mut self, role: Role) -> Self {
+        self.each(|channel| channel.wanted.want(role));
         self
+    }
+
+    /// Whether there are several servers of which one leads.
+    pub(crate) fn is_several(&self) -> bool {
+        matches!(self.way, Way::Several(_))
+    }
+
+    /// Changes the settings of every server.
+    fn each(&mut self, change: impl Fn(&mut Self)) {
+        match &mut self.way {
+            Way::Several(servers) => servers.each(change),
+            Way::Network(..) | Way::InProcess(_) => change(self),
+        }
     }
 
     /// Marks the channel as leading to the platform of this name, under which its calls are counted and timed.
     #[must_use]
     pub fn to_platform(mut self, name: &str) -> Self {
-        self.peer.platform = Some(name.into());
+        self.each(|channel| channel.peer.platform = Some(name.into()));
         self
     }
 
     /// Sets the bearer token for every call.
     #[must_use]
     pub fn with_bearer(mut self, bearer: Bearer) -> Self {
-        self.bearer = Some(Header::new(bearer));
+        let header = Header::new(bearer);
+        self.each(|channel| channel.bearer = Some(header.clone()));
         self
     }
 }
@@ -197,6 +213,7 @@ impl Channel {
 enum Way {
     Network(tonic::transport::Channel, Trouble),
     InProcess(Routes),
+    Several(Several),
 }
 
 /// Creates a channel to a server on the network. Never blocks: the connection is established by the first call, and
@@ -242,6 +259,27 @@ pub fn connect(target: &Target) -> Channel {
             ..Peer::default()
         },
         wanted,
+    }
+}
+
+/// Creates a channel to several servers of which one leads. Calls go to the present server, at first the first one. When
+/// it cannot be reached, loses the connection, or answers `NOT_LEADER`, that call fails, and later ones go to the next
+/// server, or to the one that it named as `leader` if that is one of the targets.
+///
+/// Nothing is repeated here: [`Policy`](crate::retry::Policy) tries again, at once while there is a server that was not
+/// tried yet. Each server has its own connection, established by the first call to it.
+///
+/// Without a target, every call fails with `Invalid`.
+#[must_use]
+pub fn connect_any(targets: &[Target]) -> Channel {
+    if let [target] = targets {
+        return connect(target);
+    }
+    Channel {
+        way: Way::Several(Several::new(targets)),
+        bearer: None,
+        peer: Peer::default(),
+        wanted: Wanted::default(),
     }
 }
 
@@ -306,11 +344,16 @@ impl Service<Request<Body>> for Channel {
             Way::Network(channel, trouble) => channel
                 .poll_ready(cx)
                 .map_err(|error| TransportError::new(error).because(trouble)),
-            Way::InProcess(_) => Poll::Ready(Ok(())),
+            // Which server a call goes to is decided when it is made.
+            Way::InProcess(_) | Way::Several(_) => Poll::Ready(Ok(())),
         }
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        if let Way::Several(servers) = &self.way {
+            // The channel of the server observes the call.
+            return servers.call(request);
+        }
         let observed = Observed::begin(&mut request, &self.peer);
         let answer = self.send(request);
         match observed {
@@ -326,6 +369,7 @@ impl Channel {
         mut request: Request<Body>,
     ) -> BoxFuture<'static, Result<Response<Body>, TransportError>> {
         match &mut self.way {
+            Way::Several(servers) => servers.call(request),
             Way::Network(channel, trouble) => {
                 let trouble = trouble.clone();
                 let Some(bearer) = self.bearer.clone() else {
@@ -390,14 +434,19 @@ fn outcome(
 ///
 /// tonic treats it as `Unavailable` (or `DeadlineExceeded`), whatever the lower layers called it: the outcome of the
 /// call is unknown, and a retry may reach the server.
+///
+/// Over several servers it also stands for the answer of one that does not lead.
 #[derive(Debug)]
-pub struct TransportError(Status);
+pub struct TransportError {
+    status: Status,
+    after: After,
+}
 
 impl TransportError {
     /// Adds the reason for which the connection ended, if it is more specific.
     fn because(self, trouble: &Trouble) -> Self {
         match trouble.get() {
-            Some(why) if !self.0.message().contains(&why) => {
+            Some(why) if !self.status.message().contains(&why) => {
                 Self::of(Error::new(Reason::Unavailable, why))
             }
             _ => self,
@@ -405,12 +454,25 @@ impl TransportError {
     }
 
     pub(crate) fn status(&self) -> &Status {
-        &self.0
+        &self.status
     }
 
-    /// Wraps an error that prevented the call from being sent.
-    fn of(error: Error) -> Self {
-        Self(drover_convert::error::to_status(&error))
+    pub(crate) fn after(&self) -> After {
+        self.after
+    }
+
+    /// Sets what the caller may do.
+    pub(crate) fn and(mut self, after: After) -> Self {
+        self.after = after;
+        self
+    }
+
+    /// Wraps an error that prevented the call from being sent, or that stands for its failure.
+    pub(crate) fn of(error: Error) -> Self {
+        Self {
+            status: drover_convert::error::to_status(&error),
+            after: After::Unreachable,
+        }
     }
 
     fn new(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
@@ -438,20 +500,18 @@ impl TransportError {
         if message.is_empty() {
             message.push_str("the connection failed");
         }
-        Self(drover_convert::error::to_status(&Error::new(
-            reason, message,
-        )))
+        Self::of(Error::new(reason, message))
     }
 }
 
 impl fmt::Display for TransportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0.message())
+        f.write_str(self.status.message())
     }
 }
 
 impl StdError for TransportError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        Some(&self.0)
+        Some(&self.status)
     }
 }

@@ -1,6 +1,7 @@
 //! Typed clients: deadlines, retries by error class, watches that resume.
 //!
-//! - [`Channel`]: a cheap, cloneable connection to a server, over the network or within the process.
+//! - [`Channel`]: a cheap, cloneable connection to a server, over the network or within the process, or to several servers
+//!   of which one leads.
 //! - [`platform::PlatformClient`]: a platform, with one attempt per call; the caller decides about retries.
 //! - [`orchestrator::OrchestratorClient`]: the orchestrator as used by people, with built-in retries and resumed
 //!   watches.
@@ -21,12 +22,14 @@ mod pages;
 pub mod platform;
 pub mod retry;
 mod role;
+mod several;
+mod turn;
 pub mod watch;
 
 pub use addons::Addons;
 pub use bearer::Bearer;
 pub use call::{is_unreachable, to_error};
-pub use channel::{Channel, Target, TransportError, connect, in_process};
+pub use channel::{Channel, Target, TransportError, connect, connect_any, in_process};
 pub use drover_tls::{
     Authorities, ClientSettings, Identity, check_authorities,
     client::server_name as check_server_name,

@@ -8,15 +8,16 @@ use drover_proto::{
     orchestrator::v1::{
         self as pb, cluster_service_client::ClusterServiceClient,
         platform_registry_service_client::PlatformRegistryServiceClient,
-        secret_service_client::SecretServiceClient,
+        replica_service_client::ReplicaServiceClient, secret_service_client::SecretServiceClient,
     },
 };
 use futures::{Stream, StreamExt, stream::BoxStream};
+use tokio::time::Instant;
 
 use crate::{
     Channel, MAX_MESSAGE_BYTES,
     call::{request, to_error, within},
-    retry::Policy,
+    retry::{Policy, is_transient},
     role::Role,
 };
 
@@ -25,13 +26,16 @@ use crate::{
 /// Unary calls are retried while the failure is transient, until their deadline (relative to now, for all attempts
 /// together); all of them are idempotent. Watches reconnect, see [`watch`](crate::watch). If the orchestrator cannot be
 /// reached at all, calls fail earlier ([`Policy::unreachable`]), with an error that
-/// [`is_unreachable`](crate::is_unreachable) recognizes.
+/// [`is_unreachable`](crate::is_unreachable) recognizes. Over several orchestrators
+/// ([`connect_any`](crate::connect_any)), all of this goes on with the next one.
 #[derive(Clone, Debug)]
 pub struct OrchestratorClient {
     pub(crate) clusters: ClusterServiceClient<Channel>,
     platforms: PlatformRegistryServiceClient<Channel>,
+    replicas: ReplicaServiceClient<Channel>,
     secrets: SecretServiceClient<Channel>,
     pub(crate) policy: Policy,
+    several: bool,
 }
 
 macro_rules! calls {
@@ -56,9 +60,12 @@ impl OrchestratorClient {
     pub fn new(channel: Channel) -> Self {
         let channel = channel.to(Role::Orchestrator);
         Self {
+            several: channel.is_several(),
             clusters: ClusterServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES),
             platforms: PlatformRegistryServiceClient::new(channel.clone())
+                .max_decoding_message_size(MAX_MESSAGE_BYTES),
+            replicas: ReplicaServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES),
             secrets: SecretServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES),
             policy: Policy::default(),
@@ -106,10 +113,31 @@ impl OrchestratorClient {
             list_discovered_clusters(ListDiscoveredClustersRequest) -> ListDiscoveredClustersResponse;
         }
 
+        replicas {
+            list_replicas(ListReplicasRequest) -> ListReplicasResponse;
+        }
+
         secrets {
             apply_secret(ApplySecretRequest) -> ApplySecretResponse;
             list_secrets(ListSecretsRequest) -> ListSecretsResponse;
             delete_secret(DeleteSecretRequest) -> DeleteSecretResponse;
+        }
+    }
+
+    /// Finds the orchestrator that leads, before a call that is made only once. Returns what is left of the deadline.
+    async fn find(&self, deadline: Duration) -> Result<Duration> {
+        if !self.several {
+            return Ok(deadline);
+        }
+        let start = Instant::now();
+        let one = pb::ListClustersRequest {
+            page_size: 1,
+            ..Default::default()
+        };
+        match self.list_clusters(one, deadline).await {
+            Err(error) if is_transient(&error) => Err(error),
+            // Whatever else it answers, it leads.
+            _ => Ok(deadline.saturating_sub(start.elapsed())),
         }
     }
 
@@ -119,6 +147,7 @@ impl OrchestratorClient {
         message: pb::StreamNodeLogsRequest,
         deadline: Duration,
     ) -> Result<BoxStream<'static, Result<Chunk>>> {
+        let deadline = self.find(deadline).await?;
         let mut client = self.clusters.clone();
         let inner = within(deadline, client.stream_node_logs(message)).await?;
         Ok(inner
@@ -137,6 +166,7 @@ impl OrchestratorClient {
         input: impl Stream<Item = pb::ExecNodeRequest> + Send + 'static,
         deadline: Duration,
     ) -> Result<BoxStream<'static, Result<ProcessOutput>>> {
+        let deadline = self.find(deadline).await?;
         let mut client = self.clusters.clone();
         let inner = within(deadline, client.exec_node(input)).await?;
         Ok(inner

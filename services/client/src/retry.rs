@@ -5,7 +5,7 @@ use std::{future::Future, time::Duration};
 use drover_core::{Class, Error, Reason, Result, back_off_for};
 use tokio::time::Instant;
 
-use crate::is_unreachable;
+use crate::{call, turn::After};
 
 /// Retry policy. Only for idempotent calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct Policy {
     pub longest: Duration,
     /// Deadline of a single attempt. Default 30 s.
     pub attempt: Duration,
-    /// How long to retry a server that cannot be reached at all. Default 3 s.
+    /// How long to retry a server that cannot be reached at all, or several of which none can be. Default 3 s.
     pub unreachable: Duration,
 }
 
@@ -41,6 +41,20 @@ impl Policy {
         error.retry_after().unwrap_or_default() + bound.mul_f64(fastrand::f64())
     }
 
+    /// Returns the backoff after a failure and counts it, unless there are several servers and it is short: none while
+    /// one is left to try, and that of a first failure while they elect a leader.
+    pub(crate) fn wait_after(&self, attempts: &mut u32, error: &Error) -> Duration {
+        match call::after(error) {
+            After::Next => Duration::ZERO,
+            After::Soon => self.wait(0, error),
+            After::Unreachable | After::Usual => {
+                let wait = self.wait(*attempts, error);
+                *attempts = attempts.saturating_add(1);
+                wait
+            }
+        }
+    }
+
     /// Retries a call until it succeeds, fails permanently, or `deadline` (relative to now) passes. `call` receives the
     /// deadline of its attempt. Returns the last error, which is more specific than a timeout.
     pub async fn run<T, F>(
@@ -59,8 +73,8 @@ impl Policy {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            let wait = self.wait(attempts, &error);
-            let limit = if is_unreachable(&error) {
+            let wait = self.wait_after(&mut attempts, &error);
+            let limit = if call::after(&error) == After::Unreachable {
                 self.unreachable.min(deadline)
             } else {
                 deadline
@@ -70,9 +84,13 @@ impl Policy {
             }
             tracing::debug!(%error, ?wait, "trying again");
             tokio::time::sleep(wait).await;
-            attempts += 1;
         }
     }
+}
+
+/// Whether the next attempt follows so soon that nobody needs to hear of this one.
+pub(crate) fn is_brief(error: &Error) -> bool {
+    matches!(call::after(error), After::Next | After::Soon)
 }
 
 /// Whether the same call may succeed later without any intervention.
@@ -105,6 +123,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
+    use crate::TransportError;
 
     async fn attempts(reason: Reason, deadline: Duration) -> (Result<()>, u32) {
         let count = AtomicU32::new(0);
@@ -175,6 +194,43 @@ mod tests {
             .await;
         assert_eq!(outcome, Ok(()));
         assert!(start.elapsed() >= Duration::from_secs(20));
+    }
+
+    /// The error of a call over several servers.
+    fn several(after: After) -> Error {
+        let failure = TransportError::of(Error::unavailable("x")).and(after);
+        crate::to_error(&tonic::Status::from_error(Box::new(failure)))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_was_not_tried_yet_is_tried_at_once_and_an_election_is_waited_for() {
+        let policy = Policy {
+            unreachable: Duration::ZERO,
+            ..Policy::default()
+        };
+        let patience = Duration::from_secs(60);
+        let (start, elected) = (Instant::now(), Duration::from_secs(20));
+        let mut afters = [After::Next, After::Next, After::Soon].into_iter().cycle();
+        let outcome = policy.run(patience, |_| {
+            let after = afters.next().unwrap();
+            let answer = if start.elapsed() < elected {
+                Err(several(after))
+            } else {
+                Ok(())
+            };
+            std::future::ready(answer)
+        });
+        assert_eq!(outcome.await, Ok(()));
+        assert!(start.elapsed() <= elected + policy.first);
+
+        // And once none can be reached, that is said.
+        let start = Instant::now();
+        let mut afters = [After::Next, After::Next, After::Unreachable].into_iter();
+        let outcome = policy.run(patience, |_| {
+            std::future::ready(Err::<(), _>(several(afters.next().unwrap())))
+        });
+        assert!(crate::is_unreachable(&outcome.await.unwrap_err()));
+        assert_eq!(start.elapsed(), Duration::ZERO);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Watches of an orchestrator that survive lost connections and server restarts.
+//! Watches of an orchestrator that survive lost connections and server restarts, and go on with another server if there are
+//! several.
 
 use std::{
     collections::BTreeSet,
@@ -18,7 +19,12 @@ use futures::{Stream, StreamExt};
 use prost_types::Timestamp;
 use tokio::{sync::mpsc, task::JoinSet};
 
-use crate::{alive::Alive, call::within, orchestrator::OrchestratorClient, retry::is_transient};
+use crate::{
+    alive::Alive,
+    call::within,
+    orchestrator::OrchestratorClient,
+    retry::{is_brief, is_transient},
+};
 
 /// Number of updates buffered for the consumer; flow control holds back the rest at the server.
 const BUFFER: usize = 16;
@@ -264,9 +270,8 @@ where
                 let _ = self.updates.send(Err(error)).await;
                 return;
             }
-            let wait = self.policy.wait(attempts, &error);
-            attempts = attempts.saturating_add(1);
-            if self.say(Update::Reconnecting(error)).await.is_err() {
+            let wait = self.policy.wait_after(&mut attempts, &error);
+            if !is_brief(&error) && self.say(Update::Reconnecting(error)).await.is_err() {
                 return;
             }
             tokio::time::sleep(wait).await;
@@ -412,14 +417,12 @@ impl Events {
                 let _ = updates.send(Err(error)).await;
                 return;
             }
-            let wait = self.client.policy.wait(attempts, &error);
-            attempts = attempts.saturating_add(1);
-            if updates
-                .send(Ok(EventUpdate::Reconnecting(error)))
-                .await
-                .is_err()
-            {
-                return;
+            let wait = self.client.policy.wait_after(&mut attempts, &error);
+            if !is_brief(&error) {
+                let lost = updates.send(Ok(EventUpdate::Reconnecting(error))).await;
+                if lost.is_err() {
+                    return;
+                }
             }
             tokio::time::sleep(wait).await;
             messages = self.open().await;

@@ -1,6 +1,8 @@
 //! Conformance suites, fault injection and fixtures for the tests of other crates; a dev-dependency only.
 #[cfg(feature = "certs")]
 pub mod certs;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 #[cfg(feature = "needles")]

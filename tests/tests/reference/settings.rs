@@ -70,6 +70,7 @@ const FLAGS: &[(&str, &str)] = &[
         "limits.plans_per_second_per_caller",
         "plans-per-second-per-caller",
     ),
+    ("etcd.endpoints", "etcd-endpoint"),
     ("namespaces", "namespace"),
     ("allowed_hosts", "allowed-host"),
     ("excluded_namespaces", "excluded-namespace"),

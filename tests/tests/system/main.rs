@@ -28,6 +28,7 @@ mod order;
 mod prometheus;
 mod python;
 mod real;
+mod replicas;
 mod resilience;
 mod retention;
 mod rollout;

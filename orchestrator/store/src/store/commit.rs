@@ -37,6 +37,13 @@ pub(super) async fn commit(
     let mut pause = FIRST_PAUSE;
     match backend.commit(txn.clone(), lane).await {
         Err(CommitError::Unknown) => {}
+        Err(CommitError::StorageFull) => {
+            // Etcd may say so of what it has just written (etcd issue 16659).
+            return match committed(backend, marker).await {
+                Ok(written) => written.ok_or(CommitError::StorageFull),
+                Err(_) => Err(CommitError::Unknown),
+            };
+        }
         outcome => return outcome,
     }
     for _ in 0..RESENDS {
@@ -51,7 +58,9 @@ pub(super) async fn commit(
             Err(refusal @ (CommitError::Conflict(_) | CommitError::Fenced)) => {
                 match committed(backend, marker).await {
                     Ok(Some(revision)) => return Ok(revision),
-                    Ok(None) => return Err(refusal),
+                    Ok(None) if refusal != CommitError::Fenced => return Err(refusal),
+                    // Whoever leads now may have read what the first attempt wrote, and written over it.
+                    Ok(None) => return Err(CommitError::Unknown),
                     Err(_) => {}
                 }
             }

@@ -4,6 +4,7 @@ mod clusters;
 mod commit;
 mod events;
 mod feed;
+mod led;
 mod own;
 mod records;
 mod secrets;
@@ -29,12 +30,13 @@ pub use self::{
     clusters::{ClusterRow, Loader, MAX_USER_DATA, NodeRow, ResourceRow, UserData},
     events::{EventPage, EventWatch},
     feed::{Changed, Changes, Update},
-    own::{Owned, SHARDS, Shards, shard_of},
+    own::{Me, Owned, ReplicaRow, SHARDS, Shards, shard_of},
     step::{Finish, MAX_STEP_NODES, Step, StepDone},
     transfer::{Decoder, Summary, import},
 };
 use self::{
     feed::Feed,
+    led::Led,
     own::{Holding, now_ms},
 };
 use crate::{
@@ -75,10 +77,12 @@ pub(crate) const API_WAIT: Duration = Duration::from_millis(250);
 /// Owner state is written only with an [`Owned`], which only [`Store::take_shard`] creates.
 pub struct Store {
     backend: Arc<dyn Backend>,
+    /// The same.
+    led: Arc<Led>,
     info: Info,
     meta: Mutex<Versioned<Meta>>,
     id: Uuid,
-    replica: String,
+    replica: Me,
     holding: Arc<Holding>,
     feed: Arc<Feed>,
     tasks: Vec<JoinHandle<()>>,
@@ -89,6 +93,11 @@ pub struct Store {
 impl Store {
     /// Opens a store over a backend, and creates it if the backend is empty. Requires a tokio runtime.
     pub async fn open(backend: Arc<dyn Backend>) -> Result<Self> {
+        Self::open_as(backend, Me::nameless()).await
+    }
+
+    /// Opens a store as one of its replicas. `ALREADY_EXISTS` if another process goes on to have its name.
+    pub async fn open_as(backend: Arc<dyn Backend>, replica: Me) -> Result<Self> {
         let info = backend.info();
         let meta = match read_meta(&*backend).await? {
             Some(meta) => meta,
@@ -100,12 +109,13 @@ impl Store {
             .await?
             .revision();
         let (feed, follower) = Feed::start(&backend, start).await?;
-        let replica = Uuid::new_v4().to_string();
         let (holding, renewer) = own::join(&backend, &replica).await?;
         let mut tasks = vec![follower];
         tasks.extend(renewer);
+        let led = Arc::new(Led::new(backend));
         Ok(Self {
-            backend,
+            backend: led.clone(),
+            led,
             info,
             meta: Mutex::new(meta),
             id,
@@ -129,6 +139,12 @@ impl Store {
 
     /// Gives up all shards immediately, so that another replica does not have to wait for the lease to end.
     pub async fn close(self) -> Result<()> {
+        self.resign().await
+    }
+
+    /// As [`Store::close`], while others still hold it: they can neither write nor begin anything any more.
+    pub async fn resign(&self) -> Result<()> {
+        self.holding.lost().cancel();
         self.backend.revoke(self.holding.id()).await
     }
 

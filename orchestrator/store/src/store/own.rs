@@ -5,31 +5,82 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use bytes::Bytes;
 use drover_core::{Error, Reason, Result};
 use futures::future::try_join_all;
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::{
     task::JoinHandle,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep, sleep_until},
 };
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{Store, VALUE_FORMAT, Versioned, commit, commit::Marker};
 use crate::{
-    backend::{Backend, CommitError, Expect, Fence, Lane, Lease, LeaseId, Op, Txn},
-    keys::{Key, Name},
+    backend::{
+        Backend, CommitError, Expect, Fence, Lane, Lease, LeaseId, Op, PAGE, RETRY_AFTER, Range,
+        Txn,
+    },
+    history::{Batch, WatchEnd},
+    keys::{self, Key, Name},
     value::{Epoch, Owner, Replica, marked, new_txn_id},
 };
+
+/// This process among the replicas of a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Me {
+    /// Name, which no other replica has.
+    pub name: String,
+    /// URL at which clients reach it. Empty if not known.
+    pub address: String,
+    /// Its version.
+    pub version: String,
+}
+
+impl Me {
+    /// A process that is alone, or has no name that matters.
+    pub(super) fn nameless() -> Self {
+        Self {
+            name: Uuid::new_v4().to_string(),
+            address: String::new(),
+            version: String::new(),
+        }
+    }
+}
+
+/// A replica that lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicaRow {
+    /// Its name.
+    pub name: String,
+    /// URL at which clients reach it. Empty if it has told none.
+    pub address: String,
+    /// Its version.
+    pub version: String,
+    /// Since when it runs, in ms since 1970.
+    pub since_ms: u64,
+    /// Whether it has the lead.
+    pub leads: bool,
+    /// The epoch of the lead.
+    pub epoch: u64,
+    /// Whether it is this process.
+    pub is_this: bool,
+}
+
+/// How long a replica waits for another of its name to end, which one that was killed does with its lease.
+const SAME_NAME: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Number of shards that clusters are distributed over. Part of the stored format.
 pub const SHARDS: u8 = 64;
 
-/// How long a dead replica keeps its shards.
-const TTL: Duration = Duration::from_secs(5);
-const RENEW_EVERY: Duration = Duration::from_secs(1);
+/// How long a dead replica keeps its shards: the shortest lease that etcd grants with its default election timeout.
+const TTL: Duration = Duration::from_secs(2);
+const RENEW_EVERY: Duration = Duration::from_millis(400);
 /// Safety margin: work that starts this long before the lease ends is over, or fenced, when it does.
-const MARGIN: Duration = Duration::from_secs(1);
+const MARGIN: Duration = Duration::from_millis(500);
 /// If no other process can take the shards, a pause of this process must not lose them.
 const EXCLUSIVE_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
@@ -60,6 +111,7 @@ pub fn shard_of(uid: Uuid) -> u8 {
 pub(super) struct Holding {
     id: LeaseId,
     deadline: Mutex<Instant>,
+    lost: CancellationToken,
 }
 
 impl Holding {
@@ -67,8 +119,12 @@ impl Holding {
         self.id
     }
 
-    fn holds(&self) -> bool {
-        Instant::now() + MARGIN < *self.deadline.lock()
+    pub(super) fn lost(&self) -> &CancellationToken {
+        &self.lost
+    }
+
+    pub(super) fn holds(&self) -> bool {
+        !self.lost.is_cancelled() && Instant::now() + MARGIN < *self.deadline.lock()
     }
 }
 
@@ -115,16 +171,23 @@ impl Owned {
                 self.shard
             )));
         }
+        if self.holding.lost.is_cancelled() {
+            return Err(CommitError::Fenced.into());
+        }
         if !self.holds() {
-            return Err(lost());
+            return Err(out_of_touch());
         }
         Ok(self.fence.clone())
     }
 }
 
-fn lost() -> Error {
-    CommitError::Fenced.into()
+/// Nobody else owns the shards as far as is known, and they may well be kept: while etcd has no leader, no lease ends.
+pub(super) fn out_of_touch() -> Error {
+    Error::unavailable(OUT_OF_TOUCH).with_retry_after(RETRY_AFTER)
 }
+
+const OUT_OF_TOUCH: &str =
+    "the store has not answered for so long that another replica may have taken over";
 
 /// Ownership of all shards.
 #[derive(Clone, Debug)]
@@ -147,7 +210,7 @@ impl Shards {
 /// Announces this replica. The returned task renews its lease, if that is necessary.
 pub(super) async fn join(
     backend: &Arc<dyn Backend>,
-    replica: &str,
+    replica: &Me,
 ) -> Result<(Arc<Holding>, Option<JoinHandle<()>>)> {
     let exclusive = backend.info().exclusive;
     let Lease { id, deadline } = backend
@@ -156,26 +219,69 @@ pub(super) async fn join(
     let holding = Arc::new(Holding {
         id,
         deadline: Mutex::new(deadline),
+        lost: CancellationToken::new(),
     });
     let value = Replica {
         reads: VALUE_FORMAT,
         writes: VALUE_FORMAT,
+        address: replica.address.clone(),
+        version: replica.version.clone(),
+        incarnation: Bytes::copy_from_slice(Uuid::new_v4().as_bytes()),
+        since_ms: now_ms(),
     };
-    let key = Name::Replica(replica.to_owned()).into();
-    let mut txn = Txn::default();
-    txn.ops.push(Op::PutLeased {
-        key,
-        value: value.encode_to_vec().into(),
-        lease: id,
-    });
-    // The key is our own, so a lost response can be ignored: at worst the other replicas see us later.
-    match backend.commit(txn, Lane::Urgent).await {
-        Ok(_) | Err(CommitError::Unknown) => {}
-        Err(error) => return Err(error.into()),
-    }
     let renewer =
         (!exclusive).then(|| tokio::spawn(renew(Arc::downgrade(backend), Arc::clone(&holding))));
+    // With a lease that lives on meanwhile: one of the same name may take longer to end than a lease lasts.
+    if let Err(error) = announce(&**backend, &replica.name, &value, id).await {
+        if let Some(renewer) = renewer {
+            renewer.abort();
+        }
+        return Err(error);
+    }
     Ok((holding, renewer))
+}
+
+/// Writes the key of a replica. `ALREADY_EXISTS` while another process has its name.
+async fn announce(
+    backend: &dyn Backend,
+    name: &str,
+    value: &Replica,
+    lease: LeaseId,
+) -> Result<()> {
+    let key: Key = Name::Replica(name.to_owned()).into();
+    let mut txn = Txn::default().expect(key.clone(), Expect::Absent);
+    txn.ops.push(Op::PutLeased {
+        key: key.clone(),
+        value: value.encode_to_vec().into(),
+        lease,
+    });
+    let end = Instant::now() + SAME_NAME;
+    loop {
+        match backend.commit(txn.clone(), Lane::Urgent).await {
+            Ok(_) => return Ok(()),
+            Err(CommitError::Unknown) => {}
+            Err(CommitError::Conflict(_)) if is_stored(backend, &key, value).await? => {
+                return Ok(());
+            }
+            Err(CommitError::Conflict(_)) if Instant::now() >= end => {
+                return Err(Error::new(
+                    Reason::AlreadyExists,
+                    format!(
+                        "another process is the replica {name:?}; each needs a name of its own"
+                    ),
+                ));
+            }
+            // One that was killed a moment ago, most likely.
+            Err(CommitError::Conflict(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        sleep(LOOK_AGAIN).await;
+    }
+}
+
+async fn is_stored(backend: &dyn Backend, key: &Key, value: &Replica) -> Result<bool> {
+    let stored = backend.get(key).await?;
+    Ok(stored.is_some_and(|entry| entry.value == value.encode_to_vec()))
 }
 
 async fn renew(backend: Weak<dyn Backend>, holding: Arc<Holding>) {
@@ -188,6 +294,7 @@ async fn renew(backend: Weak<dyn Backend>, holding: Arc<Holding>) {
             Ok(deadline) => *holding.deadline.lock() = deadline,
             Err(error) if error.reason() == Reason::Fenced => {
                 tracing::warn!("this replica lost its lease, and with it all shards");
+                holding.lost.cancel();
                 return;
             }
             // The deadline stands; the next attempt may succeed before it.
@@ -215,7 +322,7 @@ impl Store {
             txn: new_txn_id(),
         };
         let claim = Owner {
-            replica: self.replica.clone(),
+            replica: self.replica.name.clone(),
             epoch: next,
         };
         let mut txn = Txn::default()
@@ -246,11 +353,91 @@ impl Store {
         }
     }
 
-    /// Takes all shards.
+    /// Takes all shards, and with them the lead: from then on every write of this process is refused once another has
+    /// taken them. `NOT_LEADER` if another replica has them.
     pub async fn take_all(&self) -> Result<Shards> {
-        Ok(Shards(
-            try_join_all((0..SHARDS).map(|shard| self.take_shard(shard))).await?,
-        ))
+        // Who has the first has them all, so that two that begin at the same time do not get a part each.
+        let first = self.take_shard(0).await?;
+        let rest = try_join_all((1..SHARDS).map(|shard| self.take_shard(shard))).await?;
+        self.led.lead(first.fence.clone());
+        // Another replica may have changed it since this one has opened the store.
+        let meta = super::read_meta(&*self.backend).await?;
+        *self.meta.lock() = meta.ok_or_else(|| super::damaged(&Name::Meta.into()))?;
+        Ok(Shards([first].into_iter().chain(rest).collect()))
+    }
+
+    /// Waits until nobody has the lead. It may be taken by another replica in the meantime.
+    pub async fn vacancy(&self) -> Result<()> {
+        let key: Key = Name::Owner(0).into();
+        loop {
+            let scan = self.backend.scan(Range::one(&key), 1).await?;
+            let revision = scan.revision();
+            if scan.collect().await?.is_empty() {
+                return Ok(());
+            }
+            let mut watch = self.backend.watch(revision).await?;
+            let gone = |batch: &Batch| batch.changes.iter().any(|change| change.key == key);
+            loop {
+                match watch.next().await {
+                    Ok(batch) if gone(&batch) => break,
+                    Ok(_) => {}
+                    Err(WatchEnd::Compacted) => break,
+                    Err(WatchEnd::Closed) => sleep(LOOK_AGAIN).await,
+                }
+            }
+        }
+    }
+
+    /// The replica that leads, if there is one, with its address, if it has told one.
+    pub async fn leader(&self) -> Result<Option<ReplicaRow>> {
+        let replicas = self.replicas().await?;
+        Ok(replicas.into_iter().find(|replica| replica.leads))
+    }
+
+    /// All replicas that live, by name.
+    pub async fn replicas(&self) -> Result<Vec<ReplicaRow>> {
+        let owner = self.read::<Owner>(&Name::Owner(0).into()).await?;
+        let range = Range::prefix(&keys::kind(b'a'));
+        let entries = self.backend.scan(range, PAGE).await?.collect().await?;
+        let mut found = Vec::new();
+        for entry in entries {
+            let Some(Name::Replica(name)) = entry.key.parse() else {
+                continue;
+            };
+            let replica: Versioned<Replica> = super::decode(&entry)?;
+            found.push(ReplicaRow {
+                leads: owner
+                    .as_ref()
+                    .is_some_and(|owner| owner.value.replica == name),
+                epoch: owner.as_ref().map_or(0, |owner| owner.value.epoch),
+                is_this: name == self.replica.name,
+                name,
+                address: replica.value.address,
+                version: replica.value.version,
+                since_ms: replica.value.since_ms,
+            });
+        }
+        Ok(found)
+    }
+
+    /// Whether new work may be begun, and what is in memory be shown: this process has renewed its lease in time.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.holding.holds()
+    }
+
+    /// `NOT_LEADER` while another replica may have taken over without this one knowing.
+    pub fn in_touch(&self) -> Result<()> {
+        if self.holds() {
+            return Ok(());
+        }
+        Err(Error::new(Reason::NotLeader, OUT_OF_TOUCH))
+    }
+
+    /// Cancelled when the lease of this process has ended, and with it all that it owned.
+    #[must_use]
+    pub fn lost(&self) -> CancellationToken {
+        self.holding.lost().clone()
     }
 
     /// Gives up a shard, so that another replica can take it immediately. None of its work may be in flight any more.

@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::{Store, mark_restored, read_meta};
 use crate::{
-    backend::{Backend, CommitError, Entry, Lane, PAGE, Range, Revision, Txn},
+    backend::{Backend, CommitError, Entry, Expect, Lane, PAGE, Range, Revision, Txn},
     keys::{Key, Name},
     value::{
         Chunk, Desired, Epoch, Head, Meta, NewEvent, Owner, PlatformRow, Replica, RevisionRow,
@@ -211,7 +211,14 @@ pub async fn import(
         held: true,
         ..Meta::decode(value).map_err(|_| damaged())?
     };
-    write(backend, Txn::default().put(key, held.encode_to_vec())).await?;
+    // Nobody has made a store there meanwhile.
+    let last = Txn::default()
+        .expect(key.clone(), Expect::Absent)
+        .put(key, held.encode_to_vec());
+    match backend.commit(last, Lane::Bulk).await {
+        Ok(_) | Err(CommitError::Unknown) => {}
+        Err(error) => return Err(error.into()),
+    }
     read_meta(backend).await?;
     mark_restored(backend).await?;
     Ok(Summary {

@@ -27,14 +27,17 @@ async fn shards_of_a_dead_replica_are_free_after_its_lease() {
         alive.take_shard(1).await.unwrap_err().reason(),
         Reason::NotLeader
     );
-    tokio::time::sleep(Duration::from_millis(4_500)).await;
-    assert!(!lost.holds(), "nothing new is begun in the last second");
+    tokio::time::sleep(Duration::from_millis(1_700)).await;
+    assert!(
+        !lost.holds(),
+        "nothing new is begun in the last half second"
+    );
     assert_eq!(
         alive.take_shard(1).await.unwrap_err().reason(),
         Reason::NotLeader,
         "it may still be writing"
     );
-    tokio::time::sleep(Duration::from_millis(600)).await;
+    tokio::time::sleep(Duration::from_millis(400)).await;
     let taken = alive.take_shard(1).await.expect("the lease has ended");
     assert!(taken.epoch() > lost.epoch());
     tokio::time::sleep(Duration::from_secs(60)).await;

@@ -22,7 +22,7 @@ pub(crate) enum ContextCommand {
     /// Add or change a context; --ca, --cert, --key, --server-name and --token-file are kept with it
     Set {
         name: String,
-        /// Address of its orchestrator
+        /// Address of its orchestrator, or of several with commas between
         url: String,
     },
 }

@@ -14,7 +14,7 @@ use drover_proto::{
     orchestrator::v1::{
         Cluster, GetClusterRequest, GetNodeRequest, GetPlatformRequest,
         ListDiscoveredClustersRequest, ListDiscoveredClustersResponse, ListHostsRequest,
-        ListHostsResponse, ListSecretsRequest, ListSecretsResponse, Node,
+        ListHostsResponse, ListReplicasRequest, ListSecretsRequest, ListSecretsResponse, Node,
     },
 };
 use prost::{Message, Name};
@@ -109,6 +109,7 @@ async fn one(
         (Kind::Discovered, false) => discovered(client, target.name, view).await?,
         (Kind::Storage, false) => kept_storage(client, target.name, view).await?,
         (Kind::Secret, false) => secrets(client, target.name, view).await?,
+        (Kind::Replica, false) => replicas(client, target.name, view).await?,
     }
     Ok(Exit::Done)
 }
@@ -384,6 +385,34 @@ async fn hosts(
     view.print(&all, names, || Table {
         rows: all.hosts.iter().map(rows::host).collect(),
         ..rows::hosts()
+    })
+}
+
+async fn replicas(client: &Client, name: Option<String>, view: View<'_>) -> Outcome<()> {
+    let now = SystemTime::now();
+    let request = ListReplicasRequest {};
+    let mut answer = client
+        .call(client.api.list_replicas(request, CALL_TIMEOUT))
+        .await?;
+    if let Some(name) = name {
+        answer.replicas.retain(|replica| replica.name == name);
+        if answer.replicas.is_empty() {
+            return Err(Error::not_found("replica", name).into());
+        }
+    }
+    let names = || {
+        let replicas = answer.replicas.iter();
+        replicas
+            .map(|replica| format!("replica/{}", replica.name))
+            .collect()
+    };
+    view.print(&answer, names, || Table {
+        rows: answer
+            .replicas
+            .iter()
+            .map(|replica| rows::replica(replica, now))
+            .collect(),
+        ..rows::replicas()
     })
 }
 

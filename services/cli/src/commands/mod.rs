@@ -39,7 +39,7 @@ use crate::{
 pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, Failure> {
     let client = || -> Outcome<Client> {
         let place = context::place(global)?;
-        Ok(Client::connect(&place.target()?).named_by(place.origin()))
+        Ok(Client::to(&place.targets()?).named_by(place.origin()))
     };
     let exit = match command {
         Command::Dev(args) => dev::run(global, args).await,

@@ -11,27 +11,56 @@ use crate::{
     cli::Global,
     client::Client,
     context::{self, Security},
-    failure::{Exit, Outcome},
+    failure::{Exit, Failure, Outcome},
     output,
 };
 
 /// Timeout of a request to a server.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Calls grpc.health.v1. Exit code 0: serving, 1: not serving, 3: unknown service, 5: unreachable.
+/// Calls grpc.health.v1. Exit code 0: serving, 1: not serving, 3: unknown service, 5: unreachable. Of several servers it is 0
+/// if one serves.
 pub(crate) async fn health(global: &Global, address: Option<&str>, service: &str) -> Outcome {
-    let target = match address {
-        Some(address) => server(global, address)?,
-        None => context::place(global)?.target()?,
+    let targets = match address {
+        Some(address) => vec![server(global, address)?],
+        None => context::place(global)?.targets()?,
     };
-    let (word, exit) = match probe::check(&target, service).await? {
+    if let [target] = targets.as_slice() {
+        let (word, exit) = said(probe::check(target, service).await?);
+        output::line(word)?;
+        return Ok(exit);
+    }
+    each(&targets, service).await
+}
+
+fn said(status: ServingStatus) -> (&'static str, Exit) {
+    match status {
         ServingStatus::Serving => ("serving", Exit::Done),
         ServingStatus::NotServing => ("not serving", Exit::Failed),
         ServingStatus::ServiceUnknown => ("unknown service", Exit::NotFound),
         ServingStatus::Unknown => ("unknown", Exit::Failed),
-    };
-    output::line(word)?;
-    Ok(exit)
+    }
+}
+
+/// Asks each of several servers. One that serves is enough; otherwise the last one decides.
+async fn each(targets: &[Target], service: &str) -> Outcome {
+    let mut serves = false;
+    let mut exit = Exit::Failed;
+    for target in targets {
+        exit = match probe::check(target, service).await {
+            Ok(status) => {
+                let (word, exit) = said(status);
+                output::line(&format!("{target}: {word}"))?;
+                exit
+            }
+            Err(error) => {
+                complain!("{target}: {error}");
+                Failure::from(error).exit
+            }
+        };
+        serves |= exit == Exit::Done;
+    }
+    Ok(if serves { Exit::Done } else { exit })
 }
 
 fn server(global: &Global, address: &str) -> Outcome<Target> {

@@ -15,9 +15,10 @@ pub(crate) enum Kind {
     Discovered,
     Secret,
     Storage,
+    Replica,
 }
 
-pub(crate) const KINDS: [(&str, &str, Kind); 8] = [
+pub(crate) const KINDS: [(&str, &str, Kind); 9] = [
     ("cluster", "clusters", Kind::Cluster),
     ("node", "nodes", Kind::Node),
     ("platform", "platforms", Kind::Platform),
@@ -26,6 +27,7 @@ pub(crate) const KINDS: [(&str, &str, Kind); 8] = [
     ("discovered", "discovered", Kind::Discovered),
     ("secret", "secrets", Kind::Secret),
     ("storage", "storage", Kind::Storage),
+    ("replica", "replicas", Kind::Replica),
 ];
 
 impl Kind {

@@ -7,7 +7,7 @@ use drover_manifest::schema::pascal;
 use drover_proto::{
     orchestrator::v1::{
         Cluster, ClusterPhase, ClusterSpec, DiscoveredCluster, Event, EventSeverity, GroupSpec,
-        KeptStorage, Node, NodeState, Platform, PlatformPhase, PlatformStatus, Secret,
+        KeptStorage, Node, NodeState, Platform, PlatformPhase, PlatformStatus, Replica, Secret,
         SecretPurpose, StorageClaim,
     },
     platform::v1::{AddonKind, Host, HostState, NodeRole, Platform as Handshake},
@@ -357,6 +357,21 @@ pub(crate) fn host(host: &Host) -> Vec<String> {
         or_dash(&host.cluster_id),
         or_dash(&host.node_id),
         host.message.clone(),
+    ]
+}
+
+pub(crate) fn replicas() -> Table {
+    Table::new(&["NAME", "ROLE", "ADDRESS", "VERSION", "AGE"])
+}
+
+pub(crate) fn replica(replica: &Replica, now: SystemTime) -> Vec<String> {
+    let role = if replica.leads { "leader" } else { "standby" };
+    vec![
+        replica.name.clone(),
+        role.to_owned(),
+        or_dash(&replica.address),
+        or_dash(&replica.version),
+        age::since(replica.start_time.as_ref(), now),
     ]
 }
 

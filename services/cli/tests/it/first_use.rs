@@ -119,6 +119,21 @@ async fn what_is_wrong_is_said_with_a_way_out() {
             1,
             "write https://example.com:1, or http://",
         ),
+        (
+            "get clusters --server localhost:1,,localhost:2",
+            1,
+            "in \"localhost:1,,localhost:2\", address 2 is empty",
+        ),
+        (
+            "context set c localhost:1,localhost:1",
+            1,
+            "\"localhost:1\" is there twice",
+        ),
+        (
+            "get clusters --server localhost:1,localhost:2,[::1]:3",
+            5,
+            "at http://localhost:1, http://localhost:2 or http://[::1]:3, the addresses of --server: ",
+        ),
         ("--context nope status", 3, "there is no context `nope`"),
     ] {
         let (found, text) = place.run(line).await;
@@ -176,6 +191,34 @@ async fn a_flag_goes_before_a_context_and_a_context_before_a_variable() {
     assert_eq!((code, text.as_str()), (0, "context silent deleted\n"));
     let (code, text) = place.run("context show").await;
     assert_eq!(code, 3, "{text}");
+    place.running.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_several_servers_the_one_that_answers_is_used() {
+    let place = Place::new().await;
+    let here = place.running.address();
+    let several = format!("127.0.0.1:1,{here}");
+    let (code, text) = place.run(&format!("context set ours {several}")).await;
+    assert_eq!(code, 0, "{text}");
+    let (_, text) = place.run("context show").await;
+    let shown = format!("name: ours\nserver: http://127.0.0.1:1,http://{here}\n");
+    assert_eq!(text, shown);
+    for line in [
+        "get clusters --context ours".to_owned(),
+        format!("get clusters --server {several}"),
+    ] {
+        let (code, text) = place.run(&line).await;
+        assert_eq!((code, text.as_str()), (0, "nothing found\n"), "{line}");
+    }
+    // As a variable, and each of them is asked.
+    let (code, text) = drover(place.directory.path(), &several, "health", "").await;
+    assert_eq!(code, 0, "{text}");
+    assert!(
+        text.contains(&format!("http://{here}: serving\n")),
+        "{text}"
+    );
+    assert!(text.contains("http://127.0.0.1:1: cannot reach"), "{text}");
     place.running.shutdown().await;
 }
 

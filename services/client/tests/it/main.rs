@@ -11,3 +11,4 @@ mod fake;
 mod kubernetes;
 mod orchestrator;
 mod platform;
+mod several;

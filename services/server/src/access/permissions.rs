@@ -186,6 +186,10 @@ const TABLE: &[Service] = &[
         ],
     ),
     (
+        "drover.orchestrator.v1.ReplicaService",
+        &[("ListReplicas", Read)],
+    ),
+    (
         "drover.orchestrator.v1.SecretService",
         &[
             ("ApplySecret", Administer),

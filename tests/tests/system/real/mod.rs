@@ -24,7 +24,7 @@ use std::{
     time::Duration,
 };
 
-use drover_client::{OrchestratorClient, connect};
+use drover_client::{OrchestratorClient, Target, connect_any};
 use drover_core::{Error, Reason, Result};
 use drover_proto::orchestrator::v1 as pb;
 use drover_testing::wait::Wait;
@@ -160,6 +160,11 @@ impl Server {
         }
     }
 
+    pub fn is_running(&mut self) -> bool {
+        let child = self.child.as_mut();
+        child.is_some_and(|child| child.try_wait().unwrap().is_none())
+    }
+
     /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
@@ -191,6 +196,8 @@ impl Drop for Server {
 /// An orchestrator and a local platform with all their files in a temporary directory.
 pub struct World {
     pub orchestrator: Server,
+    /// Further replicas of it.
+    pub others: Vec<Server>,
     pub platform: Server,
     pub directory: TempDir,
 }
@@ -229,6 +236,7 @@ impl World {
         );
         Self {
             orchestrator,
+            others: Vec::new(),
             platform,
             directory,
         }
@@ -247,7 +255,11 @@ impl World {
     }
 
     pub fn client(&self) -> OrchestratorClient {
-        OrchestratorClient::new(connect(&self.orchestrator.endpoint().parse().unwrap()))
+        let servers = std::iter::once(&self.orchestrator).chain(&self.others);
+        let targets: Vec<Target> = servers
+            .map(|server| server.endpoint().parse().unwrap())
+            .collect();
+        OrchestratorClient::new(connect_any(&targets))
     }
 
     pub async fn register(&self, name: &str, endpoint: &str) {

@@ -27,6 +27,7 @@ struct State {
     failures: VecDeque<Error>,
     last_watch: pb::WatchEventsRequest,
     last_min_revision: Option<u64>,
+    broken: Option<Error>,
 }
 
 #[derive(Clone)]
@@ -94,6 +95,11 @@ impl Fake {
         self.state.lock().failures.extend(errors);
     }
 
+    /// Ends all watches with this error, those under way and later ones.
+    pub(crate) fn break_watches(&self, error: Error) {
+        self.change(|state| state.broken = Some(error));
+    }
+
     pub(crate) fn last_watch(&self) -> pb::WatchEventsRequest {
         self.state.lock().last_watch.clone()
     }
@@ -119,11 +125,13 @@ impl Fake {
             let state = state.clone();
             async move {
                 changes.changed().await.ok()?;
+                let broken = state.lock().broken.as_ref().map(to_status);
                 let (messages, said) = step(&state.lock(), said);
-                Some((
-                    stream::iter(messages.into_iter().map(Ok)),
-                    (said, changes, step),
-                ))
+                let messages = match broken {
+                    Some(status) => vec![Err(status)],
+                    None => messages.into_iter().map(Ok).collect(),
+                };
+                Some((stream::iter(messages), (said, changes, step)))
             }
         })
         .flatten()

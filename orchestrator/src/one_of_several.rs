@@ -1,0 +1,157 @@
+//! Serving as one of several orchestrators on one etcd: standing by, leading, and standing by again.
+
+use std::{net::SocketAddr, time::Duration};
+
+use drover_core::{Error, Reason};
+use drover_orchestrator::{Orchestrator, Settings, Standby};
+use drover_server::{Running, ServerSettings, Shutdown};
+use tokio::{net::TcpListener, time::sleep};
+
+use crate::Outcome;
+
+/// Delay before a replica that lost its lease joins again. It doubles up to the longest, and begins anew with a lead.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// What a replica is served with.
+struct Site<'a> {
+    server: &'a ServerSettings,
+    settings: Settings,
+    listener: std::net::TcpListener,
+    stop: Shutdown,
+}
+
+/// How a turn as standby or leader ended.
+enum Ended {
+    Stopped,
+    Lost,
+}
+
+/// Serves until the process is to stop. What is wrong at the start ends it, what goes wrong later does not.
+pub(crate) async fn serve(
+    server: &ServerSettings,
+    mut settings: Settings,
+    listener: TcpListener,
+    stop: Shutdown,
+) -> Outcome {
+    if settings.replica.address.is_none() {
+        settings.replica.address = Some(address(server, listener.local_addr()?));
+    }
+    let site = Site {
+        server,
+        settings,
+        listener: listener.into_std()?,
+        stop,
+    };
+    let mut standby = Standby::open(&site.settings).await?;
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match site.stand_by(&standby).await {
+            Ok(None) => return Ok(()),
+            Ok(Some(orchestrator)) => {
+                pause = FIRST_PAUSE;
+                match site.lead(orchestrator).await? {
+                    Ended::Stopped => return Ok(()),
+                    Ended::Lost => tracing::warn!("this replica leads no more, and stands by"),
+                }
+            }
+            Err(error) if is_final(&error) => return Err(error.into()),
+            Err(error) => tracing::warn!(%error, "this replica joins again"),
+        }
+        match site.again(&mut pause).await? {
+            Some(next) => standby = next,
+            None => return Ok(()),
+        }
+    }
+}
+
+/// Where clients reach this process, as far as it can know.
+fn address(server: &ServerSettings, listens: SocketAddr) -> String {
+    let scheme = if server.tls.cert.is_some() {
+        "https"
+    } else {
+        "http"
+    };
+    if listens.ip().is_unspecified() {
+        return format!(
+            "{scheme}://{}:{}",
+            drover_orchestrator::host_name(),
+            listens.port()
+        );
+    }
+    format!("{scheme}://{listens}")
+}
+
+impl Site<'_> {
+    fn serve(
+        &self,
+        service: drover_server::Service,
+    ) -> Result<(Running, Shutdown), Box<dyn std::error::Error + Send + Sync>> {
+        let listener = TcpListener::from_std(self.listener.try_clone()?)?;
+        let ended = self.stop.child_token();
+        let running = drover_server::spawn(service, listener, self.server, ended.clone())?;
+        Ok((running, ended))
+    }
+
+    /// Refuses callers until this replica has the lead. `None` if the process is to stop.
+    async fn stand_by(&self, standby: &Standby) -> Result<Option<Orchestrator>, Error> {
+        let served = self.serve(standby.service());
+        let (running, _) = served.map_err(|error| Error::internal(error.to_string()))?;
+        let led = loop {
+            tokio::select! {
+                () = self.stop.cancelled() => {
+                    running.finished().await;
+                    standby.leave().await;
+                    return Ok(None);
+                }
+                vacancy = standby.vacancy() => vacancy?,
+            }
+            if let Some(orchestrator) = standby.lead().await? {
+                break orchestrator;
+            }
+        };
+        running.shutdown().await;
+        Ok(Some(led))
+    }
+
+    async fn lead(
+        &self,
+        orchestrator: Orchestrator,
+    ) -> Result<Ended, Box<dyn std::error::Error + Send + Sync>> {
+        tracing::info!("this replica leads");
+        let (running, ended) = self.serve(orchestrator.service())?;
+        let lost = orchestrator.stopped();
+        tokio::select! {
+            () = self.stop.cancelled() => {}
+            () = lost.cancelled() => ended.cancel(),
+        }
+        // At the same time, since the next replica waits for the second, and calls under way may take their time.
+        tokio::join!(running.finished(), orchestrator.shutdown());
+        Ok(if self.stop.is_cancelled() {
+            Ended::Stopped
+        } else {
+            Ended::Lost
+        })
+    }
+
+    /// Joins the replicas again. `None` if the process is to stop.
+    async fn again(&self, pause: &mut Duration) -> Result<Option<Standby>, Error> {
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => return Ok(None),
+                () = sleep(*pause) => {}
+            }
+            *pause = (*pause * 2).min(LONGEST_PAUSE);
+            match Standby::open(&self.settings).await {
+                Ok(standby) => return Ok(Some(standby)),
+                Err(error) if is_final(&error) => return Err(error),
+                Err(error) => tracing::warn!(%error, "this replica cannot stand by yet"),
+            }
+        }
+    }
+}
+
+/// Whether a person has to change something: a setting, a key, a version.
+fn is_final(error: &Error) -> bool {
+    matches!(error.reason(), Reason::Invalid | Reason::Precondition)
+}

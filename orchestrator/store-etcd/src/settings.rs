@@ -1,0 +1,93 @@
+//! Settings of the connection to etcd.
+
+use std::path::PathBuf;
+
+use drover_client::{Authorities, ClientSettings, Identity, Target};
+use drover_core::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// The etcd that holds the store, for several orchestrators of which one leads. The files are PEM and read again when
+/// they change.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EtcdSettings {
+    /// Client URLs of the members, such as `https://etcd-1:2379`; list all of them. Default: none, so that the store is
+    /// in `data_dir`, for this orchestrator alone.
+    pub endpoints: Vec<String>,
+    /// What all keys begin with, so that one etcd can serve several stores. Default `drover/`.
+    pub prefix: String,
+    /// Authorities to trust. Default: those of the system.
+    pub ca: Option<PathBuf>,
+    /// Certificate that is shown to etcd, whose common name is the user there. Default: none.
+    pub cert: Option<PathBuf>,
+    /// Its private key. Default: none.
+    pub key: Option<PathBuf>,
+}
+
+impl Default for EtcdSettings {
+    fn default() -> Self {
+        Self {
+            endpoints: Vec::new(),
+            prefix: "drover/".to_owned(),
+            ca: None,
+            cert: None,
+            key: None,
+        }
+    }
+}
+
+impl EtcdSettings {
+    /// Whether the store is in etcd at all.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        !self.endpoints.is_empty()
+    }
+
+    /// The members, checked.
+    pub(crate) fn targets(&self) -> Result<Vec<Target>> {
+        if self.prefix.is_empty() {
+            return Err(Error::invalid(
+                "etcd.prefix",
+                "must not be empty: the keys of others would be taken for ours",
+            ));
+        }
+        if self.cert.is_some() != self.key.is_some() {
+            return Err(Error::invalid(
+                "etcd.cert",
+                "cert and key are given together or not at all",
+            ));
+        }
+        let tls = ClientSettings {
+            authorities: self
+                .ca
+                .clone()
+                .map_or(Authorities::System, Authorities::File),
+            certificate: self.cert.clone().zip(self.key.clone()).map(Identity::from),
+            ..ClientSettings::default()
+        };
+        let mut targets: Vec<Target> = Vec::new();
+        for (i, endpoint) in self.endpoints.iter().enumerate() {
+            let field = format!("etcd.endpoints[{i}]");
+            let target: Target = endpoint
+                .parse()
+                .map_err(|error: Error| Error::invalid(&field, error.message()))?;
+            if targets.iter().any(|known| known.uri() == target.uri()) {
+                return Err(Error::invalid(&field, format!("{target} is listed twice")));
+            }
+            let target = if target.is_encrypted() {
+                target
+                    .with_tls(tls.clone())
+                    .map_err(|error| Error::invalid("etcd", error.message()))?
+            } else if tls == ClientSettings::default() {
+                target
+            } else {
+                return Err(Error::invalid(
+                    &field,
+                    format!("{target} is plaintext: certificates are for https://"),
+                ));
+            };
+            targets.push(target);
+        }
+        Ok(targets)
+    }
+}

@@ -1,0 +1,165 @@
+//! Watches.
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use drover_core::Result;
+use drover_store::{
+    Revision,
+    history::{Batch, Change, Watch, WatchEnd},
+};
+use futures::{StreamExt, stream};
+use tokio::{sync::mpsc, time::sleep};
+use tonic::{Status, Streaming};
+
+use crate::{
+    api::{
+        Event, WatchCreateRequest, WatchRequest, WatchResponse, event::EventType,
+        watch_client::WatchClient, watch_request::RequestUnion,
+    },
+    backend::Inner,
+    keys::Prefix,
+    members::with_leader,
+    scan::{signed, unsigned},
+};
+
+/// Batches that wait for their reader. Whoever reads more slowly holds up its own stream only.
+const AHEAD: usize = 256;
+/// Delay before a lost watch is opened at the next member.
+const AGAIN: Duration = Duration::from_millis(50);
+/// How long opening a watch may take.
+const OPEN: Duration = Duration::from_secs(2);
+/// Larger than any piece that etcd sends.
+const MAX_ANSWER: usize = 64 * 1024 * 1024;
+
+type Sender = mpsc::Sender<Result<Arc<Batch>, WatchEnd>>;
+
+impl Inner {
+    pub(crate) fn watch(self: &Arc<Self>, after: Revision) -> Watch {
+        let (sender, receiver) = mpsc::channel(AHEAD);
+        let (inner, closed) = (Arc::clone(self), self.closed.clone());
+        tokio::spawn(async move {
+            let follow = pin!(inner.follow(after, &sender));
+            tokio::select! {
+                () = closed.cancelled() => {}
+                () = follow => {}
+                () = sender.closed() => {}
+            }
+        });
+        Watch::new(stream::unfold(receiver, async |mut receiver| {
+            receiver.recv().await.map(|batch| (batch, receiver))
+        }))
+    }
+
+    /// Sends all batches after a revision, from one member after another, until some of them are known no more.
+    async fn follow(&self, mut after: Revision, sender: &Sender) {
+        loop {
+            let (_, at) = self.watches.present();
+            let ended = match self.open(after).await {
+                Ok(answers) => self.relay(answers, &mut after, sender).await,
+                Err(status) => Ended::Lost(status),
+            };
+            match ended {
+                Ended::Compacted => {
+                    let _ = sender.send(Err(WatchEnd::Compacted)).await;
+                    return;
+                }
+                Ended::Unread => return,
+                Ended::Lost(status) => {
+                    tracing::debug!(
+                        why = status.message(),
+                        "a watch of the store is opened anew"
+                    );
+                    self.watches.failed(at);
+                    sleep(AGAIN).await;
+                }
+            }
+        }
+    }
+
+    async fn open(&self, after: Revision) -> Result<Streaming<WatchResponse>, Status> {
+        let (key, range_end) = self.prefix.all();
+        let create = WatchRequest {
+            request_union: Some(RequestUnion::CreateRequest(WatchCreateRequest {
+                key,
+                range_end,
+                start_revision: signed(after.saturating_add(1)),
+                fragment: true,
+            })),
+        };
+        // The stream of requests stays open, or etcd would end the watch with it.
+        let requests = with_leader(stream::iter([create]).chain(stream::pending()));
+        let (channel, _) = self.watches.present();
+        let mut client = WatchClient::new(channel).max_decoding_message_size(MAX_ANSWER);
+        tokio::time::timeout(OPEN, client.watch(requests))
+            .await
+            .unwrap_or_else(|_| Err(Status::deadline_exceeded("etcd did not answer in time")))
+            .map(tonic::Response::into_inner)
+    }
+
+    async fn relay(
+        &self,
+        mut answers: Streaming<WatchResponse>,
+        after: &mut Revision,
+        sender: &Sender,
+    ) -> Ended {
+        let mut pieces = Vec::new();
+        loop {
+            let answer = match answers.message().await {
+                Ok(Some(answer)) => answer,
+                Ok(None) => return Ended::Lost(Status::unavailable("etcd ended the watch")),
+                Err(status) => return Ended::Lost(status),
+            };
+            if answer.compact_revision > 0 {
+                return Ended::Compacted;
+            }
+            if answer.canceled {
+                return Ended::Lost(Status::unavailable(answer.cancel_reason));
+            }
+            pieces.extend(answer.events);
+            if answer.fragment {
+                continue;
+            }
+            for batch in batches(&self.prefix, std::mem::take(&mut pieces)) {
+                // What came before a break comes only once.
+                if batch.revision <= *after {
+                    continue;
+                }
+                *after = batch.revision;
+                if sender.send(Ok(Arc::new(batch))).await.is_err() {
+                    return Ended::Unread;
+                }
+            }
+        }
+    }
+}
+
+/// Why a watch at one member ended.
+enum Ended {
+    Compacted,
+    Unread,
+    Lost(Status),
+}
+
+/// Whole revisions of the store's keys. The log is not watched.
+fn batches(prefix: &Prefix, events: Vec<Event>) -> Vec<Batch> {
+    let mut batches: Vec<Batch> = Vec::new();
+    for event in events {
+        let is_removal = event.r#type() == EventType::Delete;
+        let Some(kv) = event.kv else { continue };
+        let revision = unsigned(kv.mod_revision);
+        if batches.last().is_none_or(|last| last.revision != revision) {
+            batches.push(Batch {
+                revision,
+                changes: Vec::new(),
+            });
+        }
+        let key = prefix.strip(&kv.key).filter(|key| !key.is_log());
+        if let (Some(key), Some(batch)) = (key, batches.last_mut()) {
+            batch.changes.push(Change {
+                key,
+                value: (!is_removal).then_some(kv.value),
+            });
+        }
+    }
+    batches
+}

@@ -1,0 +1,10 @@
+//! The backend over a real etcd.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on fails"
+)]
+
+mod members;
+mod one;
