@@ -388,7 +388,7 @@ pub(crate) struct PlanArgs {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct GetArgs {
-    /// KIND [NAME…] or KIND/NAME…; kinds: clusters, nodes, platforms, hosts, storage, events, discovered, secrets
+    /// KIND [NAME…] or KIND/NAME…; kinds: clusters, nodes, platforms, hosts, storage, events, discovered, secrets, replicas
     #[arg(required = true, num_args = 1.., value_name = "KIND [NAME]")]
     pub(crate) target: Vec<String>,
     /// Only what has these labels: a=b,c!=d,e,!f

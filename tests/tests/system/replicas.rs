@@ -16,8 +16,11 @@ use crate::real::{Server, World, free_port, kill_9};
 
 const CALL: Duration = Duration::from_secs(30);
 const REPLICAS: usize = 3;
-/// Times that the leader is killed.
-const KILLS: usize = 10;
+/// Times that the leader is killed. For more: `REPLICAS_KILLS=200`.
+fn kills() -> usize {
+    let more = std::env::var("REPLICAS_KILLS").ok();
+    more.map_or(10, |kills| kills.parse().unwrap())
+}
 
 struct Site {
     world: World,
@@ -125,7 +128,7 @@ async fn whichever_leader_is_killed_another_goes_on_with_what_it_had_begun() {
     let mut site = Site::new(1).await;
     site.world.apply("prey", "", 3).await.unwrap();
     let (mut pauses, mut last) = (Vec::new(), 0);
-    for _ in 0..KILLS {
+    for _ in 0..kills() {
         let size = random.u32(0..6);
         site.world.scale("prey", size).await.unwrap();
         let (leader, epoch) = site.leader_after(None).await;
@@ -140,7 +143,8 @@ async fn whichever_leader_is_killed_another_goes_on_with_what_it_had_begun() {
         site.server(leader).start().await;
     }
     pauses.sort();
-    println!("from the kill of a leader to the next change accepted: {pauses:?}");
+    let (median, p99) = (pauses[pauses.len() / 2], pauses[pauses.len() * 99 / 100]);
+    println!("from a kill to the next change accepted: median {median:?}, p99 {p99:?}, all {pauses:?}");
     site.world.scale("prey", 4).await.unwrap();
     site.exactly(4).await;
     site.world.delete("prey").await.unwrap();
