@@ -144,7 +144,9 @@ async fn whichever_leader_is_killed_another_goes_on_with_what_it_had_begun() {
     }
     pauses.sort();
     let (median, p99) = (pauses[pauses.len() / 2], pauses[pauses.len() * 99 / 100]);
-    println!("from a kill to the next change accepted: median {median:?}, p99 {p99:?}, all {pauses:?}");
+    println!(
+        "from a kill to the next change accepted: median {median:?}, p99 {p99:?}, all {pauses:?}"
+    );
     site.world.scale("prey", 4).await.unwrap();
     site.exactly(4).await;
     site.world.delete("prey").await.unwrap();
