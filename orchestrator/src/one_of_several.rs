@@ -5,13 +5,19 @@ use std::{net::SocketAddr, time::Duration};
 use drover_core::{Error, Reason};
 use drover_orchestrator::{Orchestrator, Settings, Standby};
 use drover_server::{Running, ServerSettings, Shutdown};
-use tokio::{net::TcpListener, time::sleep};
+use tokio::{
+    net::TcpListener,
+    time::{Instant, sleep},
+};
 
 use crate::Outcome;
 
 /// Delay before a replica that lost its lease joins again. It doubles up to the longest, and begins anew with a lead.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// How long an etcd that does not answer at the start is waited for.
+const ETCD_STARTS: Duration = Duration::from_secs(15);
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// What a replica is served with.
 struct Site<'a> {
@@ -43,7 +49,9 @@ pub(crate) async fn serve(
         listener: listener.into_std()?,
         stop,
     };
-    let mut standby = Standby::open(&site.settings).await?;
+    let Some(mut standby) = site.join().await? else {
+        return Ok(());
+    };
     let mut pause = FIRST_PAUSE;
     loop {
         match site.stand_by(&standby).await {
@@ -91,6 +99,24 @@ impl Site<'_> {
         let ended = self.stop.child_token();
         let running = drover_server::spawn(service, listener, self.server, ended.clone())?;
         Ok((running, ended))
+    }
+
+    /// Joins the replicas. An etcd that is started with this process is waited for. `None` if the process is to stop.
+    async fn join(&self) -> Result<Option<Standby>, Error> {
+        let end = Instant::now() + ETCD_STARTS;
+        loop {
+            match Standby::open(&self.settings).await {
+                Ok(standby) => return Ok(Some(standby)),
+                Err(error) if error.reason() != Reason::Unavailable || Instant::now() >= end => {
+                    return Err(error);
+                }
+                Err(error) => tracing::warn!(%error, "waiting for etcd"),
+            }
+            tokio::select! {
+                () = self.stop.cancelled() => return Ok(None),
+                () = sleep(LOOK_AGAIN) => {}
+            }
+        }
     }
 
     /// Refuses callers until this replica has the lead. `None` if the process is to stop.

@@ -154,15 +154,23 @@ async fn an_etcd_that_is_not_there_is_named() {
     assert!(error.message().contains(&etcd.endpoints()[0]), "{error}");
 }
 
-#[tokio::test]
+/// They all find none, and make one at slightly different moments.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_replicas_make_one_store() {
     let etcd = Etcd::start(1);
-    let opened = futures::future::join_all((0..5).map(|_| async {
-        let backend = EtcdBackend::open(&settings(&etcd, "drover/"))
-            .await
-            .unwrap();
-        Store::open(Arc::new(backend)).await.unwrap()
-    }))
-    .await;
-    assert!(opened.iter().all(|store| store.id() == opened[0].id()));
+    let mut random = fastrand::Rng::with_seed(drover_testing::seed::seed());
+    for round in 0..40 {
+        let settings = settings(&etcd, &format!("{round}/"));
+        let opened = (0..3).map(|_| {
+            let wait = Duration::from_micros(random.u64(0..6_000));
+            let backend: Arc<dyn Backend> = Arc::new(EtcdBackend::new(&settings).unwrap());
+            async move {
+                tokio::time::sleep(wait).await;
+                Store::open(backend).await.unwrap()
+            }
+        });
+        let opened = futures::future::join_all(opened).await;
+        let first = opened[0].id();
+        assert!(opened.iter().all(|store| store.id() == first), "{round}");
+    }
 }

@@ -362,6 +362,10 @@ async fn make_meta(backend: &dyn Backend) -> Result<Versioned<Meta>> {
         .collect()
         .await?;
     if !something.is_empty() {
+        // Another replica may have made it since it was looked for.
+        if let Some(meta) = read_meta(backend).await? {
+            return Ok(meta);
+        }
         return Err(Error::new(
             Reason::Precondition,
             "the store was left half made by an import that did not end; remove it and import again",

@@ -247,10 +247,15 @@ fn changes(revision: &ClusterRevision, present: bool, oldest: bool) -> String {
 
 async fn undo(client: &Client, args: UndoArgs) -> Outcome {
     let name = target::cluster(&args.cluster).to_owned();
+    // Sent again after a lost answer, it would undo itself; and what was looked at is what is undone.
+    let seen = match (args.expect_generation, args.to_revision) {
+        (None, None) => Some(get(client, &name).await?.generation),
+        (expected, _) => expected,
+    };
     let request = UndoClusterRequest {
         name: name.clone(),
         to_generation: args.to_revision,
-        expected_generation: args.expect_generation,
+        expected_generation: seen,
         remove_groups: args.remove_group,
     };
     let change = &args.planned.change;
