@@ -321,21 +321,23 @@ impl Orchestrator {
         shared.spawn({
             let shared = shared.clone();
             async move {
+                let touching = touch(&shared);
                 shared
                     .stop
-                    .run_until_cancelled(touch(&shared))
+                    .run_until_cancelled(touching)
                     .await
-                    .unwrap_or(())
+                    .unwrap_or(());
             }
         });
         shared.spawn({
             let shared = shared.clone();
             async move {
+                let compacting = compact(&shared.store);
                 shared
                     .stop
-                    .run_until_cancelled(compact(&shared.store))
+                    .run_until_cancelled(compacting)
                     .await
-                    .unwrap_or(())
+                    .unwrap_or(());
             }
         });
     }

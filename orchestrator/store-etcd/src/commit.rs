@@ -1,13 +1,16 @@
 //! Transactions.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use drover_store::{
     Bytes, Lane, Revision,
     backend::{CommitError, Expect, LIMITS, Op, Txn},
     keys::Key,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
 use tonic::{Code, Status};
 
 use crate::{

@@ -13,10 +13,11 @@ use std::{
     net::{TcpListener, TcpStream},
     process::{Child, Command, Stdio},
     thread::sleep,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tempfile::TempDir;
+use tokio::time::Instant;
 
 /// How long all members may take to find each other on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
