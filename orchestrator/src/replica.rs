@@ -186,9 +186,7 @@ impl Standby {
 
     /// Half a lead is none: the others need not wait for its end.
     async fn without_lead(&self, error: Error) -> Error {
-        if let Err(error) = self.store.resign().await {
-            tracing::debug!(%error, "the lease ends by itself");
-        }
+        self.leave().await;
         error
     }
 
