@@ -35,7 +35,8 @@ async fn a_droplet_without_its_tags_yet_stays_ours_when_it_is_looked_at_alone() 
     let bench = Bench::with(DigitalOceanSettings {
         tag_delay: Duration::from_secs(600),
         common: Common {
-            pending_delay: Duration::from_secs(2),
+            // As long as it is looked at: one that runs is looked at no more.
+            pending_delay: Duration::from_secs(600),
             ..Common::default()
         },
         ..DigitalOceanSettings::default()

@@ -6,7 +6,7 @@ use drover_proto::{
     kubernetes::v1 as api,
 };
 use drover_resources::parts::Answers;
-use futures::{StreamExt as _, stream};
+use futures::{StreamExt as _, future::BoxFuture, stream};
 
 use crate::{
     client::ApiClient,
@@ -18,20 +18,31 @@ const MAX_WORDS: usize = 4096;
 /// Bits of a mode that tell the type of a file, and types.
 const TYPE: u32 = 0o170_000;
 const REGULAR: u32 = 0o100_000;
+/// Attempts in a row to go on with a file of which nothing more came.
+const ATTEMPTS: u32 = 3;
 
 /// A file, in pieces as they come.
 pub(crate) async fn read(
     client: &ApiClient,
     request: api::ReadFileRequest,
 ) -> Result<Answers<api::ReadFileResponse>> {
-    let size = size(client, &request).await?;
+    let file = look(client, &request).await?;
     let path = request.path.clone();
     let output = run(client, &request, &["cat", &path]).await?;
+    let size = file.as_ref().map(|file| file.size);
+    let rest: Rest = {
+        let (client, request) = (client.clone(), request);
+        Box::new(move |read| {
+            Box::pin(rest(client.clone(), request.clone(), file.clone(), read)) as _
+        })
+    };
     let reading = Reading {
         output,
+        rest,
         path,
         size,
         read: 0,
+        barren: 0,
         words: Vec::new(),
         ended: false,
     };
@@ -61,10 +72,17 @@ async fn run(
     exec::exec(client, start, stream::empty().boxed()).await
 }
 
-/// The size of a regular file. `None` where it is not known: the container has no `stat`, or the file, like those of
+/// A regular file, by what changes with its content.
+#[derive(Clone, PartialEq, Eq)]
+struct File {
+    size: u64,
+    identity: String,
+}
+
+/// Looks at a regular file. `None` where its size is not known: the container has no `stat`, or the file, like those of
 /// /proc, is made when it is read.
-async fn size(client: &ApiClient, request: &api::ReadFileRequest) -> Result<Option<u64>> {
-    let command = ["stat", "-L", "-c", "%f %s", &request.path];
+async fn look(client: &ApiClient, request: &api::ReadFileRequest) -> Result<Option<File>> {
+    let command = ["stat", "-L", "-c", "%f %s %i %Y", &request.path];
     let mut output = run(client, request, &command).await?;
     let (mut said, mut succeeded) = (Vec::new(), false);
     while let Some(piece) = output.next().await {
@@ -75,25 +93,48 @@ async fn size(client: &ApiClient, request: &api::ReadFileRequest) -> Result<Opti
         }
     }
     let said = String::from_utf8_lossy(&said);
-    let told = said.trim().split_once(' ').and_then(|(mode, size)| {
-        Some((
-            u32::from_str_radix(mode, 16).ok()?,
-            size.parse::<u64>().ok()?,
-        ))
-    });
-    match told.filter(|_| succeeded) {
+    let mut words = said.split_whitespace();
+    let mode = words
+        .next()
+        .and_then(|mode| u32::from_str_radix(mode, 16).ok());
+    let size = words.next().and_then(|size| size.parse::<u64>().ok());
+    match mode.zip(size).filter(|_| succeeded) {
         // A pipe or device has no end.
         Some((mode, _)) if mode & TYPE != REGULAR => Err(not_a_file(&request.path)),
-        Some((_, size)) => Ok((size > 0).then_some(size)),
+        Some((_, size)) => Ok((size > 0).then(|| File {
+            size,
+            identity: words.collect::<Vec<_>>().join(" "),
+        })),
         None => Ok(None),
     }
 }
 
+/// What comes after the first bytes of a file, if it is still the same: Kubernetes may close the connection of a command
+/// that has ended before all of its output was delivered.
+async fn rest(
+    client: ApiClient,
+    request: api::ReadFileRequest,
+    file: Option<File>,
+    read: u64,
+) -> Result<Answers<ProcessOutput>> {
+    if look(&client, &request).await? != file {
+        return Err(cut_short(&request.path, read));
+    }
+    let from = format!("+{}", read + 1);
+    run(&client, &request, &["tail", "-c", &from, &request.path]).await
+}
+
+/// Begins to read after so many bytes.
+type Rest = Box<dyn Fn(u64) -> BoxFuture<'static, Result<Answers<ProcessOutput>>> + Send + Sync>;
+
 struct Reading {
     output: Answers<ProcessOutput>,
+    rest: Rest,
     path: String,
     size: Option<u64>,
     read: u64,
+    /// Attempts to go on since the last piece.
+    barren: u32,
     words: Vec<u8>,
     ended: bool,
 }
@@ -103,6 +144,9 @@ impl Reading {
         loop {
             let piece = match self.output.next().await? {
                 Ok(piece) => piece.output,
+                Err(error) if error.reason() == Reason::Unavailable && self.goes_on().await => {
+                    continue;
+                }
                 Err(error) => return Some(Err(error)),
             };
             match piece {
@@ -110,6 +154,7 @@ impl Reading {
                     let first = self.read == 0;
                     let data = drover_resources::bytes(chunk);
                     self.read += data.len() as u64;
+                    self.barren = 0;
                     return Some(Ok(api::ReadFileResponse {
                         chunk: Some(exec::chunk(data)),
                         total_size: self.size.filter(|_| first),
@@ -117,10 +162,13 @@ impl Reading {
                 }
                 Some(Output::Stderr(chunk)) => keep(&mut self.words, chunk),
                 Some(Output::ExitCode(0)) => {
-                    self.ended = true;
-                    if self.size.is_some_and(|size| self.read < size) {
+                    if self.is_short() {
+                        if self.goes_on().await {
+                            continue;
+                        }
                         return Some(Err(cut_short(&self.path, self.read)));
                     }
+                    self.ended = true;
                     let empty = api::ReadFileResponse {
                         chunk: None,
                         total_size: Some(0),
@@ -134,6 +182,26 @@ impl Reading {
                 None => {}
             }
         }
+    }
+
+    fn is_short(&self) -> bool {
+        self.size.is_some_and(|size| self.read < size)
+    }
+
+    /// Whether what is missing of a file follows now.
+    async fn goes_on(&mut self) -> bool {
+        while self.is_short() && self.barren < ATTEMPTS {
+            self.barren += 1;
+            match (self.rest)(self.read).await {
+                Ok(output) => {
+                    self.output = output;
+                    return true;
+                }
+                Err(error) if error.reason() == Reason::Unavailable => {}
+                Err(_) => return false,
+            }
+        }
+        false
     }
 }
 
@@ -201,22 +269,51 @@ mod tests {
         assert_eq!(reason(1, missing, 7), Reason::Unavailable);
     }
 
-    #[tokio::test]
-    async fn fewer_bytes_than_the_size_of_the_file_are_an_error_even_if_cat_ends_well() {
-        for (size, cut) in [(Some(5), true), (Some(4), false), (None, false)] {
-            let output = [Output::Stdout(exec::chunk(b"four")), Output::ExitCode(0)];
-            let output = output.map(|it| Ok(ProcessOutput { output: Some(it) }));
-            let mut reading = Reading {
-                output: stream::iter(output).boxed(),
-                path: "/f".to_owned(),
-                size,
-                read: 0,
-                words: Vec::new(),
-                ended: false,
-            };
-            assert!(reading.next().await.unwrap().is_ok());
-            let last = reading.next().await;
-            assert_eq!(last.is_some_and(|it| it.is_err()), cut, "{size:?}");
+    fn pieces(text: &[u8], code: i32) -> Answers<ProcessOutput> {
+        let pieces = text
+            .iter()
+            .map(|byte| Output::Stdout(exec::chunk([*byte])))
+            .chain([Output::ExitCode(code)])
+            .map(|it| Ok(ProcessOutput { output: Some(it) }));
+        stream::iter(pieces.collect::<Vec<_>>()).boxed()
+    }
+
+    /// A file of five bytes, of which each attempt brings these.
+    async fn read_of(first: &[u8], rests: &'static [&'static [u8]]) -> Result<Vec<u8>> {
+        let asked = std::sync::atomic::AtomicUsize::new(0);
+        let rest: Rest = Box::new(move |read| {
+            let at = asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let all = rests.get(at).map(|it| pieces(it, 0));
+            Box::pin(async move { all.ok_or_else(|| cut_short("/f", read)) })
+        });
+        let mut reading = Reading {
+            output: pieces(first, 0),
+            rest,
+            path: "/f".to_owned(),
+            size: Some(5),
+            read: 0,
+            barren: 0,
+            words: Vec::new(),
+            ended: false,
+        };
+        let mut all = Vec::new();
+        while let Some(piece) = reading.next().await {
+            all.extend(drover_resources::bytes(piece?.chunk.unwrap()));
         }
+        Ok(all)
+    }
+
+    #[tokio::test]
+    async fn what_is_missing_at_the_end_of_a_command_is_read_from_there() {
+        assert_eq!(read_of(b"12345", &[]).await.unwrap(), b"12345");
+        assert_eq!(read_of(b"123", &[b"45"]).await.unwrap(), b"12345");
+        let slowly: &[&[u8]] = &[b"", b"2", b"", b"", b"34", b"5"];
+        assert_eq!(read_of(b"1", slowly).await.unwrap(), b"12345");
+        let never: &[&[u8]] = &[b"2", b"", b"", b"", b"345"];
+        let error = read_of(b"1", never).await.unwrap_err();
+        assert!(
+            error.message().contains("cut short after 2 bytes"),
+            "{error}"
+        );
     }
 }
