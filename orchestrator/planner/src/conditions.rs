@@ -65,14 +65,26 @@ impl Planner<'_> {
         let mut all = !self.state.deleting && !self.input.groups.is_empty();
         all &= self.state_infrastructure();
         all &= self.state_addons();
+        let mut looks = false;
         for (at, group) in self.input.groups.iter().enumerate() {
             let size = Self::size(group);
             let (mut present, mut available) = (0, 0);
-            let mut active = 0;
-            for mark in self.own(at).map(|node| &self.marks[node]) {
+            let (mut active, mut unseen) = (0, 0);
+            for node in self.own(at) {
+                let mark = &self.marks[node];
                 present += 1;
                 active += usize::from(mark.role == Role::Active);
                 available += usize::from(mark.available && !mark.leaving);
+                unseen += usize::from(!mark.leaving && self.is_unseen(node));
+            }
+            // Every start begins like this, which takes nothing back: the record is older than what is not known yet.
+            let key = ConditionKey {
+                group: group.path.clone(),
+                kind: ConditionKind::Ready,
+            };
+            if unseen > 0 && self.state.conditions.contains_key(&key) {
+                available += unseen;
+                looks = true;
             }
             let renewed = self.own(at).any(|node| self.is_renewed(node));
             let ready = present == size
@@ -83,15 +95,11 @@ impl Planner<'_> {
                 && !self.rolls(&group.path);
             all &= ready;
             if ready {
-                self.hold(
-                    ConditionKey {
-                        group: group.path.clone(),
-                        kind: ConditionKind::Ready,
-                    },
-                    "AsWanted",
-                    "",
-                );
+                self.hold(key, "AsWanted", "");
             }
+        }
+        if looks {
+            self.wake(self.first_look());
         }
         let others = self
             .marks

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use drover_core::{
-    Millis, Node, NodeState, Phase,
+    Millis, Node, NodeState, Phase, Sym,
     node::RemovalReason,
     spec::{Group, Health, Probe},
 };
@@ -504,6 +504,30 @@ impl<'a> Planner<'a> {
             retain,
         });
         self.begin_drain(at, reason);
+    }
+}
+
+/// How long after its start a process waits for platforms to show nodes before it reports that they do not.
+const FIRST_LOOK: Millis = 60_000;
+
+impl Planner<'_> {
+    /// When this process has had the time to look at all platforms.
+    pub(crate) fn first_look(&self) -> Millis {
+        self.input.process_start + FIRST_LOOK
+    }
+
+    /// Whether a node was Ready, and this process could not look at it yet.
+    pub(crate) fn is_unseen(&self, at: usize) -> bool {
+        let node = &self.state.nodes[at];
+        node.state == NodeState::Ready
+            && node.seen.last == 0
+            && self.is_hidden(&node.platform)
+            && self.input.now < self.first_look()
+    }
+
+    pub(crate) fn is_hidden(&self, platform: &Sym) -> bool {
+        let view = self.input.platforms.get(platform);
+        view.is_none_or(|view| !view.visible)
     }
 }
 

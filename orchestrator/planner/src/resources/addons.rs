@@ -16,9 +16,6 @@ use super::{
 };
 use crate::{ConditionKey, ConditionKind, NO_GROUP, Op, Planner, observe::millis};
 
-/// How long after its start a process waits for platforms to show nodes before it reports that they do not.
-const FIRST_LOOK: Millis = 60_000;
-
 impl<'a> Planner<'a> {
     pub(super) fn wanted_addons(&self) -> &'a [WantedAddon] {
         if self.state.deleting {
@@ -130,13 +127,8 @@ impl<'a> Planner<'a> {
     /// it and still hides it.
     fn assumed<'s>(&self, node: &'s Node) -> Option<&'s Reached> {
         let hidden = self.is_hidden(&node.platform);
-        let waited = self.input.now >= self.input.process_start + FIRST_LOOK;
+        let waited = self.input.now >= self.first_look();
         node.reached.as_deref().filter(|_| hidden && waited)
-    }
-
-    fn is_hidden(&self, platform: &Sym) -> bool {
-        let view = self.input.platforms.get(platform);
-        view.is_none_or(|view| !view.visible)
     }
 
     /// What an addon is to be told. `None` as long as it is not known where a node is that may be a target and that this
@@ -191,7 +183,7 @@ impl<'a> Planner<'a> {
     /// Unknown is not empty: an addon keeps the targets that it has. Reports why.
     pub(super) fn note_unknown_targets(&mut self, key: &ResourceKey) {
         let hidden = self.hidden_from(key).join(", ");
-        let alarm = self.input.process_start + FIRST_LOOK;
+        let alarm = self.first_look();
         let condition = ConditionKey {
             group: Sym::default(),
             kind: ConditionKind::AddonsFailed,
