@@ -37,6 +37,8 @@ find_compose() {
     fi
     compose+=(--project-directory "$here" -f "$here/docker-compose.yaml")
 }
+# With three orchestrators.
+compose_ha() { compose+=(-f "$here/ha.yaml"); }
 
 # container SERVICE: its id, running or not; nothing if there is none.
 container() {

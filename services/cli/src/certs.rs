@@ -70,18 +70,27 @@ enum Made {
 
 fn init(args: &CertsInitArgs) -> Outcome {
     let mut services = SERVICES.to_vec();
-    for name in &args.platforms {
+    let further = [
+        ("platform", &args.platforms),
+        ("orchestrator", &args.orchestrators),
+        ("etcd", &args.etcd),
+    ];
+    for (role, name) in further
+        .into_iter()
+        .flat_map(|(role, names)| names.iter().map(move |name| (role, name.as_str())))
+    {
         let bad = || Failure::usage(format!("`{name}` is not a valid name of a server"));
         let good = |c: char| c.is_ascii_alphanumeric() || "-.".contains(c);
         if name.starts_with('.') || !name.chars().all(good) {
             return Err(bad());
         }
         drover_client::check_server_name(name).map_err(|_| bad())?;
-        if RESERVED.contains(&name.as_str()) {
+        let known = services.iter().find(|(_, known)| *known == name);
+        if RESERVED.contains(&name) || known.is_some_and(|(other, _)| *other != role) {
             return Err(Failure::usage(format!("`{name}`: the name is taken")));
         }
-        if !services.iter().any(|(_, known)| known == name) {
-            services.push(("platform", name));
+        if known.is_none() {
+            services.push((role, name));
         }
     }
     let mut people = vec![ADMIN];
@@ -133,12 +142,16 @@ fn init(args: &CertsInitArgs) -> Outcome {
     for (role, name) in services {
         let mut names: Vec<String> = HERE.iter().map(ToString::to_string).collect();
         names.push(name.to_owned());
+        // Several of a kind have one name in common: clients call it whoever answers, and etcd can admit by it.
+        if role != "platform" && role != name {
+            names.push(role.to_owned());
+        }
         names.extend(args.names.iter().cloned());
         let wanted = Wanted {
             role,
             name,
-            // The orchestrator calls platforms; platforms call nobody.
-            client: role == "orchestrator",
+            // Orchestrators call platforms and etcd, members of etcd each other; platforms call nobody.
+            client: role != "platform",
             names,
             days: args.days,
         };
@@ -424,6 +437,8 @@ mod tests {
             dir: dir.to_owned(),
             names: vec!["drover.example.com".to_owned()],
             platforms: vec!["rack-7".to_owned(), "platform-k8s".to_owned()],
+            orchestrators: vec!["drover-2".to_owned()],
+            etcd: vec!["etcd-1".to_owned()],
             users: vec!["viewer/vera".to_owned()],
             days: 30,
         }
@@ -457,6 +472,12 @@ mod tests {
         let rack = read("rack-7.pem");
         assert_eq!(rack.uris, ["spiffe://drover/platform/rack-7"]);
         assert!(rack.names.contains(&"rack-7".to_owned()));
+        let second = read("drover-2.pem");
+        assert_eq!(second.uris, ["spiffe://drover/orchestrator/drover-2"]);
+        assert_eq!(second.names[3..5], ["drover-2", "orchestrator"]);
+        let member = read("etcd-1.pem");
+        assert_eq!(member.uris, ["spiffe://drover/etcd/etcd-1"]);
+        assert_eq!(member.names[3..5], ["etcd-1", "etcd"]);
         assert_eq!(read("admin.pem").uris, ["spiffe://drover/admin/admin"]);
         assert_eq!(read("vera.pem").uris, ["spiffe://drover/viewer/vera"]);
         assert!(read("ca.pem").is_authority && !orchestrator.is_authority);
@@ -507,6 +528,13 @@ mod tests {
             };
             assert_eq!(init(&wrong).unwrap_err().exit, Exit::Usage, "{platform:?}");
         }
+        // One file for two servers of different kinds.
+        let wrong = CertsInitArgs {
+            etcd: vec!["rack-7".to_owned()],
+            ..args(directory.path())
+        };
+        let failure = init(&wrong).unwrap_err();
+        assert!(failure.message.contains("the name is taken"), "{failure}");
     }
 
     #[test]

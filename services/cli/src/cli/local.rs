@@ -102,6 +102,12 @@ pub(crate) struct CertsInitArgs {
     /// Further platform servers, each with a certificate for the name of its machine or container
     #[arg(long = "platform", value_name = "NAME")]
     pub(crate) platforms: Vec<String>,
+    /// Further orchestrators, each with a certificate for the name of its machine or container and for `orchestrator`
+    #[arg(long = "orchestrator", value_name = "NAME")]
+    pub(crate) orchestrators: Vec<String>,
+    /// Members of an etcd, each with a certificate for the name of its machine or container and for `etcd`
+    #[arg(long, value_name = "NAME")]
+    pub(crate) etcd: Vec<String>,
     /// Further people: viewer, operator, admin, resource-viewer or resource-operator, and a name
     #[arg(long = "user", value_name = "ROLE/NAME")]
     pub(crate) users: Vec<String>,
