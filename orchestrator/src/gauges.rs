@@ -401,5 +401,6 @@ pub(crate) fn collector(shared: &Arc<Shared>) -> impl Fn(&mut Exposition) + Send
     move |out| {
         leads(out, true);
         Gauges::write(&shared, out);
+        shared.space.write(out);
     }
 }

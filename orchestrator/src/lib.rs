@@ -21,10 +21,12 @@ mod resources;
 mod secrets;
 mod shared;
 mod show;
+mod space;
 mod step;
 mod tombstones;
 mod trace;
 mod waiter;
+mod watchdog;
 
 use std::{
     path::PathBuf,
@@ -198,7 +200,8 @@ impl Orchestrator {
         way: impl FnOnce(Connector) -> Connector,
     ) -> Result<Self> {
         let preparation = Preparation::of(settings, way)?;
-        let store = Store::open_directory(&settings.data_dir).await?;
+        let me = settings.replica.me()?;
+        let store = Store::open_directory_as(&settings.data_dir, me).await?;
         preparation.begin(Arc::new(store)).await
     }
 
@@ -275,6 +278,7 @@ impl Orchestrator {
             vault,
             digests,
             gauges: gauges::Gauges::default(),
+            space: space::Space::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             kill: CancellationToken::new(),

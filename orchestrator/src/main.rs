@@ -3,7 +3,7 @@
 mod one_of_several;
 mod store_command;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 
@@ -71,6 +71,11 @@ struct EtcdFlags {
     #[arg(id = "etcd_key", long = "etcd-key", value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<PathBuf>,
+    /// Bytes that its database may have, unless it says so itself; from 70 % of it on, new clusters and groups are
+    /// refused [default: 8589934592]
+    #[arg(id = "etcd_quota", long = "etcd-quota", value_name = "BYTES")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quota: Option<u64>,
 }
 
 impl EtcdFlags {
@@ -80,6 +85,7 @@ impl EtcdFlags {
             && self.ca.is_none()
             && self.cert.is_none()
             && self.key.is_none()
+            && self.quota.is_none()
     }
 }
 
@@ -188,7 +194,7 @@ fn main() -> ExitCode {
         name: "drover-orchestrator",
         version: VERSION,
         about: "Keeps clusters as they are declared, on whatever platforms are registered \
-                (`store --help`: backup, restore, dump)",
+                (`store --help`: backup, restore, dump, maintenance)",
         port: 7400,
     };
     // Store maintenance is separate from serving and needs neither settings nor a port.
@@ -232,12 +238,29 @@ fn look_after_store() -> ExitCode {
 
 type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
+/// Where clients reach this process, as far as it can know.
+fn address(server: &ServerSettings, listens: SocketAddr) -> String {
+    let scheme = if server.tls.cert.is_some() {
+        "https"
+    } else {
+        "http"
+    };
+    if listens.ip().is_unspecified() {
+        let host = drover_orchestrator::host_name();
+        return format!("{scheme}://{host}:{}", listens.port());
+    }
+    format!("{scheme}://{listens}")
+}
+
 async fn serve(server: ServerSettings, mut settings: Settings, stop: Shutdown) -> Outcome {
     settings.platform_tls = settings
         .platform_tls
         .or(server.tls.cert.as_ref(), server.tls.key.as_ref());
     // The port is bound first, so that a second orchestrator fails on that before it opens the store.
     let listener = drover_server::listen(&server).await?;
+    if settings.replica.address.is_none() {
+        settings.replica.address = Some(address(&server, listener.local_addr()?));
+    }
     if settings.etcd.is_used() {
         return one_of_several::serve(&server, settings, listener, stop).await;
     }

@@ -1,6 +1,6 @@
 //! Serving as one of several orchestrators on one etcd: standing by, leading, and standing by again.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 use drover_core::{Error, Reason};
 use drover_orchestrator::{Orchestrator, Settings, Standby};
@@ -36,13 +36,10 @@ enum Ended {
 /// Serves until the process is to stop. What is wrong at the start ends it, what goes wrong later does not.
 pub(crate) async fn serve(
     server: &ServerSettings,
-    mut settings: Settings,
+    settings: Settings,
     listener: TcpListener,
     stop: Shutdown,
 ) -> Outcome {
-    if settings.replica.address.is_none() {
-        settings.replica.address = Some(address(server, listener.local_addr()?));
-    }
     let site = Site {
         server,
         settings,
@@ -71,23 +68,6 @@ pub(crate) async fn serve(
             None => return Ok(()),
         }
     }
-}
-
-/// Where clients reach this process, as far as it can know.
-fn address(server: &ServerSettings, listens: SocketAddr) -> String {
-    let scheme = if server.tls.cert.is_some() {
-        "https"
-    } else {
-        "http"
-    };
-    if listens.ip().is_unspecified() {
-        return format!(
-            "{scheme}://{}:{}",
-            drover_orchestrator::host_name(),
-            listens.port()
-        );
-    }
-    format!("{scheme}://{listens}")
 }
 
 impl Site<'_> {

@@ -62,6 +62,7 @@ enum Place {
     Running {
         lane: Urgency,
         again: Option<Urgency>,
+        since: Instant,
     },
     /// Planned a moment ago; not planned in bulk again until the rest is over.
     Resting {
@@ -116,9 +117,10 @@ impl Queue {
                     inner.places.insert(cluster, Place::Resting { again: true });
                     return;
                 }
-                Some(Place::Running { lane, again }) => {
+                Some(Place::Running { lane, again, since }) => {
                     let again = again.max(Some(urgency));
-                    inner.places.insert(cluster, Place::Running { lane, again });
+                    let running = Place::Running { lane, again, since };
+                    inner.places.insert(cluster, running);
                     return;
                 }
             }
@@ -162,9 +164,10 @@ impl Queue {
                 Some(Place::Resting { .. }) => {
                     inner.places.insert(cluster, Place::Resting { again: true });
                 }
-                Some(Place::Running { lane, again }) => {
+                Some(Place::Running { lane, again, since }) => {
                     let again = again.max(Some(Urgency::Bulk));
-                    inner.places.insert(cluster, Place::Running { lane, again });
+                    let running = Place::Running { lane, again, since };
+                    inner.places.insert(cluster, running);
                 }
             }
         }
@@ -180,9 +183,12 @@ impl Queue {
                 if let Some(Place::Queued(at, since)) = inner.places.get(&cluster).copied()
                     && at == lane
                 {
-                    inner
-                        .places
-                        .insert(cluster, Place::Running { lane, again: None });
+                    let running = Place::Running {
+                        lane,
+                        again: None,
+                        since: Instant::now(),
+                    };
+                    inner.places.insert(cluster, running);
                     inner.running[lane as usize] += 1;
                     return Some(WorkItem {
                         cluster,
@@ -199,7 +205,7 @@ impl Queue {
     /// Called when a worker has finished a cluster.
     pub(crate) fn done(&self, cluster: Uuid) {
         let mut inner = self.inner.lock();
-        if let Some(Place::Running { lane, again }) = inner.places.remove(&cluster) {
+        if let Some(Place::Running { lane, again, .. }) = inner.places.remove(&cluster) {
             inner.running[lane as usize] -= 1;
             if let Some(urgency) = again {
                 inner.enqueue(cluster, urgency);
@@ -212,7 +218,7 @@ impl Queue {
     /// Called when a worker has finished a cluster for which bulk triggers are to be coalesced until [`Self::rested`].
     pub(crate) fn rest(&self, cluster: Uuid) {
         let mut inner = self.inner.lock();
-        if let Some(Place::Running { lane, again }) = inner.places.remove(&cluster) {
+        if let Some(Place::Running { lane, again, .. }) = inner.places.remove(&cluster) {
             inner.running[lane as usize] -= 1;
             if again == Some(Urgency::Urgent) {
                 inner.enqueue(cluster, Urgency::Urgent);
@@ -257,6 +263,27 @@ impl Queue {
             .values()
             .filter(|place| matches!(place, Place::Queued(..) | Place::Resting { again: true }))
             .count()
+    }
+
+    /// Why nothing moves: a pass that does not end, or clusters that nobody takes though somebody could.
+    pub(crate) fn stuck(&self, longest: Duration) -> Option<String> {
+        let Some(inner) = self.inner.try_lock_for(longest) else {
+            return Some(format!("its lock has been held for {longest:?}"));
+        };
+        inner
+            .places
+            .iter()
+            .find_map(|(cluster, place)| match place {
+                Place::Running { since, .. } if since.elapsed() > longest => {
+                    Some(format!("the pass of cluster {cluster} does not end"))
+                }
+                Place::Queued(lane, since)
+                    if since.elapsed() > longest && inner.running[*lane as usize] == 0 =>
+                {
+                    Some(format!("nobody takes cluster {cluster}"))
+                }
+                Place::Running { .. } | Place::Queued(..) | Place::Resting { .. } => None,
+            })
     }
 
     /// Queue depth and the age of the oldest entry, for urgent and for bulk passes.
@@ -431,5 +458,49 @@ mod tests {
             queue.waiting().map(|(_, count, oldest)| (count, oldest)),
             [(1, 3 * second), (1, Duration::ZERO)]
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_stuck_if_a_pass_does_not_end_or_nobody_takes_what_waits() {
+        const LONGEST: Duration = Duration::from_secs(60);
+        let queue = Queue::default();
+        let later = async || tokio::time::advance(LONGEST * 2 / 3).await;
+        later().await;
+        assert_eq!(queue.stuck(LONGEST), None, "there is nothing to do");
+        queue.push(id(1), Urgency::Bulk);
+        later().await;
+        assert_eq!(queue.stuck(LONGEST), None);
+        later().await;
+        assert!(queue.stuck(LONGEST).unwrap().contains("nobody takes"));
+        assert!(pop(&queue, 0).is_some());
+        later().await;
+        // Asked for again meanwhile: that is the same pass.
+        queue.push(id(1), Urgency::Urgent);
+        assert_eq!(queue.stuck(LONGEST), None);
+        later().await;
+        assert!(queue.stuck(LONGEST).unwrap().contains("does not end"));
+        queue.done(id(1));
+        assert_eq!(queue.stuck(LONGEST), None);
+        assert!(pop(&queue, 0).is_some());
+        queue.rest(id(1));
+        later().await;
+        later().await;
+        assert_eq!(queue.stuck(LONGEST), None, "it rests");
+    }
+
+    /// A store that is slow keeps all workers of a lane busy, and others wait for them.
+    #[tokio::test(start_paused = true)]
+    async fn it_is_not_stuck_while_others_are_planned() {
+        const LONGEST: Duration = Duration::from_secs(60);
+        let queue = Queue::default();
+        queue.push(id(0), Urgency::Bulk);
+        queue.push(id(1), Urgency::Bulk);
+        for _ in 0..10 {
+            let (running, _) = pop(&queue, 0).unwrap();
+            tokio::time::advance(LONGEST / 2).await;
+            assert_eq!(queue.stuck(LONGEST), None);
+            queue.push(running, Urgency::Bulk);
+            queue.done(running);
+        }
     }
 }

@@ -4,6 +4,8 @@
 //! epoch, and goes on with what was begun, as after a restart; what a former leader still writes or asks for is refused
 //! by etcd and by the platforms.
 
+mod gone;
+
 use std::{convert::Infallible, marker::PhantomData, sync::Arc, task, time::Duration};
 
 use drover_convert::error::to_status;
@@ -24,7 +26,13 @@ use serde::{Deserialize, Serialize};
 use tokio::{sync::watch, task::AbortHandle, time::sleep};
 use tonic::{Request, Response, Status, body::Body, server::NamedService};
 
-use crate::{Orchestrator, Preparation, Settings, VERSION, api::Api, gauges};
+use crate::{
+    Orchestrator, Preparation, Settings, VERSION,
+    api::Api,
+    gauges,
+    space::{self, Room},
+    watchdog,
+};
 
 /// How old a standby's word about who leads may be.
 const LOOK: Duration = Duration::from_secs(1);
@@ -48,7 +56,7 @@ pub struct ReplicaSettings {
 }
 
 impl ReplicaSettings {
-    fn me(&self) -> Result<Me> {
+    pub(crate) fn me(&self) -> Result<Me> {
         let name = match &self.name {
             Some(name) => name.clone(),
             None => host_name(),
@@ -83,6 +91,7 @@ pub fn host_name() -> String {
 #[derive(Debug)]
 pub struct Standby {
     store: Arc<Store>,
+    room: Room,
     preparation: Preparation,
     leader: Arc<Mutex<Option<ReplicaRow>>>,
     readiness: watch::Sender<Readiness>,
@@ -98,18 +107,27 @@ impl Standby {
     pub async fn open(settings: &Settings) -> Result<Self> {
         let me = settings.replica.me()?;
         let preparation = Preparation::of(settings, |connector| connector)?;
-        let backend = EtcdBackend::open(&settings.etcd).await?;
-        let store = Arc::new(Store::open_as(Arc::new(backend), me).await?);
+        let backend = Arc::new(EtcdBackend::open(&settings.etcd).await?);
+        let store = Arc::new(Store::open_as(backend.clone(), me).await?);
+        store.read_ahead();
         let leader = Arc::new(Mutex::new(store.leader().await?));
         let (readiness, _) = watch::channel(Readiness::NotReady(stands_by(leader.lock().as_ref())));
-        let look =
-            tokio::spawn(look(store.clone(), leader.clone(), readiness.clone())).abort_handle();
+        let looking = tokio::spawn({
+            let (store, leader, readiness) = (store.clone(), leader.clone(), readiness.clone());
+            async move {
+                tokio::join!(
+                    look(&store, &leader, readiness),
+                    gone::watch(&store, &leader)
+                )
+            }
+        });
         Ok(Self {
             store,
+            room: Room::new(backend, settings.etcd.quota),
             preparation,
             leader,
             readiness,
-            look,
+            look: looking.abort_handle(),
         })
     }
 
@@ -177,7 +195,7 @@ impl Standby {
             .begin_with(self.store.clone(), shards);
         match begun.await {
             Ok(orchestrator) => {
-                orchestrator.keep_the_lead();
+                orchestrator.keep_the_lead(self.room.clone());
                 Ok(Some(orchestrator))
             }
             Err(error) => Err(self.without_lead(error).await),
@@ -206,8 +224,8 @@ impl Drop for Standby {
 
 /// Looks who leads.
 async fn look(
-    store: Arc<Store>,
-    leader: Arc<Mutex<Option<ReplicaRow>>>,
+    store: &Store,
+    leader: &Mutex<Option<ReplicaRow>>,
     readiness: watch::Sender<Readiness>,
 ) {
     loop {
@@ -305,8 +323,20 @@ fn shown(replica: ReplicaRow) -> pb::Replica {
 
 impl Orchestrator {
     /// Ends with the lease, says whether the store is in touch, and discards what was replaced in it.
-    fn keep_the_lead(&self) {
+    fn keep_the_lead(&self, room: Room) {
         let shared = self.shared.clone();
+        watchdog::start(Arc::downgrade(&shared));
+        shared.spawn({
+            let shared = shared.clone();
+            async move {
+                let measuring = space::run(shared.clone(), room);
+                shared
+                    .stop
+                    .run_until_cancelled(measuring)
+                    .await
+                    .unwrap_or(());
+            }
+        });
         shared.spawn({
             let (lost, stop) = (shared.store.lost(), shared.stop.clone());
             async move {

@@ -53,6 +53,7 @@ pub(crate) struct Shared {
     pub(crate) written: Mutex<Revision>,
     /// Whether the store is in touch.
     pub(crate) readiness: tokio::sync::watch::Sender<drover_server::Readiness>,
+    pub(crate) space: crate::space::Space,
     pub(crate) hooks: Hooks,
 }
 

@@ -1,6 +1,8 @@
 //! `drover-orchestrator store`: store maintenance. A store in a directory is for one process: except for the backup, no
 //! orchestrator may run on it.
 
+mod maintain;
+
 use std::{error::Error, io::Write, path::PathBuf, sync::Arc};
 
 use clap::{Parser, Subcommand};
@@ -66,6 +68,10 @@ enum Action {
         /// The export
         file: PathBuf,
     },
+    /// Give back what the members of etcd keep and do not use, one member at a time and only while all are healthy; and
+    /// end the alarm of one that has no room. Prints what each member has, and what was done. Needs the role `root` in
+    /// an etcd with users
+    Maintain(maintain::Arguments),
 }
 
 type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
@@ -78,6 +84,7 @@ impl Command {
             ca: self.etcd_ca.clone(),
             cert: self.etcd_cert.clone(),
             key: self.etcd_key.clone(),
+            ..EtcdSettings::default()
         }
     }
 
@@ -101,6 +108,14 @@ impl Command {
 pub(crate) async fn run(command: Command) -> Outcome {
     if let Action::Import { file } = &command.action {
         return import(&command, file).await;
+    }
+    if let Action::Maintain(arguments) = &command.action {
+        if command.etcd_endpoint.is_empty() {
+            let message = "this is for a store in etcd: name its members with --etcd-endpoint; \
+                           one in a directory needs no maintenance";
+            return Err(message.into());
+        }
+        return maintain::run(&command.etcd(), arguments).await;
     }
     if !command.etcd_endpoint.is_empty() {
         return match &command.action {
@@ -151,7 +166,10 @@ async fn with_store(command: &Command, action: &Action) -> Outcome {
 
 async fn act(store: &Store, action: &Action) -> Outcome {
     match action {
-        Action::Restore { .. } | Action::Backup { .. } | Action::Import { .. } => {}
+        Action::Restore { .. }
+        | Action::Backup { .. }
+        | Action::Import { .. }
+        | Action::Maintain(_) => {}
         Action::ConfirmRestore if !store.restored_hold() => eprintln!("nothing waits for it"),
         Action::ConfirmRestore => {
             // Not beside a process that has in memory what this changes.

@@ -27,6 +27,15 @@ impl Drop for Process {
 impl Process {
     /// Starts the orchestrator on a directory, with the additional settings of `more`.
     pub fn start(directory: &Path, more: impl FnOnce(&mut Command) -> &mut Command) -> Self {
+        Self::start_at(None, directory, more)
+    }
+
+    /// The same at a given port.
+    pub fn start_at(
+        port: Option<u16>,
+        directory: &Path,
+        more: impl FnOnce(&mut Command) -> &mut Command,
+    ) -> Self {
         let own = std::env::current_exe().unwrap();
         let target = own
             .ancestors()
@@ -34,7 +43,7 @@ impl Process {
         let binary = target
             .expect("drover-orchestrator is not built; run tests/bench")
             .join("drover-orchestrator");
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let free = std::net::TcpListener::bind(("127.0.0.1", port.unwrap_or(0))).unwrap();
         let address = free.local_addr().unwrap();
         drop(free);
         let mut command = Command::new(binary);
@@ -49,6 +58,12 @@ impl Process {
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+
+    /// Asks it to end.
+    pub fn terminate(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     }
 
     /// CPU time used so far.

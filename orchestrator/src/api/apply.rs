@@ -323,6 +323,7 @@ impl Api {
         validate_only: bool,
         others: Option<Others>,
     ) -> Result<pb::ApplyClusterResponse> {
+        self.shared.space.admit("a new cluster")?;
         let mut checked = checked;
         let kept = self
             .warn_of_kept(name, &with_storage(&checked.resolved))
@@ -410,6 +411,7 @@ impl Api {
             refuse_kept(&checked.spec, remove_groups)?;
             refuse_removed(&inner, &checked.resolved, remove_groups)?;
             refuse_shrinking(&inner, &checked.resolved)?;
+            self.admit_groups(&inner, &checked.resolved)?;
             crate::resources::check::refuse_removed(&inner, &checked.resolved)?;
             let mut desired = inner.desired().clone();
             let same = desired.value.labels == checked.labels
@@ -469,6 +471,17 @@ impl Api {
             warnings,
             revision,
         })
+    }
+
+    /// Refuses a new group in a store that is too full for it.
+    fn admit_groups(&self, inner: &ClusterState, resolved: &Resolved) -> Result<()> {
+        let present = &inner.spec().groups;
+        let is_new = |group: &&Group| !present.iter().any(|it| it.path == group.path);
+        let Some(group) = resolved.groups.iter().find(is_new) else {
+            return Ok(());
+        };
+        let what = format!("a new group {}", group.path);
+        self.shared.space.admit(&what)
     }
 
     /// Everything that would be done at once for a record, combined from as many plans as that takes.

@@ -9,30 +9,27 @@ use drover_store::{
     backend::{CommitError, Info, LIMITS, Lease, LeaseId, Range, Scan, Txn},
     history::Watch,
 };
-use tokio::time::{Instant, timeout};
+use futures::future::join_all;
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::Code;
 
 use crate::{
     EtcdSettings,
-    api::{
-        CompactionRequest, StatusRequest, StatusResponse, kv_client::KvClient,
-        maintenance_client::MaintenanceClient,
-    },
+    api::{CompactionRequest, StatusResponse, kv_client::KvClient},
     commit::Lanes,
     keys::Prefix,
     members::Members,
     scan::{READ, error, signed},
+    space::{cluster, different, status},
 };
 
-/// How long a member may take to say who it is at the start.
-const HELLO: Duration = Duration::from_secs(3);
 /// Releases of etcd before these are refused or warned about.
 const OLDEST: Version = Version(3, 4, 23);
 
 /// A store in etcd, for any number of processes.
 pub struct EtcdBackend {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
     _closed: DropGuard,
 }
 
@@ -84,32 +81,13 @@ impl EtcdBackend {
     }
 
     async fn check(&self) -> Result<()> {
-        let asked = self.inner.commits.all().map(|channel| async move {
-            let hello = async {
-                MaintenanceClient::new(channel)
-                    .status(StatusRequest {})
-                    .await
-                    .map(tonic::Response::into_inner)
-            };
-            let late = || Err(tonic::Status::deadline_exceeded("no answer"));
-            timeout(HELLO, hello).await.unwrap_or_else(|_| late())
-        });
-        let answers = futures::future::join_all(asked).await;
+        let answers = join_all(self.inner.commits.all().map(status)).await;
         let mut known: Option<StatusResponse> = None;
         for answer in answers.iter().flatten() {
-            let cluster = |status: &StatusResponse| {
-                status.header.as_ref().map_or(0, |header| header.cluster_id)
-            };
             if let Some(known) = &known
                 && cluster(known) != cluster(answer)
             {
-                return Err(Error::invalid(
-                    "etcd.endpoints",
-                    format!(
-                        "these are members of different etcds: {}",
-                        self.inner.endpoints
-                    ),
-                ));
+                return Err(different(&self.inner.endpoints));
             }
             known = Some(answer.clone());
         }
@@ -203,6 +181,7 @@ impl Backend for EtcdBackend {
     async fn compact(&self, revision: Revision) -> Result<()> {
         let request = CompactionRequest {
             revision: signed(revision),
+            physical: false,
         };
         let compacted = self.inner.commits.repeated(READ, |channel| async move {
             KvClient::new(channel).compact(request).await

@@ -1,19 +1,23 @@
 //! The store of several orchestrators: a [`Backend`](drover_store::Backend) over etcd.
 //!
 //! `members` calls etcd's members, `commit`, `scan`, `watch` and `lease` are the parts of a backend, `backend` puts them
-//! together. The part of etcd's API that is used is in `proto/etcd.proto`.
+//! together. `space` and `maintain` look after the room that etcd has. The part of etcd's API that is used is in `proto/etcd.proto`.
 
 mod backend;
 mod commit;
 mod keys;
 mod lease;
+mod maintain;
 mod members;
 mod scan;
 mod settings;
+mod space;
 mod watch;
 
 pub use backend::EtcdBackend;
+pub use maintain::{Defragmented, Maintenance, Member, Report};
 pub use settings::EtcdSettings;
+pub use space::Space;
 
 /// The generated client.
 mod api {

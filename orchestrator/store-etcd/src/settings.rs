@@ -22,7 +22,13 @@ pub struct EtcdSettings {
     pub cert: Option<PathBuf>,
     /// Its private key. Default: none.
     pub key: Option<PathBuf>,
+    /// Bytes that the members' databases may have (`--quota-backend-bytes` of etcd); members of 3.6 and newer say so
+    /// themselves. From 70 % of it on, new clusters and groups are refused. Default 8589934592 (8 GiB).
+    pub quota: u64,
 }
+
+/// What is advised for etcd's `--quota-backend-bytes`.
+const QUOTA: u64 = 8 * 1024 * 1024 * 1024;
 
 impl Default for EtcdSettings {
     fn default() -> Self {
@@ -32,6 +38,7 @@ impl Default for EtcdSettings {
             ca: None,
             cert: None,
             key: None,
+            quota: QUOTA,
         }
     }
 }
@@ -50,6 +57,9 @@ impl EtcdSettings {
                 "etcd.prefix",
                 "must not be empty: the keys of others would be taken for ours",
             ));
+        }
+        if self.quota == 0 {
+            return Err(Error::invalid("etcd.quota", "must not be 0"));
         }
         if self.cert.is_some() != self.key.is_some() {
             return Err(Error::invalid(

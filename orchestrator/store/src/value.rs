@@ -294,6 +294,9 @@ pub(crate) struct Replica {
     /// When it started, in ms since 1970.
     #[prost(uint64, tag = "6")]
     pub(crate) since_ms: u64,
+    /// Its lease. 0 if not known.
+    #[prost(uint64, tag = "7")]
+    pub(crate) lease: u64,
 }
 
 /// Id of the transaction that wrote a value, by which a lost response is resolved. It is appended to the message under

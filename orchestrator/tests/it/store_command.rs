@@ -3,6 +3,8 @@
 
 use std::{path::Path, process::Output};
 
+use drover_testing::etcd::Etcd;
+
 fn store(directory: &Path, arguments: &[&str]) -> Output {
     drover_testing::processes::program(env!("CARGO_BIN_EXE_drover-orchestrator"))
         .arg("store")
@@ -149,4 +151,99 @@ async fn a_store_that_is_newer_foreign_or_damaged_is_refused_and_left_as_it_is()
     assert!(!home.path().join("copy").exists());
     std::fs::write(&path, &whole).unwrap();
     assert!(store(&directory, &["dump"]).status.success());
+}
+
+/// The same for a store in etcd.
+fn in_etcd(etcd: &Etcd, arguments: &[&str]) -> Output {
+    drover_testing::processes::program(env!("CARGO_BIN_EXE_drover-orchestrator"))
+        .arg("store")
+        .args(arguments)
+        .args(["--etcd-endpoint", &etcd.endpoints()[0]])
+        .output()
+        .unwrap()
+}
+
+fn done(output: &Output) -> String {
+    assert!(output.status.success(), "{}", said(output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn refused(output: &Output) -> String {
+    assert!(!output.status.success(), "it is refused");
+    said(output)
+}
+
+/// What is stored of clusters, without the revisions, which each store counts for itself.
+fn clusters(dump: &str) -> Vec<serde_json::Value> {
+    let lines = dump.lines().map(|line| serde_json::from_str(line).unwrap());
+    lines
+        .map(|mut line: serde_json::Value| {
+            line.as_object_mut().unwrap().remove("revision");
+            line
+        })
+        .filter(|line| line.to_string().contains("orders"))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_moves_from_a_directory_to_etcd_and_back() {
+    let home = tempfile::tempdir().unwrap();
+    let [first, second] = ["a", "b"].map(|name| home.path().join(name));
+    let [there, back] = ["there", "back"].map(|name| home.path().join(name));
+    let [there, back] = [there.to_str().unwrap(), back.to_str().unwrap()];
+    let opened = drover_store::Store::open_directory(&first).await.unwrap();
+    let desired = drover_store::Desired {
+        name: "orders".into(),
+        generation: 3,
+        ..Default::default()
+    };
+    opened.create_cluster(desired).await.unwrap();
+    opened.close().await.unwrap();
+    let before = clusters(&done(&store(&first, &["dump"])));
+    assert!(!before.is_empty());
+
+    let etcd = Etcd::start(1);
+    let why = refused(&in_etcd(&etcd, &["export", there]));
+    assert!(why.contains("there is no store in drover/ at"), "{why}");
+    done(&store(&first, &["export", there]));
+    let why = refused(&store(&first, &["export", there]));
+    assert!(why.contains("there"), "it is never overwritten: {why}");
+    let imported = in_etcd(&etcd, &["import", there]);
+    done(&imported);
+    assert!(said(&imported).contains("confirm-restore"), "held");
+    refused(&in_etcd(&etcd, &["import", there]));
+    assert_eq!(clusters(&done(&in_etcd(&etcd, &["dump"]))), before);
+    assert!(said(&in_etcd(&etcd, &["confirm-restore"])).contains("confirmed"));
+    assert!(said(&in_etcd(&etcd, &["confirm-restore"])).contains("nothing waits"));
+    for arguments in [&["backup", back][..], &["restore", there]] {
+        let why = refused(&in_etcd(&etcd, arguments));
+        assert!(why.contains("store export"), "{why}");
+    }
+
+    done(&in_etcd(&etcd, &["export", back]));
+    done(&store(&second, &["import", back]));
+    assert_eq!(clusters(&done(&store(&second, &["dump"]))), before);
+    refused(&store(&second, &["import", back]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_etcd_that_does_not_answer_is_named_and_a_file_that_is_no_export_makes_no_store() {
+    let home = tempfile::tempdir().unwrap();
+    let nowhere = drover_testing::processes::program(env!("CARGO_BIN_EXE_drover-orchestrator"))
+        .args(["store", "dump", "--etcd-endpoint", "http://127.0.0.1:1"])
+        .output()
+        .unwrap();
+    let why = refused(&nowhere);
+    assert!(
+        why.contains("no member of etcd answers (http://127.0.0.1:1)"),
+        "{why}"
+    );
+    let etcd = Etcd::start(1);
+    let file = home.path().join("file");
+    for content in [&b""[..], b"no export", b"{}\n"] {
+        std::fs::write(&file, content).unwrap();
+        refused(&in_etcd(&etcd, &["import", file.to_str().unwrap()]));
+        let why = refused(&in_etcd(&etcd, &["dump"]));
+        assert!(why.contains("there is no store"), "{why}");
+    }
 }

@@ -10,23 +10,18 @@ mod addons;
 use std::{collections::HashSet, time::Duration};
 
 use drover_client::Channel;
-use drover_platform_cloud::{
-    PlatformServer, Settings,
-    drivers::simulated::{Death, SimulatedHandle, SimulatedSettings},
+use drover_platform_cloud::drivers::simulated::{Death, SimulatedHandle};
+use drover_proto::orchestrator::v1::{
+    self as pb, cluster_service_client::ClusterServiceClient,
+    platform_registry_service_client::PlatformRegistryServiceClient, watch_clusters_response,
 };
-use drover_proto::{
-    orchestrator::v1::{
-        self as pb, cluster_service_client::ClusterServiceClient,
-        platform_registry_service_client::PlatformRegistryServiceClient, watch_clusters_response,
-    },
-    platform::v1::{
-        WatchNodesRequest, platform_service_client::PlatformServiceClient, watch_nodes_response,
-    },
+use drover_tests::{
+    fleet::{Simulated, cluster},
+    process::Process,
+    table::{ms, percentile, row},
 };
-use drover_server::{ServerSettings, Shutdown};
-use drover_tests::process::Process;
 use futures::StreamExt;
-use tokio::{sync::mpsc, time::Instant};
+use tokio::time::Instant;
 
 /// Concurrent calls while clusters are applied.
 const CALLERS: usize = 64;
@@ -83,10 +78,9 @@ impl Orchestrator {
 
 struct World {
     orchestrator: Orchestrator,
-    platform: PlatformServer,
+    platform: Simulated,
     /// Resident memory before the first request.
     idle: u64,
-    _running: drover_server::Running,
 }
 
 impl World {
@@ -96,47 +90,23 @@ impl World {
 
     /// `delay` is the time from created to running, and again from running to ready.
     async fn start_with(delay: Duration) -> Self {
-        let settings = SimulatedSettings {
-            seed: Some(1),
-            boot_delay: delay,
-            ready_delay: delay,
-            ..SimulatedSettings::default()
-        };
-        let platform = PlatformServer::open(Settings::from(settings))
-            .await
-            .unwrap();
-        let server = ServerSettings::on_port(0);
-        let listener = drover_server::listen(&server).await.unwrap();
-        let running =
-            drover_server::spawn(platform.service(), listener, &server, Shutdown::new()).unwrap();
+        let platform = Simulated::start(delay).await;
         let orchestrator = Orchestrator::start().await;
         tokio::time::sleep(Duration::from_secs(1)).await;
         let idle = orchestrator.process.memory();
-        let registration = pb::Platform {
-            name: "simulated".into(),
-            spec: Some(pb::PlatformSpec {
-                endpoint: format!("http://{}", running.address()),
-                ..pb::PlatformSpec::default()
-            }),
-            ..pb::Platform::default()
-        };
         PlatformRegistryServiceClient::new(orchestrator.channel())
-            .register_platform(pb::RegisterPlatformRequest {
-                platform: Some(registration),
-                ..pb::RegisterPlatformRequest::default()
-            })
+            .register_platform(platform.registration())
             .await
             .unwrap();
         Self {
             orchestrator,
             platform,
             idle,
-            _running: running,
         }
     }
 
     fn handle(&self) -> &SimulatedHandle {
-        self.platform.simulated().unwrap()
+        self.platform.handle()
     }
 
     /// Applies clusters and waits until all of them are Ready.
@@ -220,35 +190,7 @@ impl World {
     /// Kills one node of each cluster in turn and measures the time until its replacement is requested from the
     /// platform.
     async fn deaths(&self, clusters: impl Iterator<Item = usize>, gap: Duration) -> Vec<Duration> {
-        let mut client =
-            PlatformServiceClient::new(drover_client::in_process(self.platform.routes()));
-        let mut watch = client
-            .watch_nodes(WatchNodesRequest::default())
-            .await
-            .unwrap()
-            .into_inner();
-        let (made, mut seen) = mpsc::channel(65_536);
-        let follower = tokio::spawn(async move {
-            let mut live = false;
-            let mut known = HashSet::new();
-            while let Some(Ok(message)) = watch.next().await {
-                match message.event {
-                    Some(watch_nodes_response::Event::SnapshotComplete(_)) => {
-                        live = true;
-                        let _ = made.send((String::new(), Instant::now())).await;
-                    }
-                    Some(watch_nodes_response::Event::Upserts(upserts)) => {
-                        for node in upserts.nodes {
-                            if known.insert(node.node_id) && live {
-                                let _ = made.send((node.cluster_id, Instant::now())).await;
-                            }
-                        }
-                    }
-                    _ => {}
-                }
-            }
-        });
-        seen.recv().await.unwrap();
+        let mut seen = self.platform.births().await;
         let nodes: std::collections::HashMap<String, String> = self
             .handle()
             .nodes()
@@ -276,7 +218,6 @@ impl World {
             }
             tokio::time::sleep(gap).await;
         }
-        follower.abort();
         latencies.sort();
         latencies
     }
@@ -286,43 +227,6 @@ impl World {
 const SURGE: u32 = 10;
 /// From created to running, and from running to ready, on the simulated platform.
 const DELAY: Duration = Duration::from_millis(25);
-
-fn cluster(number: usize, nodes: u32) -> pb::ApplyClusterRequest {
-    let group = pb::GroupSpec {
-        name: "web".into(),
-        size: Some(nodes),
-        ..pb::GroupSpec::default()
-    };
-    let spec = pb::ClusterSpec {
-        platforms: vec![pb::PlatformChoice {
-            name: "simulated".into(),
-            ..pb::PlatformChoice::default()
-        }],
-        groups: vec![group],
-        ..pb::ClusterSpec::default()
-    };
-    let cluster = pb::Cluster {
-        name: format!("bench-{number}"),
-        spec: Some(spec),
-        ..pb::Cluster::default()
-    };
-    pb::ApplyClusterRequest {
-        cluster: Some(cluster),
-        ..pb::ApplyClusterRequest::default()
-    }
-}
-
-fn row(what: &str, measured: String, target: &str) {
-    println!("| {what} | {measured} | {target} |");
-}
-
-fn percentile(sorted: &[Duration], percent: usize) -> Duration {
-    sorted[(sorted.len() * percent / 100).min(sorted.len() - 1)]
-}
-
-fn ms(span: Duration) -> String {
-    format!("{:.1} ms", span.as_secs_f64() * 1000.0)
-}
 
 /// Rolling update of all nodes of a large cluster, one tenth at a time.
 async fn renewal() {

@@ -12,7 +12,7 @@ use drover_proto::orchestrator::v1::{self as pb, cluster_service_client::Cluster
 use drover_testing::{etcd::Etcd, wait::PATIENCE};
 use tokio::time::{Instant, sleep};
 
-use crate::real::{Server, World, free_port, kill_9};
+use crate::real::{Server, World, binary, free_port, kill_9};
 
 const CALL: Duration = Duration::from_secs(30);
 const REPLICAS: usize = 3;
@@ -343,6 +343,113 @@ async fn a_replica_that_stands_by_says_who_leads_and_is_not_ready() {
     assert!(status(site.server(leader), "/readyz").contains(" 200 "));
 }
 
+/// What is there can still be kept and changed in an etcd that fills up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_etcd_that_fills_up_takes_no_new_cluster_or_group_and_what_is_there_lives_on() {
+    let mut site = Site::new(1).await;
+    site.world.apply("prey", "", 2).await.unwrap();
+    site.world.ready("prey", 2).await;
+    for at in 0..REPLICAS {
+        let server = site.server(at);
+        server.kill();
+        // Less than any database has.
+        server.add(&["--etcd-quota", "1000"]);
+        server.start().await;
+    }
+    let begin = Instant::now();
+    let refused = loop {
+        // It is measured soon after another one leads.
+        let name = format!("more-{}", begin.elapsed().as_millis());
+        if let Err(error) = site.world.apply(&name, "", 0).await {
+            break error;
+        }
+        assert!(begin.elapsed() < PATIENCE, "etcd takes everything");
+        sleep(Duration::from_millis(20)).await;
+    };
+    assert_eq!(refused.reason(), Reason::StorageFull, "{refused}");
+    assert!(refused.message().contains("store maintain"), "{refused}");
+    let mut cluster = site.world.cluster("prey").await.unwrap().unwrap();
+    let spec = cluster.spec.as_mut().unwrap();
+    let mut another = spec.groups[0].clone();
+    another.name = "another".to_owned();
+    spec.groups.push(another);
+    let request = pb::ApplyClusterRequest {
+        cluster: Some(cluster),
+        ..Default::default()
+    };
+    let client = site.world.client();
+    let refused = client.apply_cluster(request, CALL).await.unwrap_err();
+    assert_eq!(refused.reason(), Reason::StorageFull, "{refused}");
+    assert!(refused.message().contains("another"), "{refused}");
+
+    site.world.scale("prey", 3).await.unwrap();
+    site.world.ready("prey", 3).await;
+    kill_9(*site.world.processes().keys().next().unwrap());
+    site.exactly(3).await;
+    let (leader, _) = site.leader_after(None).await;
+    let metrics = get(site.server(leader), "/metrics");
+    assert!(
+        metrics.contains("\ndrover_store_quota_bytes 1000\n"),
+        "{metrics}"
+    );
+}
+
+#[test]
+fn maintenance_says_of_each_member_of_etcd_what_it_has_and_what_was_done() {
+    let etcd = Etcd::start(3);
+    let mut members: Vec<&str> = Vec::new();
+    let endpoints = etcd.endpoints();
+    for endpoint in &endpoints {
+        members.extend(["--etcd-endpoint", endpoint]);
+    }
+    let maintain = |arguments: &[&str], members: &[&str]| {
+        let done = std::process::Command::new(binary("drover-orchestrator"))
+            .args(["store", "maintain"])
+            .args(arguments)
+            .args(members)
+            .output()
+            .unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (done.status.success(), text(done.stdout), text(done.stderr))
+    };
+    let (ended, said, error) = maintain(&[], &members);
+    assert!(ended && said.starts_with("MEMBER "), "{said}{error}");
+    assert!(endpoints.iter().all(|it| said.contains(it)), "{said}");
+    let (ended, said, error) = maintain(&["--output", "json", "--least", "0"], &members);
+    assert!(ended, "{error}");
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(said["members"].as_array().unwrap().len(), 3, "{said}");
+    assert_eq!(said["noSpace"], false, "{said}");
+    let (ended, _, error) = maintain(&[], &[]);
+    assert!(!ended && error.contains("--etcd-endpoint"), "{error}");
+    let missing = format!("http://127.0.0.1:{}", free_port());
+    let (ended, said, error) = maintain(&[], &["--etcd-endpoint", &missing]);
+    assert!(!ended && error.contains(&missing), "{error}");
+    assert!(said.contains("does not answer"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_alone_on_a_directory_is_listed_by_its_name_too() {
+    let mut world = World::stopped();
+    world.orchestrator.add(&["--replica-name", "alone"]);
+    for _ in 0..2 {
+        world.orchestrator.start().await;
+        let request = pb::ListReplicasRequest {};
+        let answer = world.client().list_replicas(request, CALL).await.unwrap();
+        let [replica] = &answer.replicas[..] else {
+            panic!("{answer:?}");
+        };
+        assert_eq!(
+            (replica.name.as_str(), replica.leads, replica.answers),
+            ("alone", true, true)
+        );
+        assert_eq!(replica.address, world.orchestrator.endpoint());
+        assert_eq!(replica.version, env!("CARGO_PKG_VERSION"));
+        // The next one finds what the one before has left.
+        world.orchestrator.kill();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_is_refused_at_the_start_with_its_setting() {
     let site = Site::new(1).await;
@@ -389,6 +496,11 @@ fn signal(pid: u32, name: &str) {
 }
 
 fn status(server: &Server, path: &str) -> String {
+    let answer = get(server, path);
+    answer.lines().next().unwrap_or_default().to_owned()
+}
+
+fn get(server: &Server, path: &str) -> String {
     use std::io::{Read, Write};
     let mut stream = std::net::TcpStream::connect(server.address).unwrap();
     write!(
@@ -398,5 +510,5 @@ fn status(server: &Server, path: &str) -> String {
     .unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
-    answer.lines().next().unwrap_or_default().to_owned()
+    answer
 }

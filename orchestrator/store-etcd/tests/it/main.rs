@@ -6,5 +6,6 @@
     reason = "a test that cannot go on fails"
 )]
 
+mod maintain;
 mod members;
 mod one;

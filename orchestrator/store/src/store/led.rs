@@ -11,13 +11,16 @@ use std::{
 
 use async_trait::async_trait;
 use drover_core::{Error, Result};
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
+use super::mirror::Mirror;
 use crate::{
     backend::{
         Backend, CommitError, Fence, Info, Lane, Lease, LeaseId, Range, Revision, Scan, Txn,
     },
     history::Watch,
+    keys::Name,
 };
 
 /// One process at a time keeps all clusters in memory. What a former one still wrote of them, for its own callers, would
@@ -28,6 +31,8 @@ pub(super) struct Led {
     claim: OnceLock<Fence>,
     /// Newest revision that this process has written.
     written: AtomicU64,
+    /// The clusters, until they are loaded.
+    mirror: Mutex<Option<Mirror>>,
 }
 
 /// Attempts to read what is not older than what was written.
@@ -40,7 +45,46 @@ impl Led {
             inner,
             claim: OnceLock::new(),
             written: AtomicU64::new(0),
+            mirror: Mutex::default(),
         }
+    }
+
+    /// Keeps the clusters in memory until they are loaded, which then reads nothing.
+    pub(super) fn read_ahead(&self) {
+        *self.mirror.lock() = Some(Mirror::start(&self.inner));
+    }
+
+    /// The revision that was read ahead. 0 if none was (yet).
+    pub(super) fn ahead(&self) -> Revision {
+        self.mirror.lock().as_ref().map_or(0, Mirror::revision)
+    }
+
+    async fn scan_ahead(&self) -> Result<Option<Scan>> {
+        let Some(mirror) = self.mirror.lock().take() else {
+            return Ok(None);
+        };
+        // An etcd that was put back to an earlier state since has not got what was read from it.
+        let newest = self.scan_now(Range::one(&Name::Meta.into()), 1).await?;
+        if mirror.revision() > newest.revision() {
+            return Ok(None);
+        }
+        Ok(mirror.into_scan(self.written.load(Ordering::Acquire)).await)
+    }
+
+    /// A member of etcd that stood still can answer of the past before 3.4.42, 3.5.28 and 3.6.9, though it is asked for the
+    /// present. Whoever has just taken the lead would not know of what the one before wrote last.
+    async fn scan_now(&self, range: Range, page: usize) -> Result<Scan> {
+        let written = self.written.load(Ordering::Acquire);
+        for _ in 0..READS {
+            let scan = self.inner.scan(range.clone(), page).await?;
+            if scan.revision() >= written {
+                return Ok(scan);
+            }
+            sleep(READ_AGAIN).await;
+        }
+        Err(Error::unavailable(
+            "a member of etcd answers of the past; is one of them cut off from the others?",
+        ))
     }
 
     /// Adds this fence to every transaction that has none. Nothing else can write to an exclusive backend.
@@ -67,20 +111,15 @@ impl Backend for Led {
         Ok(revision)
     }
 
-    /// A member of etcd that stood still can answer of the past before 3.4.42, 3.5.28 and 3.6.9, though it is asked for the
-    /// present. Whoever has just taken the lead would not know of what the one before wrote last.
     async fn scan(&self, range: Range, page: usize) -> Result<Scan> {
-        let written = self.written.load(Ordering::Acquire);
-        for _ in 0..READS {
-            let scan = self.inner.scan(range.clone(), page).await?;
-            if scan.revision() >= written {
-                return Ok(scan);
-            }
-            sleep(READ_AGAIN).await;
+        let leads = self.claim.get().is_some();
+        if leads
+            && Mirror::has(&range)
+            && let Some(scan) = self.scan_ahead().await?
+        {
+            return Ok(scan);
         }
-        Err(Error::unavailable(
-            "a member of etcd answers of the past; is one of them cut off from the others?",
-        ))
+        self.scan_now(range, page).await
     }
 
     async fn watch(&self, after: Revision) -> Result<Watch> {

@@ -5,6 +5,7 @@ mod commit;
 mod events;
 mod feed;
 mod led;
+mod mirror;
 mod own;
 mod records;
 mod secrets;
@@ -129,12 +130,28 @@ impl Store {
 
     /// Opens the store in a directory of this machine.
     pub async fn open_directory(directory: impl AsRef<Path>) -> Result<Self> {
+        Self::open_directory_as(directory, Me::nameless()).await
+    }
+
+    /// The same, for a process that tells its name.
+    pub async fn open_directory_as(directory: impl AsRef<Path>, me: Me) -> Result<Self> {
         let directory = directory.as_ref().to_owned();
         let opened = tokio::task::spawn_blocking(move || SqliteBackend::open(directory));
         let backend = opened
             .await
             .map_err(|e| Error::internal(format!("opening the store was cut off: {e}")))??;
-        Self::open(Arc::new(backend)).await
+        Self::open_as(Arc::new(backend), me).await
+    }
+
+    /// Keeps what [`Store::load`] reads in memory until then, so that taking the lead need not wait for it.
+    pub fn read_ahead(&self) {
+        self.led.read_ahead();
+    }
+
+    /// The revision up to which that has come. 0 while nothing was read.
+    #[must_use]
+    pub fn read_ahead_to(&self) -> Revision {
+        self.led.ahead()
     }
 
     /// Gives up all shards immediately, so that another replica does not have to wait for the lease to end.

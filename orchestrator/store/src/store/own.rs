@@ -67,6 +67,8 @@ pub struct ReplicaRow {
     pub epoch: u64,
     /// Whether it is this process.
     pub is_this: bool,
+    /// Its lease. `None` if it has told none.
+    pub lease: Option<LeaseId>,
 }
 
 /// How long a replica waits for another of its name to end, which one that was killed does with its lease.
@@ -228,6 +230,7 @@ pub(super) async fn join(
         version: replica.version.clone(),
         incarnation: Bytes::copy_from_slice(Uuid::new_v4().as_bytes()),
         since_ms: now_ms(),
+        lease: id.0,
     };
     let renewer =
         (!exclusive).then(|| tokio::spawn(renew(Arc::downgrade(backend), Arc::clone(&holding))));
@@ -415,9 +418,18 @@ impl Store {
                 address: replica.value.address,
                 version: replica.value.version,
                 since_ms: replica.value.since_ms,
+                lease: Some(replica.value.lease)
+                    .filter(|&lease| lease != 0)
+                    .map(LeaseId),
             });
         }
         Ok(found)
+    }
+
+    /// Ends the lease of a replica whose process is known to have ended, so that nobody has to wait until it runs out. Of
+    /// one that lives after all it ends the lead, as if it had been cut off.
+    pub async fn bury(&self, lease: LeaseId) -> Result<()> {
+        self.backend.revoke(lease).await
     }
 
     /// Whether new work may be begun, and what is in memory be shown: this process has renewed its lease in time.

@@ -8,6 +8,7 @@
 
 mod kill;
 mod memory;
+mod mirror;
 mod secrets;
 mod sqlite;
 mod sqlite_files;
