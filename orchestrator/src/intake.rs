@@ -105,7 +105,12 @@ fn upserts(
         }
         drop(inner);
         if let Some(urgency) = urgency {
-            shared.queue.push(cluster.uid(), urgency);
+            // While a snapshot comes in, ten thousand plans would say that they do not know yet.
+            if registered.platform.is_visible(now) {
+                shared.queue.push(cluster.uid(), urgency);
+            } else {
+                registered.hold(cluster.uid(), urgency);
+            }
         }
         registered.platform.refuse_flood()?;
     }
@@ -268,7 +273,9 @@ fn snapshot(shared: &Shared, registered: &Arc<Registered>, began: Millis, foreig
         if end.concerned {
             shared.changed(&cluster, &mut inner);
             drop(inner);
-            shared.queue.push(cluster.uid(), Urgency::Bulk);
+            let lost = end.vanished > 0;
+            let urgency = if lost { Urgency::Urgent } else { Urgency::Bulk };
+            shared.queue.push(cluster.uid(), urgency);
         }
     }
     registered.platform.set_foreign(foreign, began);

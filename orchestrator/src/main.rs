@@ -72,7 +72,7 @@ struct EtcdFlags {
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<PathBuf>,
     /// Bytes that its database may have, unless it says so itself; from 70 % of it on, new clusters and groups are
-    /// refused [default: 8589934592]
+    /// refused [default: 2147483648]
     #[arg(id = "etcd_quota", long = "etcd-quota", value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     quota: Option<u64>,

@@ -63,6 +63,8 @@ pub(crate) async fn serve(
             Err(error) if is_final(&error) => return Err(error.into()),
             Err(error) => tracing::warn!(%error, "this replica joins again"),
         }
+        // With all that it had read ahead.
+        drop(standby);
         match site.again(&mut pause).await? {
             Some(next) => standby = next,
             None => return Ok(()),

@@ -202,6 +202,14 @@ impl Queue {
         None
     }
 
+    /// Called when a worker gets on with a cluster.
+    pub(crate) fn goes_on(&self, cluster: Uuid) {
+        let mut inner = self.inner.lock();
+        if let Some(Place::Running { since, .. }) = inner.places.get_mut(&cluster) {
+            *since = Instant::now();
+        }
+    }
+
     /// Called when a worker has finished a cluster.
     pub(crate) fn done(&self, cluster: Uuid) {
         let mut inner = self.inner.lock();
@@ -473,10 +481,14 @@ mod tests {
         later().await;
         assert!(queue.stuck(LONGEST).unwrap().contains("nobody takes"));
         assert!(pop(&queue, 0).is_some());
+        for _ in 0..3 {
+            later().await;
+            // Asked for again meanwhile: that is the same pass.
+            queue.push(id(1), Urgency::Urgent);
+            assert_eq!(queue.stuck(LONGEST), None);
+            queue.goes_on(id(1));
+        }
         later().await;
-        // Asked for again meanwhile: that is the same pass.
-        queue.push(id(1), Urgency::Urgent);
-        assert_eq!(queue.stuck(LONGEST), None);
         later().await;
         assert!(queue.stuck(LONGEST).unwrap().contains("does not end"));
         queue.done(id(1));

@@ -88,6 +88,7 @@ async fn rounds(
     trace: &mut PassTrace,
 ) -> Result<()> {
     for _ in 0..MAX_ROUNDS {
+        shared.queue.goes_on(cluster.uid());
         match round(shared, cluster, urgency, trace).await {
             Ok(Round::Done) => {
                 cluster.lock().stored();

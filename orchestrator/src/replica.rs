@@ -23,7 +23,11 @@ use drover_store_etcd::EtcdBackend;
 use futures::future::{Ready, ready};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::{sync::watch, task::AbortHandle, time::sleep};
+use tokio::{
+    sync::watch,
+    task::AbortHandle,
+    time::{sleep, timeout},
+};
 use tonic::{Request, Response, Status, body::Body, server::NamedService};
 
 use crate::{
@@ -229,7 +233,8 @@ async fn look(
     readiness: watch::Sender<Readiness>,
 ) {
     loop {
-        sleep(LOOK).await;
+        // Whoever has just begun to lead can be lost as well.
+        let _ = timeout(LOOK, store.lead_changed()).await;
         // What is not known now may be wrong a second later: nobody is named then.
         let found = store.leader().await.ok().flatten();
         readiness.send_replace(Readiness::NotReady(stands_by(found.as_ref())));

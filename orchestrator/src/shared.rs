@@ -98,8 +98,14 @@ impl Shared {
         self.platforms.get(name)
     }
 
-    /// Schedules every cluster that names or uses a platform.
+    /// Schedules every cluster that names or uses a platform, first those of which it has shown something before it could
+    /// be believed.
     pub(crate) fn wake_users(&self, platform: &str, urgency: Urgency) {
+        let registered = self.platform(platform);
+        let held = registered.map(|registered| registered.take_held());
+        for (cluster, urgency) in held.unwrap_or_default() {
+            self.queue.push_for(cluster, urgency, None);
+        }
         for cluster in self.clusters.users(platform) {
             // Without a trace: the platform's state concerns all of them, whichever call noticed it first.
             self.queue.push_for(cluster.uid(), urgency, None);

@@ -60,6 +60,7 @@ pub fn show(name: &Name, bytes: &[u8]) -> Option<Value> {
             Some(json!({"endpoint": spec.endpoint}))
         }
         Name::Replica(_)
+        | Name::Doubt(_)
         | Name::Desired(_)
         | Name::Epoch(_)
         | Name::Owner(_)

@@ -4,8 +4,9 @@ use std::{sync::Weak, thread, time::Duration};
 
 use crate::shared::Shared;
 
-/// Longer than any pass takes, also with a store that answers late: a commit is given up after some seconds.
-const LONGEST: Duration = Duration::from_secs(120);
+/// Longer than a round of a pass takes with a store that answers late: a commit may be sent nine times, wait four seconds
+/// for each answer and five for each look whether it was done, and twice as long for its place.
+const LONGEST: Duration = Duration::from_secs(300);
 const LOOK: Duration = Duration::from_secs(5);
 
 /// Looks from a thread of its own, which no task can hold up.
@@ -21,7 +22,8 @@ pub(crate) fn start(shared: Weak<Shared>) {
             if shared.stop.is_cancelled() {
                 return;
             }
-            let stuck = shared.queue.stuck(LONGEST);
+            // Whoever has lost touch is not to do anything.
+            let stuck = shared.queue.stuck(LONGEST).filter(|_| shared.store.holds());
             if stuck.is_some() && stuck == before {
                 tracing::error!(
                     why = stuck,

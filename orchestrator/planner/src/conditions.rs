@@ -105,15 +105,14 @@ impl Planner<'_> {
             .marks
             .iter()
             .any(|mark| mark.group == crate::NO_GROUP && !mark.forgotten);
-        if all && !others {
-            self.hold(
-                ConditionKey {
-                    group: "".into(),
-                    kind: ConditionKind::Ready,
-                },
-                "AsWanted",
-                "",
-            );
+        let key = ConditionKey {
+            group: "".into(),
+            kind: ConditionKind::Ready,
+        };
+        // What was not ready does not become it unseen.
+        let known = !looks || self.state.conditions.contains_key(&key);
+        if all && !others && known {
+            self.hold(key, "AsWanted", "");
         }
     }
 

@@ -516,11 +516,10 @@ impl Planner<'_> {
         self.input.process_start + FIRST_LOOK
     }
 
-    /// Whether a node was Ready, and this process could not look at it yet.
+    /// Whether a node was Ready, and its platform has not shown this process yet all that is there.
     pub(crate) fn is_unseen(&self, at: usize) -> bool {
         let node = &self.state.nodes[at];
         node.state == NodeState::Ready
-            && node.seen.last == 0
             && self.is_hidden(&node.platform)
             && self.input.now < self.first_look()
     }

@@ -1,9 +1,13 @@
 //! A registered platform and the task that follows it.
 
+use std::collections::HashMap;
+
+use drover_core::Urgency;
 use drover_store::Revision;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use crate::Platform;
 
@@ -17,6 +21,8 @@ pub struct Registered {
     retry: Notify,
     /// Revision of the stored registration.
     revision: Mutex<Revision>,
+    /// Clusters of which it has shown something that no plan would act on yet.
+    held: Mutex<HashMap<Uuid, Urgency>>,
 }
 
 impl Registered {
@@ -26,7 +32,21 @@ impl Registered {
             stop: CancellationToken::new(),
             retry: Notify::new(),
             revision: Mutex::new(revision),
+            held: Mutex::default(),
         }
+    }
+
+    /// Keeps the news of a cluster until the platform is visible.
+    pub fn hold(&self, cluster: Uuid, urgency: Urgency) {
+        let mut held = self.held.lock();
+        let known = held.entry(cluster).or_insert(urgency);
+        *known = (*known).max(urgency);
+    }
+
+    /// The clusters that have waited for it.
+    #[must_use]
+    pub fn take_held(&self) -> HashMap<Uuid, Urgency> {
+        std::mem::take(&mut *self.held.lock())
     }
 
     /// Ends the task that follows it.

@@ -34,8 +34,10 @@ impl World {
         let shared = &orchestrator.shared;
         let orders = shared.add(fixture::cluster(Uuid::from_u128(1), "orders"));
         fixture::record(&orders, fixture::node(SLOT, NodeState::Starting));
+        let p = platform(shared, "p", "u");
+        p.platform.snapshot_complete(shared.now(), None);
         Self {
-            p: platform(shared, "p", "u"),
+            p,
             orders,
             orchestrator,
             _data: data,
@@ -103,6 +105,24 @@ async fn what_a_platform_shows_reaches_the_record_and_its_cluster_is_planned_onc
     let failed = node(owner, wire::NodePhase::Failed);
     world.show(&world.p, failed).unwrap();
     assert_eq!(world.due(), [(owner, Urgency::Urgent)]);
+}
+
+#[tokio::test]
+async fn what_is_shown_before_a_platform_is_visible_waits_and_is_planned_first_then() {
+    let world = World::new().await;
+    let (shared, owner) = (world.shared(), world.orders.uid());
+    let other = Uuid::from_u128(2);
+    let p = platform(shared, "p", "u");
+    world
+        .show(&p, node(owner, wire::NodePhase::Failed))
+        .unwrap();
+    assert_eq!(world.phase(), Phase::Failed);
+    assert_eq!(world.due(), [], "no plan would act on it");
+    p.platform.snapshot_complete(shared.now(), None);
+    shared.queue.push(other, Urgency::Bulk);
+    shared.wake_users("p", Urgency::Bulk);
+    let first = world.due()[0];
+    assert_eq!(first, (owner, Urgency::Urgent));
 }
 
 #[tokio::test]
@@ -181,7 +201,7 @@ async fn a_node_that_a_complete_list_lacks_is_unlisted_and_its_cluster_is_planne
     let seen = world.orders.lock().state().nodes[0].seen.clone();
     assert!(seen.unlisted && seen.vanished);
     assert_eq!(seen.missing_from, 0, "only a look-up proves it absent");
-    assert_eq!(world.due(), [(owner, Urgency::Bulk)]);
+    assert_eq!(world.due(), [(owner, Urgency::Urgent)]);
 }
 
 #[tokio::test]

@@ -1,21 +1,22 @@
 //! Notices that the process of the leader has ended, before its lease has.
 //!
-//! A process that is killed leaves its port closed, and its machine says so at once. A leader that stands still, or whose
-//! machine or network is lost, leaves no answer at all: then its lease has to run out. A wrong suspicion costs a change of
+//! A process that is killed leaves its port closed, and its machine says so at once. The leader is then asked by way of the
+//! store whether it lives, since its address may be that of something in front of it. One that stands still, or whose
+//! machine or network is lost, leaves no answer at all: then its lease has to run out. A wrong judgement costs a change of
 //! the lead and nothing else, since a former leader is fenced.
 
-use std::{io::ErrorKind, time::Duration};
+use std::{io::ErrorKind, net::SocketAddr, time::Duration};
 
 use drover_client::Target;
 use drover_core::Result;
 use drover_store::{ReplicaRow, Store, backend::LeaseId};
 use parking_lot::Mutex;
 use tokio::{
-    net::TcpStream,
+    net::{TcpStream, lookup_host},
     time::{sleep, timeout},
 };
 
-const LOOK: Duration = Duration::from_millis(100);
+const LOOK: Duration = Duration::from_millis(250);
 /// How long a port may take to accept.
 const ACCEPTS: Duration = Duration::from_millis(500);
 /// Refusals in a row that are believed, and the delay between them.
@@ -31,64 +32,86 @@ enum Port {
     Silent,
 }
 
-/// Ends the lease of each leader whose port is closed after it was open.
+/// A leader whose port was open.
+struct Known {
+    lease: LeaseId,
+    address: SocketAddr,
+}
+
+/// Ends the lease of each leader whose port is closed after it was open, and who does not say that it lives.
 pub(super) async fn watch(store: &Store, leader: &Mutex<Option<ReplicaRow>>) {
-    let mut open: Option<LeaseId> = None;
+    let mut known: Option<Known> = None;
     loop {
         sleep(LOOK).await;
-        let Some((lease, target)) = leader.lock().as_ref().and_then(known) else {
+        let present = leader.lock().clone().filter(|leader| !leader.is_this);
+        let Some((leader, lease)) = present.and_then(|it| it.lease.map(|lease| (it, lease))) else {
             continue;
         };
-        match look(&target).await {
-            Port::Open => open = Some(lease),
-            Port::Refused if open == Some(lease) && is_closed(&target).await => {
-                open = None;
-                bury(store, lease).await;
+        match &known {
+            Some(Known { lease: of, address }) if *of == lease => {
+                if is_closed(*address).await {
+                    known = None;
+                    bury(store, &leader.name, lease).await;
+                }
             }
-            Port::Refused | Port::Silent => {}
+            _ => {
+                known = find(&leader.address)
+                    .await
+                    .map(|address| Known { lease, address });
+            }
         }
     }
 }
 
-async fn bury(store: &Store, lease: LeaseId) {
+async fn bury(store: &Store, name: &str, lease: LeaseId) {
     let buried = async {
         // One that has handed over before it ended leads no more.
         let leader = store.leader().await?;
-        let Some(leader) = leader.filter(|leader| leader.lease == Some(lease)) else {
-            return Ok(());
-        };
-        tracing::warn!(leader = leader.name, "the leader's process has ended");
-        store.bury(lease).await
+        if leader.is_none_or(|leader| leader.lease != Some(lease)) {
+            return Ok(None);
+        }
+        store.bury(name, lease).await.map(Some)
     };
-    let buried: Result<()> = buried.await;
-    if let Err(error) = buried {
-        tracing::debug!(%error, "the lease of the leader runs out by itself");
+    let buried: Result<Option<bool>> = buried.await;
+    match buried {
+        Ok(Some(true)) => tracing::warn!(leader = name, "the leader's process has ended"),
+        Ok(Some(false)) => tracing::info!(
+            leader = name,
+            "the leader lives, though its address refuses connections"
+        ),
+        Ok(None) => {}
+        Err(error) => tracing::debug!(%error, "the lease of the leader runs out by itself"),
     }
 }
 
-fn known(leader: &ReplicaRow) -> Option<(LeaseId, Target)> {
-    let target = leader.address.parse().ok()?;
-    Some((leader.lease.filter(|_| !leader.is_this)?, target))
+/// Where a leader's port is open.
+async fn find(address: &str) -> Option<SocketAddr> {
+    let target: Target = address.parse().ok()?;
+    let (host, port) = (target.uri().host()?, target.uri().port_u16()?);
+    // An address of IPv6 is in brackets.
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    for address in lookup_host((host, port)).await.ok()? {
+        if look(address).await == Port::Open {
+            return Some(address);
+        }
+    }
+    None
 }
 
-async fn is_closed(target: &Target) -> bool {
-    for _ in 1..REFUSALS {
-        sleep(AGAIN).await;
-        if look(target).await != Port::Refused {
+async fn is_closed(address: SocketAddr) -> bool {
+    for at in 0..REFUSALS {
+        if at > 0 {
+            sleep(AGAIN).await;
+        }
+        if look(address).await != Port::Refused {
             return false;
         }
     }
     true
 }
 
-async fn look(target: &Target) -> Port {
-    let uri = target.uri();
-    let (Some(host), Some(port)) = (uri.host(), uri.port_u16()) else {
-        return Port::Silent;
-    };
-    // A name in brackets is an address of IPv6.
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    match timeout(ACCEPTS, TcpStream::connect((host, port))).await {
+async fn look(address: SocketAddr) -> Port {
+    match timeout(ACCEPTS, TcpStream::connect(address)).await {
         Ok(Ok(_)) => Port::Open,
         Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => Port::Refused,
         Ok(Err(_)) | Err(_) => Port::Silent,
@@ -99,14 +122,27 @@ async fn look(target: &Target) -> Port {
 mod tests {
     use std::{net::Ipv4Addr, sync::Arc};
 
-    use drover_store::Me;
+    use drover_store::{Backend, Me};
     use drover_testing::{store::MemoryBackend, wait::PATIENCE};
-    use tokio::{net::TcpListener, time::Instant};
+    use tokio::net::TcpListener;
 
     use super::*;
 
+    struct Pair {
+        backend: Arc<MemoryBackend>,
+        leads: Option<Store>,
+        stands_by: Arc<Store>,
+    }
+
+    impl Pair {
+        /// Nobody answers for the leader any more.
+        fn kill(&mut self) {
+            self.leads = None;
+        }
+    }
+
     /// A leader and one that stands by, on one store.
-    async fn pair(address: &str) -> (Store, Arc<Store>) {
+    async fn pair(address: &str) -> Pair {
         let backend = Arc::new(MemoryBackend::new());
         let me = |name: &str, address: &str| Me {
             name: name.to_owned(),
@@ -116,20 +152,29 @@ mod tests {
         let leads = Store::open_as(backend.clone(), me("a", address)).await;
         let leads = leads.unwrap();
         leads.take_all().await.unwrap();
-        let stands_by = Store::open_as(backend, me("b", "")).await.unwrap();
-        (leads, Arc::new(stands_by))
+        let stands_by = Store::open_as(backend.clone(), me("b", "")).await.unwrap();
+        Pair {
+            backend,
+            leads: Some(leads),
+            stands_by: Arc::new(stands_by),
+        }
     }
 
-    /// Looks for the leader, and whether its lease ends within some time.
-    async fn ends(leads: &Store, stands_by: &Arc<Store>, within: Duration) -> bool {
-        let leader = Arc::new(Mutex::new(stands_by.leader().await.unwrap()));
+    /// Looks for the leader, and whether its lease is ended within some time, although it is renewed all the time.
+    async fn is_buried(pair: &Pair, within: Duration) -> bool {
+        let leader = pair.stands_by.leader().await.unwrap();
+        let lease = leader.as_ref().and_then(|leader| leader.lease).unwrap();
+        let leader = Arc::new(Mutex::new(leader));
         let watching = {
-            let (store, leader) = (stands_by.clone(), leader.clone());
+            let store = pair.stands_by.clone();
             tokio::spawn(async move { watch(&store, &leader).await })
         };
-        let ended = timeout(within, leads.lost().cancelled_owned())
-            .await
-            .is_ok();
+        let ended = async {
+            while pair.backend.renew(lease).await.is_ok() {
+                sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let ended = timeout(within, ended).await.is_ok();
         watching.abort();
         ended
     }
@@ -140,32 +185,48 @@ mod tests {
         (listener, address)
     }
 
-    #[tokio::test]
-    async fn a_leader_whose_port_closes_is_buried_long_before_its_lease_ends() {
-        let (listener, address) = listener().await;
-        let (leads, stands_by) = pair(&address).await;
+    /// Closes the port once it was found open.
+    fn close_after_one(listener: TcpListener) {
         tokio::spawn(async move {
             let _ = listener.accept().await;
-            let _ = listener.accept().await;
         });
-        assert!(ends(&leads, &stands_by, PATIENCE).await);
+    }
+
+    const LONG_ENOUGH: Duration = Duration::from_secs(2);
+
+    #[tokio::test]
+    async fn a_leader_whose_port_closes_and_who_does_not_answer_is_buried() {
+        let (listener, address) = listener().await;
+        let mut pair = pair(&address).await;
+        pair.kill();
+        close_after_one(listener);
+        assert!(is_buried(&pair, PATIENCE).await);
+    }
+
+    #[tokio::test]
+    async fn one_that_lives_behind_a_closed_port_says_so_and_goes_on_leading() {
+        let (listener, address) = listener().await;
+        let pair = pair(&address).await;
+        close_after_one(listener);
+        assert!(!is_buried(&pair, LONG_ENOUGH).await);
+        assert!(pair.leads.unwrap().holds());
     }
 
     #[tokio::test]
     async fn one_that_was_never_reached_is_not_judged_by_its_port() {
         let (listener, address) = listener().await;
-        let (leads, stands_by) = pair(&address).await;
+        let mut pair = pair(&address).await;
+        pair.kill();
         drop(listener);
-        assert!(!ends(&leads, &stands_by, Duration::from_secs(1)).await);
+        assert!(!is_buried(&pair, LONG_ENOUGH).await);
     }
 
     #[tokio::test]
     async fn one_that_accepts_and_answers_nothing_is_not_either() {
         let (listener, address) = listener().await;
-        let (leads, stands_by) = pair(&address).await;
-        let begin = Instant::now();
-        assert!(!ends(&leads, &stands_by, Duration::from_secs(1)).await);
-        assert!(begin.elapsed() >= Duration::from_secs(1));
+        let mut pair = pair(&address).await;
+        pair.kill();
+        assert!(!is_buried(&pair, LONG_ENOUGH).await);
         drop(listener);
     }
 }

@@ -11,9 +11,10 @@ use tonic::{Code, Response, Status};
 use crate::{
     EtcdSettings,
     api::{
-        AlarmMember, AlarmRequest, AlarmType, CompactionRequest, DefragmentRequest, PutRequest,
-        RangeRequest, RequestOp, StatusResponse, TxnRequest, alarm_request::AlarmAction,
-        kv_client::KvClient, maintenance_client::MaintenanceClient, request_op::Request,
+        AlarmMember, AlarmRequest, AlarmType, CompactionRequest, DefragmentRequest,
+        MemberListRequest, PutRequest, RangeRequest, RequestOp, StatusResponse, TxnRequest,
+        alarm_request::AlarmAction, cluster_client::ClusterClient, kv_client::KvClient,
+        maintenance_client::MaintenanceClient, request_op::Request,
     },
     commit::said,
     keys::Prefix,
@@ -122,6 +123,7 @@ impl Maintenance {
         report.members = self.look().await;
         healthy(&report.members)?;
         distinct(&report.members)?;
+        self.complete(&report.members).await?;
         let alarms = self.alarms().await?;
         if alarms.is_empty() {
             let due = worth_it(&report.members, least);
@@ -129,6 +131,29 @@ impl Maintenance {
         }
         report.alarmed = true;
         self.make_room(&alarms, report).await
+    }
+
+    /// Refuses to look after a part of the members: of one that is not listed it is not known whether it is healthy.
+    async fn complete(&self, listed: &[Member]) -> Result<()> {
+        let (endpoint, channel) = &self.members[0];
+        let mut client = ClusterClient::new(channel.clone());
+        let answer = within(CALL, client.member_list(MemberListRequest {})).await;
+        let all = answer.map_err(|status| failed(endpoint, &status))?.members;
+        let missing = all
+            .iter()
+            .filter(|member| !listed.iter().any(|known| known.id == member.id))
+            .map(|member| format!("{} ({})", member.name, member.client_ur_ls.join(", ")));
+        let missing: Vec<String> = missing.collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "etcd.endpoints",
+            format!(
+                "lists not all members of etcd: {} is missing",
+                missing.join(", ")
+            ),
+        ))
     }
 
     async fn make_room(&self, alarms: &[AlarmMember], report: &mut Report) -> Result<()> {

@@ -22,13 +22,14 @@ pub struct EtcdSettings {
     pub cert: Option<PathBuf>,
     /// Its private key. Default: none.
     pub key: Option<PathBuf>,
-    /// Bytes that the members' databases may have (`--quota-backend-bytes` of etcd); members of 3.6 and newer say so
-    /// themselves. From 70 % of it on, new clusters and groups are refused. Default 8589934592 (8 GiB).
+    /// Bytes that the members' databases may have (`--quota-backend-bytes` of etcd), for members that do not say so
+    /// themselves, as those before 3.6. From 70 % of it on, new clusters and groups are refused. Default 2147483648
+    /// (2 GiB), as in etcd.
     pub quota: u64,
 }
 
-/// What is advised for etcd's `--quota-backend-bytes`.
-const QUOTA: u64 = 8 * 1024 * 1024 * 1024;
+/// The default of etcd's `--quota-backend-bytes`.
+const QUOTA: u64 = 2 * 1024 * 1024 * 1024;
 
 impl Default for EtcdSettings {
     fn default() -> Self {

@@ -78,9 +78,10 @@ pub(crate) fn different(endpoints: &str) -> Error {
 
 /// Bytes that the file of a member may have.
 pub(crate) fn quota(status: &StatusResponse) -> Option<u64> {
-    u64::try_from(status.db_size_quota)
-        .ok()
-        .filter(|quota| *quota > 0)
+    match status.db_size_quota {
+        0 => None,
+        quota => Some(u64::try_from(quota).unwrap_or(u64::MAX)),
+    }
 }
 
 /// Whether etcd has an alarm, of any of its members. Unlike a question for alarms, this costs the others nothing.
@@ -100,7 +101,7 @@ mod tests {
         };
         assert_eq!(quota(&said(8)), Some(8));
         assert_eq!(quota(&said(0)), None, "a release that does not say");
-        assert_eq!(quota(&said(-1)), None, "without a limit");
+        assert_eq!(quota(&said(-1)), Some(u64::MAX), "without a limit");
     }
 
     #[test]

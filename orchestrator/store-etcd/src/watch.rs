@@ -13,7 +13,7 @@ use tonic::{Status, Streaming};
 
 use crate::{
     api::{
-        Event, WatchCreateRequest, WatchRequest, WatchResponse, event::EventType,
+        Event, ResponseHeader, WatchCreateRequest, WatchRequest, WatchResponse, event::EventType,
         watch_client::WatchClient, watch_request::RequestUnion,
     },
     backend::Inner,
@@ -112,6 +112,9 @@ impl Inner {
             if answer.compact_revision > 0 {
                 return Ended::Compacted;
             }
+            if answer.created && self.is_undone(&answer, *after).await {
+                return Ended::Compacted;
+            }
             if answer.canceled {
                 return Ended::Lost(Status::unavailable(answer.cancel_reason));
             }
@@ -129,6 +132,33 @@ impl Inner {
                     return Ended::Unread;
                 }
             }
+        }
+    }
+}
+
+impl Inner {
+    /// Whether etcd has never heard of what was seen of it, since it was put back to an earlier state: it would say nothing
+    /// until its revisions are as high again, and then leave out what came before.
+    async fn is_undone(&self, created: &WatchResponse, after: Revision) -> bool {
+        let of = |header: &ResponseHeader| unsigned(header.revision);
+        if created
+            .header
+            .as_ref()
+            .is_none_or(|header| of(header) >= after)
+        {
+            return false;
+        }
+        // A member may merely be behind the others.
+        match self.newest().await {
+            Ok(newest) if newest < after => {
+                tracing::warn!(
+                    newest,
+                    seen = after,
+                    "etcd was put back to an earlier state; it is read anew"
+                );
+                true
+            }
+            Ok(_) | Err(_) => false,
         }
     }
 }

@@ -16,6 +16,8 @@ pub struct Key(Vec<u8>);
 pub enum Name {
     /// A live replica (leased).
     Replica(String),
+    /// A question to a replica whether it lives (leased by who asks).
+    Doubt(String),
     /// Desired state of a cluster.
     Desired(Uuid),
     /// The owner's head of a cluster.
@@ -110,6 +112,7 @@ impl Key {
         let (kind, rest) = self.0.split_at_checked(2)?;
         match kind {
             b"a/" => Some(Name::Replica(text(rest)?)),
+            b"w/" => Some(Name::Doubt(text(rest)?)),
             b"n/" => Some(Name::ClusterName(text(rest)?)),
             b"p/" => Some(Name::Platform(text(rest)?)),
             b"s/" => Some(Name::Secret(text(rest)?)),
@@ -151,7 +154,7 @@ impl Key {
 const LOG: &[u8] = b"z/";
 
 /// Prefixes of leased keys: replicas and owners.
-pub const LEASED: [&[u8]; 2] = [b"a/", b"o/"];
+pub const LEASED: [&[u8]; 3] = [b"a/", b"o/", b"w/"];
 
 fn split_uid(bytes: &[u8]) -> Option<(Uuid, &[u8])> {
     let (uid, rest) = bytes.split_at_checked(16)?;
@@ -166,6 +169,7 @@ impl From<&Name> for Key {
     fn from(name: &Name) -> Self {
         match name {
             Name::Replica(id) => join(b"a/", &[id.as_bytes()]),
+            Name::Doubt(id) => join(b"w/", &[id.as_bytes()]),
             Name::Desired(uid) => join(b"c/", &[uid.as_bytes(), b"/d"]),
             Name::Head(uid) => join(b"c/", &[uid.as_bytes(), b"/h"]),
             Name::Node(uid, slot) => join(b"c/", &[uid.as_bytes(), b"/n/", &slot.to_be_bytes()]),
@@ -241,6 +245,7 @@ impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Replica(id) => write!(f, "a/{id}"),
+            Self::Doubt(id) => write!(f, "w/{id}"),
             Self::Desired(uid) => write!(f, "c/{uid}/d"),
             Self::Head(uid) => write!(f, "c/{uid}/h"),
             Self::Node(uid, slot) => write!(f, "c/{uid}/n/{slot}"),
@@ -285,6 +290,7 @@ mod tests {
         let uid = Uuid::from_bytes([b'/'; 16]);
         for name in [
             Name::Replica("r-1".into()),
+            Name::Doubt("r-1".into()),
             Name::Desired(uid),
             Name::Head(uid),
             Name::Node(uid, 0x2f2f_2f2f_2f2f_2f2f),

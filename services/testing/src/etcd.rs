@@ -137,6 +137,23 @@ impl Etcd {
         }
     }
 
+    /// Copies the data of a member that does not run.
+    pub fn keep(&self, at: usize) {
+        self.copy(&format!("m{at}"), &format!("kept{at}"));
+    }
+
+    /// Puts a member that does not run back to what was kept of it.
+    pub fn put_back(&self, at: usize) {
+        std::fs::remove_dir_all(self.directory.path().join(format!("m{at}"))).unwrap();
+        self.copy(&format!("kept{at}"), &format!("m{at}"));
+    }
+
+    fn copy(&self, from: &str, to: &str) {
+        let [from, to] = [from, to].map(|name| self.directory.path().join(name));
+        let done = Command::new("cp").arg("-r").args([from, to]).status();
+        assert!(done.unwrap().success());
+    }
+
     /// Stops a member, or has it go on, as if its machine stood still.
     pub fn pause(&self, at: usize, paused: bool) {
         let process = self.members[at].process.as_ref().unwrap();

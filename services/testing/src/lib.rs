@@ -3,6 +3,7 @@
 pub mod certs;
 #[cfg(feature = "etcd")]
 pub mod etcd;
+pub mod history;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 #[cfg(feature = "needles")]

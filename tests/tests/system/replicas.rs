@@ -1,6 +1,8 @@
 //! Three orchestrators on one etcd: one leads, and whichever dies, stands still or loses touch, another goes on with what
 //! it had begun.
 
+mod histories;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,

@@ -63,6 +63,11 @@ fn a_process_that_begins_takes_nothing_back_before_it_has_looked() {
     world.run_for(HOUR);
     world.restart();
     assert!(world.plan().ops.is_empty(), "{:?}", world.plan().ops);
+    // Nor when its platform has shown a part of what is there.
+    let now = world.now;
+    let seen = &mut world.state.nodes[0].seen;
+    (seen.phase, seen.ready, seen.last) = (Phase::Running, Some(true), now);
+    assert!(world.plan().ops.is_empty(), "{:?}", world.plan().ops);
     world.settle();
     world.assert_converged();
     assert_eq!(ready_since(&world), Some(before), "it was so all the time");

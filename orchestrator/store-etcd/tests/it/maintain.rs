@@ -178,6 +178,18 @@ async fn with_a_member_down_nothing_is_defragmented_and_it_is_named() {
     assert!(backend.space().await.unwrap().used > 16 * MIB);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_part_of_the_members_is_not_looked_after_alone() {
+    let etcd = Etcd::start(3);
+    let mut some = settings(&etcd, "drover/");
+    let missing = some.endpoints.pop().unwrap();
+    let report = Maintenance::new(&some).unwrap().run(0).await;
+    let failure = report.failure.as_ref().expect("one is not listed");
+    assert_eq!(failure.reason(), Reason::Invalid);
+    assert!(failure.message().contains(&missing), "{failure}");
+    assert!(order(&etcd, &report).is_empty());
+}
+
 #[tokio::test]
 async fn a_member_that_is_listed_twice_or_not_at_all_is_named() {
     let etcd = Etcd::start(1);

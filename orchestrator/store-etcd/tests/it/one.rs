@@ -6,6 +6,7 @@ use drover_core::Reason;
 use drover_store::{
     Backend, Lane, Store,
     backend::{CommitError, Range, Txn},
+    history::WatchEnd,
     keys::{Key, Name},
 };
 use drover_store_etcd::{EtcdBackend, EtcdSettings};
@@ -173,4 +174,59 @@ async fn several_replicas_make_one_store() {
         let first = opened[0].id();
         assert!(opened.iter().all(|store| store.id() == first), "{round}");
     }
+}
+
+/// Until its revisions are as high again it would say nothing, and then leave out what came before.
+#[tokio::test]
+async fn a_watch_ends_when_etcd_was_put_back_to_an_earlier_state() {
+    let mut etcd = Etcd::start(1);
+    let backend = EtcdBackend::open(&settings(&etcd, "drover/"))
+        .await
+        .unwrap();
+    let put = async |name: &str| {
+        let txn = Txn::default().put(key(name), "1");
+        backend.commit(txn, Lane::Bulk).await
+    };
+    put("before").await.unwrap();
+    etcd.kill(0);
+    etcd.keep(0);
+    etcd.restart(0);
+    assert!(etcd.is_up());
+    let mut last = 0;
+    while last < 10 {
+        last = put(&format!("lost-{last}")).await.unwrap_or(last);
+    }
+    let mut watch = backend.watch(last).await.unwrap();
+    let seen = loop {
+        if let Ok(seen) = put("seen").await {
+            break seen;
+        }
+    };
+    while watch.next().await.unwrap().revision < seen {}
+    etcd.kill(0);
+    etcd.put_back(0);
+    etcd.restart(0);
+    assert!(etcd.is_up());
+    assert_eq!(watch.next().await.unwrap_err(), WatchEnd::Compacted);
+    assert_eq!(names(&backend).await, ["n/before"]);
+}
+
+#[tokio::test]
+async fn a_watch_goes_on_over_a_restart_of_etcd() {
+    let mut etcd = Etcd::start(1);
+    let backend = EtcdBackend::open(&settings(&etcd, "drover/"))
+        .await
+        .unwrap();
+    let txn = || Txn::default().put(key("a"), "1");
+    let first = backend.commit(txn(), Lane::Bulk).await.unwrap();
+    let mut watch = backend.watch(first).await.unwrap();
+    etcd.kill(0);
+    etcd.restart(0);
+    assert!(etcd.is_up());
+    let second = loop {
+        if let Ok(revision) = backend.commit(txn(), Lane::Bulk).await {
+            break revision;
+        }
+    };
+    while watch.next().await.unwrap().revision < second {}
 }

@@ -10,14 +10,18 @@ use bytes::Bytes;
 use drover_core::Result;
 use parking_lot::Mutex;
 use prost::Message;
-use tokio::{sync::watch, task::JoinHandle, time::sleep};
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinHandle,
+    time::sleep,
+};
 use uuid::Uuid;
 
 use super::{Versioned, damaged};
 use crate::{
     backend::{Backend, Range, Revision},
     history::{Batch, Change, Watch, WatchEnd},
-    keys::Name,
+    keys::{Key, Name},
     value::{Desired, Head, PlatformRow, Tombstone},
 };
 
@@ -25,6 +29,12 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Feed {
     revision: watch::Sender<Revision>,
+    /// Whether this process is asked whether it lives.
+    doubt: Key,
+    doubted: Notify,
+    /// The key that whoever leads has.
+    lead: Key,
+    lead_changed: Notify,
     clusters: Mutex<HashMap<Uuid, watch::Sender<Revision>>>,
 }
 
@@ -32,9 +42,14 @@ impl Feed {
     pub(super) async fn start(
         backend: &Arc<dyn Backend>,
         after: Revision,
+        own: &str,
     ) -> Result<(Arc<Self>, JoinHandle<()>)> {
         let feed = Arc::new(Self {
             revision: watch::Sender::new(after),
+            doubt: Name::Doubt(own.to_owned()).into(),
+            doubted: Notify::new(),
+            lead: Name::Owner(0).into(),
+            lead_changed: Notify::new(),
             clusters: Mutex::default(),
         });
         let watch = backend.watch(after).await?;
@@ -71,7 +86,25 @@ impl Feed {
         }
     }
 
+    /// Waits until this process may be asked whether it lives. Returns the key that is to be deleted then.
+    pub(super) async fn doubted(&self) -> Key {
+        self.doubted.notified().await;
+        self.doubt.clone()
+    }
+
+    /// Waits until another one may lead.
+    pub(super) async fn lead_changed(&self) {
+        self.lead_changed.notified().await;
+    }
+
     fn apply(&self, batch: &Batch) {
+        if batch.changes.iter().any(|change| change.key == self.lead) {
+            self.lead_changed.notify_one();
+        }
+        let asks = |change: &Change| change.key == self.doubt && change.value.is_some();
+        if batch.changes.iter().any(asks) {
+            self.doubted.notify_one();
+        }
         {
             let clusters = self.clusters.lock();
             if !clusters.is_empty() {
@@ -93,6 +126,8 @@ impl Feed {
             sender.send_replace(revision);
         }
         self.revision.send_replace(revision);
+        self.doubted.notify_one();
+        self.lead_changed.notify_one();
     }
 }
 
@@ -217,6 +252,7 @@ fn typed(change: &Change, revision: Revision) -> Option<Changed> {
         Name::Secret(name) => Changed::Secret(name, change.value.is_some()),
         Name::Tombstone(uid) => Changed::Tombstone(uid, value(change, revision)?),
         Name::Replica(_)
+        | Name::Doubt(_)
         | Name::Epoch(_)
         | Name::Owner(_)
         | Name::Meta

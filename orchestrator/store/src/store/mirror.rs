@@ -34,8 +34,9 @@ pub(super) struct Mirror {
 
 #[derive(Debug)]
 struct Copy {
-    rows: Mutex<Rows>,
-    /// Revision that the rows have. 0 while they are read.
+    /// The rows, and the revision that they have; 0 while they are read.
+    rows: Mutex<(Rows, Revision)>,
+    /// The same revision, to wait for it.
     at: watch::Sender<Revision>,
 }
 
@@ -71,12 +72,12 @@ impl Mirror {
             .await
             .ok()?
             .ok()?;
-        let (rows, revision) = {
-            // Nothing is applied in between.
-            let mut rows = self.copy.rows.lock();
-            (std::mem::take(&mut *rows), self.revision())
-        };
+        let (rows, revision) = std::mem::take(&mut *self.copy.rows.lock());
         drop(self);
+        // The watch may have ended meanwhile.
+        if revision < least {
+            return None;
+        }
         let (sender, pages) = tokio::sync::mpsc::channel(AHEAD);
         tokio::spawn(async move {
             let mut rows = rows.into_iter().map(|(key, (value, revision))| Entry {
@@ -117,7 +118,7 @@ async fn follow(copy: Arc<Copy>, backend: Weak<dyn Backend>) {
             }
             Err(error) => tracing::debug!(%error, "cannot read ahead"),
         }
-        copy.at.send_replace(0);
+        copy.set(Rows::new(), 0);
         sleep(AGAIN).await;
     }
 }
@@ -134,15 +135,20 @@ async fn read(copy: &Copy, backend: &dyn Backend) -> Result<Watch> {
         }));
     }
     let watch = backend.watch(revision).await?;
-    *copy.rows.lock() = rows;
-    copy.at.send_replace(revision);
+    copy.set(rows, revision);
     Ok(watch)
 }
 
 impl Copy {
+    fn set(&self, rows: Rows, revision: Revision) {
+        *self.rows.lock() = (rows, revision);
+        self.at.send_replace(revision);
+    }
+
     fn apply(&self, batch: &Batch) {
         let all = keys::clusters();
-        let mut rows = self.rows.lock();
+        let mut held = self.rows.lock();
+        let (rows, revision) = &mut *held;
         for change in &batch.changes {
             if !change.key.as_bytes().starts_with(all.as_bytes()) {
                 continue;
@@ -157,6 +163,7 @@ impl Copy {
                 }
             }
         }
+        *revision = batch.revision;
         self.at.send_replace(batch.revision);
     }
 }

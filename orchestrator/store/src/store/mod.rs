@@ -109,10 +109,14 @@ impl Store {
             .scan(Range::one(&Name::Meta.into()), 1)
             .await?
             .revision();
-        let (feed, follower) = Feed::start(&backend, start).await?;
+        let (feed, follower) = Feed::start(&backend, start, &replica.name).await?;
         let (holding, renewer) = own::join(&backend, &replica).await?;
         let mut tasks = vec![follower];
         tasks.extend(renewer);
+        if !info.exclusive {
+            let answering = own::answer_doubts(Arc::downgrade(&backend), Arc::clone(&feed));
+            tasks.push(tokio::spawn(answering));
+        }
         let led = Arc::new(Led::new(backend));
         Ok(Self {
             backend: led.clone(),

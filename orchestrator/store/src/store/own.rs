@@ -17,7 +17,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{Store, VALUE_FORMAT, Versioned, commit, commit::Marker};
+use super::{Store, VALUE_FORMAT, Versioned, commit, commit::Marker, feed::Feed};
 use crate::{
     backend::{
         Backend, CommitError, Expect, Fence, Lane, Lease, LeaseId, Op, PAGE, RETRY_AFTER, Range,
@@ -83,6 +83,8 @@ const TTL: Duration = Duration::from_secs(2);
 const RENEW_EVERY: Duration = Duration::from_millis(400);
 /// Safety margin: work that starts this long before the lease ends is over, or fenced, when it does.
 const MARGIN: Duration = Duration::from_millis(500);
+/// How long a replica that lives may take to say so.
+const ANSWERS: Duration = Duration::from_millis(300);
 /// If no other process can take the shards, a pause of this process must not lose them.
 const EXCLUSIVE_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
@@ -282,6 +284,20 @@ async fn announce(
     }
 }
 
+/// Says that this process lives, whenever it is asked.
+pub(super) async fn answer_doubts(backend: Weak<dyn Backend>, feed: Arc<Feed>) {
+    loop {
+        let key = feed.doubted().await;
+        let Some(backend) = backend.upgrade() else {
+            return;
+        };
+        let txn = Txn::default().delete(key);
+        if let Err(error) = backend.commit(txn, Lane::Urgent).await {
+            tracing::debug!(%error, "cannot say that this process lives");
+        }
+    }
+}
+
 async fn is_stored(backend: &dyn Backend, key: &Key, value: &Replica) -> Result<bool> {
     let stored = backend.get(key).await?;
     Ok(stored.is_some_and(|entry| entry.value == value.encode_to_vec()))
@@ -397,6 +413,11 @@ impl Store {
         Ok(replicas.into_iter().find(|replica| replica.leads))
     }
 
+    /// Waits until another replica may have the lead. Of several that wait one is told.
+    pub async fn lead_changed(&self) {
+        self.feed.lead_changed().await;
+    }
+
     /// All replicas that live, by name.
     pub async fn replicas(&self) -> Result<Vec<ReplicaRow>> {
         let owner = self.read::<Owner>(&Name::Owner(0).into()).await?;
@@ -426,10 +447,28 @@ impl Store {
         Ok(found)
     }
 
-    /// Ends the lease of a replica whose process is known to have ended, so that nobody has to wait until it runs out. Of
-    /// one that lives after all it ends the lead, as if it had been cut off.
-    pub async fn bury(&self, lease: LeaseId) -> Result<()> {
-        self.backend.revoke(lease).await
+    /// Ends the lease of a replica whose process seems to have ended, so that nobody has to wait until it runs out. It is
+    /// asked before, and `false` if it lives.
+    pub async fn bury(&self, name: &str, lease: LeaseId) -> Result<bool> {
+        let key: Key = Name::Doubt(name.to_owned()).into();
+        let mut txn = Txn::default();
+        txn.ops.push(Op::PutLeased {
+            key: key.clone(),
+            value: Bytes::new(),
+            lease: self.holding.id,
+        });
+        self.backend.commit(txn, Lane::Urgent).await?;
+        let end = Instant::now() + ANSWERS;
+        while Instant::now() < end {
+            sleep(ANSWERS / 8).await;
+            if self.backend.get(&key).await?.is_none() {
+                return Ok(false);
+            }
+        }
+        self.backend.revoke(lease).await?;
+        let txn = Txn::default().delete(key);
+        self.backend.commit(txn, Lane::Urgent).await?;
+        Ok(true)
     }
 
     /// Whether new work may be begun, and what is in memory be shown: this process has renewed its lease in time.

@@ -308,6 +308,7 @@ fn show(name: &Name, bytes: &[u8], decoder: Decoder<'_>) -> Option<Value> {
             let owner = Owner::decode(bytes).ok()?;
             json!({"replica": owner.replica, "epoch": owner.epoch})
         }
+        Name::Doubt(_) => json!({}),
         Name::Replica(_) => {
             let replica = Replica::decode(bytes).ok()?;
             json!({"reads": replica.reads, "writes": replica.writes})

@@ -43,6 +43,7 @@ pub(crate) async fn read(
         size,
         read: 0,
         barren: 0,
+        pieced: false,
         words: Vec::new(),
         ended: false,
     };
@@ -82,7 +83,7 @@ struct File {
 /// Looks at a regular file. `None` where its size is not known: the container has no `stat`, or the file, like those of
 /// /proc, is made when it is read.
 async fn look(client: &ApiClient, request: &api::ReadFileRequest) -> Result<Option<File>> {
-    let command = ["stat", "-L", "-c", "%f %s %i %Y", &request.path];
+    let command = ["stat", "-L", "-c", "%f %s %i %Y %Z", &request.path];
     let mut output = run(client, request, &command).await?;
     let (mut said, mut succeeded) = (Vec::new(), false);
     while let Some(piece) = output.next().await {
@@ -135,6 +136,8 @@ struct Reading {
     read: u64,
     /// Attempts to go on since the last piece.
     barren: u32,
+    /// Whether it consists of several readings.
+    pieced: bool,
     words: Vec<u8>,
     ended: bool,
 }
@@ -169,6 +172,10 @@ impl Reading {
                         return Some(Err(cut_short(&self.path, self.read)));
                     }
                     self.ended = true;
+                    // It may have changed while the rest was read.
+                    if self.pieced && (self.rest)(self.read).await.is_err() {
+                        return Some(Err(cut_short(&self.path, self.read)));
+                    }
                     let empty = api::ReadFileResponse {
                         chunk: None,
                         total_size: Some(0),
@@ -195,6 +202,7 @@ impl Reading {
             match (self.rest)(self.read).await {
                 Ok(output) => {
                     self.output = output;
+                    self.pieced = true;
                     return true;
                 }
                 Err(error) if error.reason() == Reason::Unavailable => {}
@@ -293,6 +301,7 @@ mod tests {
             size: Some(5),
             read: 0,
             barren: 0,
+            pieced: false,
             words: Vec::new(),
             ended: false,
         };
@@ -306,9 +315,11 @@ mod tests {
     #[tokio::test]
     async fn what_is_missing_at_the_end_of_a_command_is_read_from_there() {
         assert_eq!(read_of(b"12345", &[]).await.unwrap(), b"12345");
-        assert_eq!(read_of(b"123", &[b"45"]).await.unwrap(), b"12345");
-        let slowly: &[&[u8]] = &[b"", b"2", b"", b"", b"34", b"5"];
+        assert_eq!(read_of(b"123", &[b"45", b""]).await.unwrap(), b"12345");
+        let slowly: &[&[u8]] = &[b"", b"2", b"", b"", b"34", b"5", b""];
         assert_eq!(read_of(b"1", slowly).await.unwrap(), b"12345");
+        // At the last look it is not the same file any more.
+        assert!(read_of(b"123", &[b"45"]).await.is_err());
         let never: &[&[u8]] = &[b"2", b"", b"", b"", b"345"];
         let error = read_of(b"1", never).await.unwrap_err();
         assert!(
