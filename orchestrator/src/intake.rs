@@ -278,6 +278,7 @@ fn snapshot(shared: &Shared, registered: &Arc<Registered>, began: Millis, foreig
             shared.queue.push(cluster.uid(), urgency);
         }
     }
+    shared.wake_held(registered);
     registered.platform.set_foreign(foreign, began);
     if vanished > 0 && registered.platform.vanished(vanished, shared.now()) {
         tracing::error!(%platform, "too many nodes vanished at once; nothing there is touched until that is confirmed");

@@ -17,6 +17,9 @@ const BULK_RUNNING: usize = 64;
 /// Maximum concurrent passes for node failures and take-overs.
 const URGENT_RUNNING: usize = 256;
 
+/// Far longer than the lock is held.
+const LOCKED: Duration = Duration::from_secs(10);
+
 /// Maximum number of additional traces to which a pass is linked, beside the one that it belongs to.
 const MAX_OTHERS: usize = 4;
 
@@ -275,8 +278,8 @@ impl Queue {
 
     /// Why nothing moves: a pass that does not end, or clusters that nobody takes though somebody could.
     pub(crate) fn stuck(&self, longest: Duration) -> Option<String> {
-        let Some(inner) = self.inner.try_lock_for(longest) else {
-            return Some(format!("its lock has been held for {longest:?}"));
+        let Some(inner) = self.inner.try_lock_for(LOCKED) else {
+            return Some("the lock of the queue is not given back".to_owned());
         };
         inner
             .places

@@ -330,7 +330,7 @@ impl Orchestrator {
     /// Ends with the lease, says whether the store is in touch, and discards what was replaced in it.
     fn keep_the_lead(&self, room: Room) {
         let shared = self.shared.clone();
-        watchdog::start(Arc::downgrade(&shared));
+        watchdog::start(&shared);
         shared.spawn({
             let shared = shared.clone();
             async move {

@@ -101,15 +101,22 @@ impl Shared {
     /// Schedules every cluster that names or uses a platform, first those of which it has shown something before it could
     /// be believed.
     pub(crate) fn wake_users(&self, platform: &str, urgency: Urgency) {
-        let registered = self.platform(platform);
-        let held = registered.map(|registered| registered.take_held());
-        for (cluster, urgency) in held.unwrap_or_default() {
-            self.queue.push_for(cluster, urgency, None);
+        if let Some(registered) = self.platform(platform) {
+            self.wake_held(&registered);
         }
         for cluster in self.clusters.users(platform) {
             // Without a trace: the platform's state concerns all of them, whichever call noticed it first.
             self.queue.push_for(cluster.uid(), urgency, None);
             self.gauges.changed(cluster.uid());
+        }
+    }
+
+    /// Schedules the clusters of which a platform has shown something before it was visible, if it is now.
+    pub(crate) fn wake_held(&self, registered: &Registered) {
+        if registered.platform.is_visible(self.now()) {
+            for (cluster, urgency) in registered.take_held() {
+                self.queue.push_for(cluster, urgency, None);
+            }
         }
     }
 

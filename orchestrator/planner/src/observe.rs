@@ -516,10 +516,14 @@ impl Planner<'_> {
         self.input.process_start + FIRST_LOOK
     }
 
-    /// Whether a node was Ready, and its platform has not shown this process yet all that is there.
+    /// Whether a node was Ready, and its platform has not shown this process yet all that is there, nor anything else of the
+    /// node.
     pub(crate) fn is_unseen(&self, at: usize) -> bool {
         let node = &self.state.nodes[at];
+        let runs = node.seen.phase == Phase::Running && node.seen.ready != Some(false);
         node.state == NodeState::Ready
+            && !node.seen.unlisted
+            && (node.seen.last == 0 || runs)
             && self.is_hidden(&node.platform)
             && self.input.now < self.first_look()
     }

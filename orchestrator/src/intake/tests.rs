@@ -118,6 +118,9 @@ async fn what_is_shown_before_a_platform_is_visible_waits_and_is_planned_first_t
         .unwrap();
     assert_eq!(world.phase(), Phase::Failed);
     assert_eq!(world.due(), [], "no plan would act on it");
+    // Nor if its connection breaks before it has shown everything.
+    shared.wake_users("p", Urgency::Bulk);
+    assert_eq!(world.due(), []);
     p.platform.snapshot_complete(shared.now(), None);
     shared.queue.push(other, Urgency::Bulk);
     shared.wake_users("p", Urgency::Bulk);

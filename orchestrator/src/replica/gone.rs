@@ -70,7 +70,13 @@ async fn bury(store: &Store, name: &str, lease: LeaseId) {
         if leader.is_none_or(|leader| leader.lease != Some(lease)) {
             return Ok(None);
         }
-        store.bury(name, lease).await.map(Some)
+        if store.bury(name, lease).await? {
+            return Ok(Some(true));
+        }
+        // Another one that stands by may have done it meanwhile.
+        let leader = store.leader().await?;
+        let leads = leader.is_some_and(|leader| leader.lease == Some(lease));
+        Ok(leads.then_some(false))
     };
     let buried: Result<Option<bool>> = buried.await;
     match buried {

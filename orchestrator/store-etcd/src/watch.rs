@@ -112,8 +112,12 @@ impl Inner {
             if answer.compact_revision > 0 {
                 return Ended::Compacted;
             }
-            if answer.created && self.is_undone(&answer, *after).await {
-                return Ended::Compacted;
+            if answer.created {
+                match self.is_undone(&answer, *after).await {
+                    Ok(true) => return Ended::Compacted,
+                    Ok(false) => {}
+                    Err(error) => return Ended::Lost(Status::unavailable(error.message())),
+                }
             }
             if answer.canceled {
                 return Ended::Lost(Status::unavailable(answer.cancel_reason));
@@ -139,27 +143,25 @@ impl Inner {
 impl Inner {
     /// Whether etcd has never heard of what was seen of it, since it was put back to an earlier state: it would say nothing
     /// until its revisions are as high again, and then leave out what came before.
-    async fn is_undone(&self, created: &WatchResponse, after: Revision) -> bool {
+    async fn is_undone(&self, created: &WatchResponse, after: Revision) -> Result<bool> {
         let of = |header: &ResponseHeader| unsigned(header.revision);
         if created
             .header
             .as_ref()
             .is_none_or(|header| of(header) >= after)
         {
-            return false;
+            return Ok(false);
         }
         // A member may merely be behind the others.
-        match self.newest().await {
-            Ok(newest) if newest < after => {
-                tracing::warn!(
-                    newest,
-                    seen = after,
-                    "etcd was put back to an earlier state; it is read anew"
-                );
-                true
-            }
-            Ok(_) | Err(_) => false,
+        let newest = self.newest().await?;
+        if newest < after {
+            tracing::warn!(
+                newest,
+                seen = after,
+                "etcd was put back to an earlier state; it is read anew"
+            );
         }
+        Ok(newest < after)
     }
 }
 

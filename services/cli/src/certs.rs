@@ -32,7 +32,10 @@ const SERVICES: [(&str, &str); 3] = [
 /// Role and name of the initial administrator.
 const ADMIN: (&str, &str) = ("admin", "admin");
 /// File names that are in use for other purposes.
-const RESERVED: [&str; 4] = ["ca", "crl", "admin", "orchestrator"];
+const RESERVED: [&str; 5] = ["ca", "crl", "admin", ORCHESTRATOR, ETCD];
+/// Names that all of a kind have in common, by which etcd admits its clients and its members.
+const ORCHESTRATOR: &str = "orchestrator";
+const ETCD: &str = "etcd";
 /// Roles of users.
 const PEOPLE: [&str; 5] = [
     "viewer",
@@ -123,6 +126,11 @@ fn init(args: &CertsInitArgs) -> Outcome {
         people.push((role, name));
     }
     for name in &args.names {
+        if [ORCHESTRATOR, ETCD].contains(&name.as_str()) {
+            return Err(Failure::usage(format!(
+                "`{name}` is no name for all services: etcd would let each of them in"
+            )));
+        }
         drover_client::check_server_name(name)
             .map_err(|error| Failure::usage(error.to_string()))?;
     }
@@ -535,6 +543,35 @@ mod tests {
         };
         let failure = init(&wrong).unwrap_err();
         assert!(failure.message.contains("the name is taken"), "{failure}");
+    }
+
+    /// Who has one of them is let in by etcd: as its client, or as its member.
+    #[test]
+    fn the_names_by_which_etcd_admits_are_given_to_nobody_else() {
+        let directory = tempfile::tempdir().unwrap();
+        for name in ["etcd", "orchestrator"] {
+            let mine = || vec![name.to_owned()];
+            for wrong in [
+                CertsInitArgs {
+                    names: mine(),
+                    ..args(directory.path())
+                },
+                CertsInitArgs {
+                    etcd: mine(),
+                    ..args(directory.path())
+                },
+                CertsInitArgs {
+                    orchestrators: mine(),
+                    ..args(directory.path())
+                },
+                CertsInitArgs {
+                    users: vec![format!("viewer/{name}")],
+                    ..args(directory.path())
+                },
+            ] {
+                assert_eq!(init(&wrong).unwrap_err().exit, Exit::Usage, "{name}");
+            }
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::time::Duration;
 use drover_core::{
     Error, Millis, NodeState, Phase,
     error::Reason,
+    node::Seen,
     spec::{Health, Probe},
 };
 use drover_planner::{
@@ -68,6 +69,16 @@ fn a_process_that_begins_takes_nothing_back_before_it_has_looked() {
     let seen = &mut world.state.nodes[0].seen;
     (seen.phase, seen.ready, seen.last) = (Phase::Running, Some(true), now);
     assert!(world.plan().ops.is_empty(), "{:?}", world.plan().ops);
+    for contradicts in [
+        |seen: &mut Seen| seen.phase = Phase::Failed,
+        |seen: &mut Seen| seen.ready = Some(false),
+        |seen: &mut Seen| seen.unlisted = true,
+    ] {
+        let before = world.state.nodes[0].seen.clone();
+        contradicts(&mut world.state.nodes[0].seen);
+        assert!(!world.plan().ops.is_empty(), "it is not ready");
+        world.state.nodes[0].seen = before;
+    }
     world.settle();
     world.assert_converged();
     assert_eq!(ready_since(&world), Some(before), "it was so all the time");

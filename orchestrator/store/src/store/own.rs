@@ -85,6 +85,8 @@ const RENEW_EVERY: Duration = Duration::from_millis(400);
 const MARGIN: Duration = Duration::from_millis(500);
 /// How long a replica that lives may take to say so.
 const ANSWERS: Duration = Duration::from_millis(300);
+/// Looks for the answer in that time, all of which have to be in vain.
+const LOOKS: u32 = 8;
 /// If no other process can take the shards, a pause of this process must not lose them.
 const EXCLUSIVE_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
@@ -448,7 +450,7 @@ impl Store {
     }
 
     /// Ends the lease of a replica whose process seems to have ended, so that nobody has to wait until it runs out. It is
-    /// asked before, and `false` if it lives.
+    /// asked before, and `false` if it lives, or somebody else has ended its lease.
     pub async fn bury(&self, name: &str, lease: LeaseId) -> Result<bool> {
         let key: Key = Name::Doubt(name.to_owned()).into();
         let mut txn = Txn::default();
@@ -458,12 +460,19 @@ impl Store {
             lease: self.holding.id,
         });
         self.backend.commit(txn, Lane::Urgent).await?;
-        let end = Instant::now() + ANSWERS;
-        while Instant::now() < end {
-            sleep(ANSWERS / 8).await;
+        let mut silent = 0;
+        while silent < LOOKS {
+            sleep(ANSWERS / LOOKS).await;
+            let began = Instant::now();
             if self.backend.get(&key).await?.is_none() {
                 return Ok(false);
             }
+            // A store that is slow keeps an answer back as well.
+            silent = if began.elapsed() < ANSWERS {
+                silent + 1
+            } else {
+                0
+            };
         }
         self.backend.revoke(lease).await?;
         let txn = Txn::default().delete(key);

@@ -8,16 +8,21 @@ use std::{
 use drover_client::{Channel, connect, to_error};
 use drover_core::{Error, Reason};
 use drover_proto::orchestrator::v1::{self as pb, cluster_service_client::ClusterServiceClient};
-use drover_testing::history::{Answer, Call, Content, MOST, Op, is_linear};
+use drover_testing::{
+    history::{Answer, Call, Content, MOST, Op, is_linear},
+    wait,
+};
 use fastrand::Rng;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{REPLICAS, Site, signal};
 
 const CALLERS: usize = 6;
 const NAMES: usize = 3;
-/// Calls of a caller for one name: all together fit into a history.
-const CALLS: usize = MOST / CALLERS;
+/// Calls of a caller for one name: all together fit into a history, with a last one.
+const CALLS: usize = (MOST - 1) / CALLERS;
+/// Members of etcd.
+const MEMBERS: usize = 3;
 /// How long a caller waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -81,6 +86,10 @@ impl Caller<'_> {
 
     async fn call(&mut self, cluster: &str, name: usize, call: Call) {
         let began = self.shared.now();
+        // Also one that may believe that it still leads.
+        if self.random.u8(..10) == 0 {
+            self.at = self.random.usize(..REPLICAS);
+        }
         let mut server = self.servers[self.at].clone();
         let made = async {
             match call {
@@ -180,6 +189,30 @@ async fn write(
     Ok(content(answer.into_inner().cluster.as_ref().unwrap()))
 }
 
+/// What a name has after all calls, from whoever leads.
+async fn last(shared: &Shared, servers: &[ClusterServiceClient<Channel>], cluster: &str) -> Op {
+    let begin = Instant::now();
+    loop {
+        for server in servers {
+            let began = shared.now();
+            let answer = timeout(PATIENCE, read(&mut server.clone(), cluster)).await;
+            let content = match answer {
+                Ok(Ok(content)) => content,
+                Ok(Err(error)) if error.reason() == Reason::NotFound => Content::default(),
+                Ok(Err(_)) | Err(_) => continue,
+            };
+            return Op {
+                call: Call::Read,
+                answer: Answer::Is(content),
+                began,
+                ended: shared.now(),
+            };
+        }
+        assert!(begin.elapsed() < wait::PATIENCE, "nobody leads any more");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
 fn content(cluster: &pb::Cluster) -> Content {
     Content {
         generation: cluster.generation,
@@ -189,12 +222,13 @@ fn content(cluster: &pb::Cluster) -> Content {
 
 impl Site {
     /// Something that happens to the leader or to etcd, while calls are made. Afterwards all is well again.
-    async fn suffer(&mut self, random: &mut Rng) -> String {
+    async fn suffer(&mut self, round: usize, random: &mut Rng) -> String {
         sleep(Duration::from_millis(random.u64(..300))).await;
         let (leader, _) = self.leader_after(None).await;
         let pid = self.server(leader).pid();
         let millis = random.u64(100..4_000);
-        match random.u8(..4) {
+        let member = random.usize(..MEMBERS);
+        match round % 6 {
             0 => {
                 self.server(leader).kill();
                 self.server(leader).start().await;
@@ -207,9 +241,26 @@ impl Site {
                 format!("r{leader} stood still for {millis} ms")
             }
             2 => {
-                self.etcd.pause(0, true);
+                self.etcd.pause(member, true);
                 sleep(Duration::from_millis(millis)).await;
-                self.etcd.pause(0, false);
+                self.etcd.pause(member, false);
+                format!("m{member} stood still for {millis} ms")
+            }
+            3 => {
+                let member = self.etcd.leader();
+                self.etcd.kill(member);
+                sleep(Duration::from_millis(millis)).await;
+                self.etcd.restart(member);
+                format!("m{member}, which led, was killed for {millis} ms")
+            }
+            4 => {
+                for member in 0..MEMBERS {
+                    self.etcd.pause(member, true);
+                }
+                sleep(Duration::from_millis(millis)).await;
+                for member in 0..MEMBERS {
+                    self.etcd.pause(member, false);
+                }
                 format!("etcd stood still for {millis} ms")
             }
             _ => {
@@ -227,7 +278,7 @@ impl Site {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_callers_are_told_could_have_happened_one_after_the_other() {
     let mut random = Rng::with_seed(drover_testing::seed::seed());
-    let mut site = Site::new(1).await;
+    let mut site = Site::new(MEMBERS).await;
     let shared = Shared::default();
     let mut counts = [0; 3];
     for round in 0..rounds() {
@@ -250,10 +301,12 @@ async fn what_callers_are_told_could_have_happened_one_after_the_other() {
         });
         let callers = futures::future::join_all(callers);
         let mut fork = random.fork();
-        let (what, histories) = tokio::join!(site.suffer(&mut fork), callers);
+        let (what, histories) = tokio::join!(site.suffer(round, &mut fork), callers);
         for name in 0..NAMES {
             let of_name = histories.iter().flatten().filter(|(of, _)| *of == name);
-            let ops: Vec<Op> = of_name.map(|(_, op)| *op).collect();
+            let mut ops: Vec<Op> = of_name.map(|(_, op)| *op).collect();
+            // What was written last is not lost either.
+            ops.push(last(&shared, &servers, &format!("history-{round}-{name}")).await);
             for op in &ops {
                 let kind = match op.answer {
                     Answer::Is(_) => 0,
