@@ -4,7 +4,11 @@ mod make;
 mod node_cache;
 mod silent;
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use drover_core::{Class, Error, Reason, Result};
@@ -459,7 +463,10 @@ impl<C: Cloud> Driver for CloudDriver<C> {
             {
                 return Ok(None);
             }
-            moving.cloned().collect()
+            // One that was made a moment ago and is listed by now is looked at once.
+            let once: BTreeMap<&str, &Machine> =
+                moving.map(|machine| (&*machine.id, machine)).collect();
+            once.into_values().cloned().collect()
         };
         let Some(machines) = self.cloud.look(pending).await? else {
             return Ok(None);
