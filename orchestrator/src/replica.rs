@@ -34,6 +34,7 @@ use crate::{
     Orchestrator, Preparation, Settings, VERSION,
     api::Api,
     gauges,
+    shared::Shared,
     space::{self, Room},
     watchdog,
 };
@@ -327,56 +328,29 @@ fn shown(replica: ReplicaRow) -> pb::Replica {
 }
 
 impl Orchestrator {
-    /// Ends with the lease, says whether the store is in touch, and discards what was replaced in it.
+    /// Ends with the lease, says whether the store is in touch and has room, and discards what was replaced in it.
     fn keep_the_lead(&self, room: Room) {
-        let shared = self.shared.clone();
-        watchdog::start(&shared);
-        shared.spawn({
-            let shared = shared.clone();
-            async move {
-                let measuring = space::run(shared.clone(), room);
-                shared
-                    .stop
-                    .run_until_cancelled(measuring)
-                    .await
-                    .unwrap_or(());
-            }
+        let shared = &self.shared;
+        watchdog::start(shared);
+        let (lost, stop) = (shared.store.lost(), shared.stop.clone());
+        self.while_it_leads(async move {
+            lost.cancelled().await;
+            stop.cancel();
         });
-        shared.spawn({
-            let (lost, stop) = (shared.store.lost(), shared.stop.clone());
-            async move {
-                tokio::select! {
-                    () = lost.cancelled() => stop.cancel(),
-                    () = stop.cancelled() => {}
-                }
-            }
-        });
-        shared.spawn({
-            let shared = shared.clone();
-            async move {
-                let touching = touch(&shared);
-                shared
-                    .stop
-                    .run_until_cancelled(touching)
-                    .await
-                    .unwrap_or(());
-            }
-        });
-        shared.spawn({
-            let shared = shared.clone();
-            async move {
-                let compacting = compact(&shared.store);
-                shared
-                    .stop
-                    .run_until_cancelled(compacting)
-                    .await
-                    .unwrap_or(());
-            }
+        self.while_it_leads(space::run(shared.clone(), room));
+        self.while_it_leads(touch(shared.clone()));
+        self.while_it_leads(compact(shared.clone()));
+    }
+
+    fn while_it_leads(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.shared.stop.clone();
+        self.shared.spawn(async move {
+            stop.run_until_cancelled(task).await;
         });
     }
 }
 
-async fn touch(shared: &crate::shared::Shared) {
+async fn touch(shared: Arc<Shared>) {
     loop {
         let now = match shared.store.in_touch() {
             Ok(()) => Readiness::Ready,
@@ -391,7 +365,8 @@ async fn touch(shared: &crate::shared::Shared) {
     }
 }
 
-async fn compact(store: &Store) {
+async fn compact(shared: Arc<Shared>) {
+    let store = &shared.store;
     let mut seen = std::collections::VecDeque::new();
     loop {
         sleep(COMPACT).await;

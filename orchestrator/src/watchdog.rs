@@ -19,12 +19,6 @@ const LONGEST: Duration = Duration::from_secs(300);
 const LOOK: Duration = Duration::from_secs(5);
 const BEAT: Duration = Duration::from_secs(1);
 
-/// What the thread knows of the tasks without any lock of theirs.
-#[derive(Debug, Default)]
-struct Pulse {
-    beats: AtomicU64,
-}
-
 /// What the thread has seen.
 #[derive(Debug, Default)]
 struct Watch {
@@ -56,11 +50,12 @@ impl Watch {
 
 /// Looks from a thread of its own, which no task can hold up.
 pub(crate) fn start(shared: &Arc<Shared>) {
-    let pulse = Arc::new(Pulse::default());
+    // Without a lock, which a task could keep.
+    let pulse = Arc::new(AtomicU64::new(0));
     let (beating, stop) = (pulse.clone(), shared.stop.clone());
     shared.spawn(async move {
         while !stop.is_cancelled() {
-            beating.beats.fetch_add(1, Ordering::Relaxed);
+            beating.fetch_add(1, Ordering::Relaxed);
             let _ = stop.run_until_cancelled(sleep(BEAT)).await;
         }
     });
@@ -73,7 +68,7 @@ pub(crate) fn start(shared: &Arc<Shared>) {
     }
 }
 
-fn watch(shared: &Weak<Shared>, pulse: &Pulse) {
+fn watch(shared: &Weak<Shared>, pulse: &AtomicU64) {
     let mut watch = Watch::default();
     loop {
         thread::sleep(LOOK);
@@ -83,7 +78,7 @@ fn watch(shared: &Weak<Shared>, pulse: &Pulse) {
         if shared.stop.is_cancelled() {
             return;
         }
-        let beats = pulse.beats.load(Ordering::Relaxed);
+        let beats = pulse.load(Ordering::Relaxed);
         if let Some(why) = watch.look(beats, shared.store.holds(), &shared.queue) {
             tracing::error!(
                 why,

@@ -20,6 +20,7 @@ mod rollout;
 mod rules;
 mod scenarios;
 mod standby;
+mod starts;
 mod storage;
 mod template;
 mod world;
