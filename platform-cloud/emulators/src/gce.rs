@@ -4,6 +4,7 @@
 //! if it failed. Lists omit instances younger than the visibility delay; reads by name or id do not.
 
 mod calls;
+mod fields;
 mod filter;
 mod guest;
 mod insert;
@@ -109,6 +110,15 @@ impl Emulator<World> {
         Some(world.instance_json(instance))
     }
 
+    /// Sets a field of a machine in the API's format, as Google would. Returns false if there is no such machine.
+    pub fn set_field(&self, id: &str, field: &str, value: serde_json::Value) -> bool {
+        let mut state = self.api().state.lock();
+        state.find(id).is_some_and(|instance| {
+            instance.body[field] = value;
+            true
+        })
+    }
+
     /// Protects a machine from deletion, as a person at the console would. Returns false if there is no such machine.
     pub fn protect_by_hand(&self, id: &str) -> bool {
         let mut state = self.api().state.lock();
@@ -129,9 +139,10 @@ impl Api for World {
         parameters.extend(
             call.query
                 .iter()
-                .filter(|(key, _)| !key.starts_with('$'))
+                .filter(|(key, _)| !key.starts_with('$') && key != "fields")
                 .cloned(),
         );
+        parameters.extend(fields::asked(call).map(|mask| ("fields".to_owned(), mask.to_owned())));
         (operation.to_owned(), parameters)
     }
 

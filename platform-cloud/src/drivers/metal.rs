@@ -6,6 +6,7 @@
 mod api;
 mod auth;
 mod documents;
+mod endpoint;
 mod infrastructure;
 mod machine;
 mod properties;
@@ -162,6 +163,8 @@ pub struct Metal {
     settled: Instant,
     /// Infrastructure with a recent create attempt, which the API may not show yet.
     recent: Mutex<HashMap<(Owner, &'static str), Instant>>,
+    /// Held while a machine is made that gets an address because no other has it: only one of them may.
+    inheriting: tokio::sync::Mutex<()>,
 }
 
 /// Connects to the API and reads the installation.
@@ -208,6 +211,7 @@ pub async fn open(settings: Settings) -> Result<Arc<Metal>> {
         settings,
         settled,
         recent: Mutex::default(),
+        inheriting: tokio::sync::Mutex::default(),
     }))
 }
 

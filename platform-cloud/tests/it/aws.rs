@@ -7,6 +7,7 @@ mod driver;
 mod endpoint;
 mod faults;
 mod infrastructure;
+mod launch_templates;
 mod limits;
 mod status;
 mod wrong;

@@ -5,7 +5,9 @@
 mod bench;
 mod conformance;
 mod faults;
+mod fields;
 mod guest;
 mod lists;
+mod maintenance;
 mod wrong;
 mod zones;

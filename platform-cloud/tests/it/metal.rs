@@ -6,6 +6,7 @@
 mod bench;
 mod conformance;
 mod defects;
+mod endpoint;
 mod faults;
 mod infrastructure;
 mod machines;

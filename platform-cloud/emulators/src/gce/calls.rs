@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::World;
+use super::fields::Mask;
 use super::filter::Filter;
 use super::insert::{body, metadata};
 use super::json::Problem;
@@ -28,8 +29,17 @@ impl World {
             )
         })?;
         self.authorize(state, &route)?;
+        let mask = Mask::of(call, route.verb)?;
+        let mut answer = self.full_answer(state, call, &route)?;
+        if let Some(mask) = mask {
+            mask.apply(&mut answer);
+        }
+        Ok(answer)
+    }
+
+    fn full_answer(&self, state: &mut State, call: &Call, route: &Route) -> Result<Value, Problem> {
         match route.verb {
-            Verb::Insert => self.insert(state, call, &route),
+            Verb::Insert => self.insert(state, call, route),
             Verb::List => {
                 let (instances, next) = self.instances(state, call, Some(&route.zone))?;
                 let items = instances.into_iter().map(|(_, instance)| instance);
@@ -41,11 +51,11 @@ impl World {
             | Verb::Stop
             | Verb::SetLabels
             | Verb::SetMetadata
-            | Verb::SerialPort => self.of_instance(state, call, &route),
-            Verb::OperationGet => operation(state, &route)
+            | Verb::SerialPort => self.of_instance(state, call, route),
+            Verb::OperationGet => operation(state, route)
                 .map(|operation| self.operation_json(operation, operation.is_done())),
             // Answered at the end of the operation, see `answers_after`.
-            Verb::OperationWait => operation(state, &route)
+            Verb::OperationWait => operation(state, route)
                 .map(|operation| self.operation_json(operation, operation.is_done_by(MAX_WAIT))),
             Verb::OperationList => {
                 let of_zone = |operation: &&Operation| operation.zone == route.zone;
@@ -61,7 +71,7 @@ impl World {
             | Verb::MachineTypeGet
             | Verb::MachineTypeList
             | Verb::ImageGet
-            | Verb::FamilyGet => self.of_catalogue(state, call, &route),
+            | Verb::FamilyGet => self.of_catalogue(state, call, route),
         }
     }
 

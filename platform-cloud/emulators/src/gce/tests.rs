@@ -127,6 +127,29 @@ async fn labels_are_set_with_their_fingerprint_only() {
 }
 
 #[tokio::test]
+async fn a_mask_selects_the_fields_of_an_answer_and_must_name_some_that_exist() {
+    let client = Client::new(GceSettings::default()).await;
+    client.insert("one", "r1");
+    let path = "zones/europe-west3-a/instances/one?fields=name,networkInterfaces.networkIP";
+    let (_, shown) = client.call("GET", path, None);
+    let address = &shown["networkInterfaces"][0]["networkIP"];
+    assert!(address.is_string());
+    assert_eq!(
+        shown,
+        json!({ "name": "one", "networkInterfaces": [{ "networkIP": address }] })
+    );
+    let path = "zones/europe-west3-a/instances?fields=items.name,nextPageToken";
+    let (_, page) = client.call("GET", path, None);
+    assert_eq!(page, json!({ "items": [{ "name": "one" }] }));
+    let path = "zones/europe-west3-a/instances?fields=items.nam";
+    let (status, refused) = client.call("GET", path, None);
+    assert_eq!(
+        (status, &refused["error"]["message"]),
+        (400, &json!("Invalid field selection nam"))
+    );
+}
+
+#[tokio::test]
 async fn pages_hold_every_machine_once_though_some_go_meanwhile() {
     let client = Client::new(GceSettings::default()).await;
     client.gce.add_foreign(60);

@@ -8,9 +8,10 @@ use google_cloud_compute_v1::{
     model::{Instance, InstancesSetLabelsRequest, Operation, Zone, operation::Status},
 };
 use google_cloud_gax::retry_policy::NeverRetry;
+use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::{Settings, credentials, error};
+use super::{Settings, credentials, error, machine};
 use crate::cloud::{Action, Gate, Lane, traced};
 
 /// Maximum number of concurrent calls of each kind: reads and changes.
@@ -19,6 +20,8 @@ const CONCURRENT: usize = 64;
 const WAITS: usize = 512;
 /// Page size: the maximum of the API.
 const PAGE: u32 = 500;
+/// The fields of a list beside the machines.
+const LIST: &[&str] = &["nextPageToken", "warning"];
 /// Initial and maximum interval between polls of an operation.
 const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 /// Maximum number of consecutive failed polls of an operation.
@@ -32,6 +35,10 @@ pub(super) struct Client {
     call_timeout: Duration,
     gate: Gate,
     instances: Instances,
+    /// For lists of machines, whose answers hold [`machine::FIELDS`] only.
+    listed: Instances,
+    /// The same for a single machine.
+    got: Instances,
     operations: ZoneOperations,
     zones: Zones,
     machine_types: MachineTypes,
@@ -39,11 +46,15 @@ pub(super) struct Client {
 }
 
 macro_rules! service {
-    ($kind:ty, $settings:expr, $credentials:expr) => {{
+    ($kind:ty, $settings:expr, $credentials:expr) => {
+        service!($kind, $settings, $credentials, HeaderMap::new())
+    };
+    ($kind:ty, $settings:expr, $credentials:expr, $headers:expr) => {{
         let mut builder = <$kind>::builder()
             .with_credentials($credentials.clone())
             // A single attempt: the gate retries throttled calls, and the callers decide about all others.
             .with_retry_policy(NeverRetry)
+            .with_extension($headers)
             .with_attempt_timeout($settings.common.call_timeout());
         if let Some(endpoint) = &$settings.endpoint {
             builder = builder.with_endpoint(endpoint);
@@ -65,6 +76,8 @@ impl Client {
             call_timeout: settings.common.call_timeout(),
             gate: Gate::with_waits(settings.common.calls_per_second, CONCURRENT, WAITS),
             instances: service!(Instances, settings, credentials),
+            listed: service!(Instances, settings, credentials, mask("items.", LIST)?),
+            got: service!(Instances, settings, credentials, mask("", &[])?),
             operations: service!(ZoneOperations, settings, credentials),
             zones: service!(Zones, settings, credentials),
             machine_types: service!(MachineTypes, settings, credentials),
@@ -122,7 +135,7 @@ impl Client {
                 break;
             }
         }
-        let of_region = |zone: &Zone| super::machine::last(zone.region.as_deref()) == region;
+        let of_region = |zone: &Zone| machine::last(zone.region.as_deref()) == region;
         zones.retain(of_region);
         Ok(zones)
     }
@@ -139,7 +152,7 @@ impl Client {
         loop {
             let page = self
                 .call_within("instances.list", patience, || {
-                    self.instances
+                    self.listed
                         .list()
                         .set_project(&self.project)
                         .set_zone(zone)
@@ -197,7 +210,7 @@ impl Client {
     ) -> Result<Option<Instance>> {
         let got = self
             .call_within("instances.get", patience, || {
-                self.instances
+                self.got
                     .get()
                     .set_project(&self.project)
                     .set_zone(zone)
@@ -396,6 +409,22 @@ impl Client {
                 .map(|_| ()),
         }
     }
+}
+
+/// The header that limits answers to the fields of machines under this prefix and to others
+/// (<https://cloud.google.com/apis/docs/system-parameters>). The client library has no parameter for it.
+fn mask(prefix: &str, others: &[&str]) -> Result<HeaderMap> {
+    let fields = machine::FIELDS.iter();
+    let fields = fields.map(|field| format!("{prefix}{field}"));
+    let all: Vec<String> = fields
+        .chain(others.iter().map(|field| (*field).to_owned()))
+        .collect();
+    let value = HeaderValue::try_from(all.join(","))
+        .map_err(|error| Error::internal(format!("the fields are no header: {error}")))?;
+    Ok(HeaderMap::from_iter([(
+        HeaderName::from_static("x-goog-fieldmask"),
+        value,
+    )]))
 }
 
 /// The limits of a method.

@@ -9,7 +9,8 @@ use drover_proto::{
 };
 use google_cloud_compute_v1::model::{
     AccessConfig, AttachedDisk, AttachedDiskInitializeParams, Instance, Metadata, NetworkInterface,
-    Scheduling, ServiceAccount, Tags, instance::Status, metadata::Items,
+    Scheduling, ServiceAccount, Tags, UpcomingMaintenance, instance::Status, metadata::Items,
+    upcoming_maintenance::MaintenanceStatus,
 };
 use prost_types::Timestamp;
 
@@ -23,6 +24,22 @@ use crate::cloud::{Launch, LaunchSlot, Machine};
 /// Maximum size of a metadata value in bytes
 /// (<https://cloud.google.com/compute/docs/metadata/setting-custom-metadata#limitations>).
 pub(super) const MAX_USER_DATA: u32 = 256 << 10;
+/// The fields of an instance that are read here, and the fingerprint that a change of labels needs. Others are not asked
+/// for: metadata, with the user data, would be most of every list.
+pub(super) const FIELDS: &[&str] = &[
+    "creationTimestamp",
+    "hostname",
+    "id",
+    "labelFingerprint",
+    "labels",
+    "machineType",
+    "name",
+    "networkInterfaces",
+    "resourceStatus.upcomingMaintenance",
+    "scheduling",
+    "status",
+    "statusMessage",
+];
 /// Maximum number of labels of a machine.
 const MAX_LABELS: usize = 64;
 
@@ -242,8 +259,36 @@ fn message(instance: &Instance) -> String {
             "stopped, perhaps by Google: it is a spot machine".to_owned()
         }
         Some(Status::Repairing) if said.is_empty() => "Google is repairing it".to_owned(),
+        Some(Status::Running) if said.is_empty() => {
+            upcoming(instance).map(maintenance).unwrap_or_default()
+        }
         _ => said,
     }
+}
+
+fn upcoming(instance: &Instance) -> Option<&UpcomingMaintenance> {
+    let status = instance.resource_status.as_ref()?;
+    status.upcoming_maintenance.as_ref()
+}
+
+/// Says what Google has announced
+/// (<https://cloud.google.com/compute/docs/instances/monitor-plan-host-maintenance-event>).
+fn maintenance(upcoming: &UpcomingMaintenance) -> String {
+    let is_ongoing = upcoming.maintenance_status == Some(MaintenanceStatus::Ongoing);
+    let mut said = if is_ongoing {
+        "Google maintains its host".to_owned()
+    } else {
+        "Google has scheduled maintenance".to_owned()
+    };
+    let begins = upcoming.window_start_time.as_ref();
+    if let Some(begins) = begins.filter(|_| !is_ongoing) {
+        said.push_str(&format!(" from {begins}"));
+    }
+    if let Some(ends) = &upcoming.window_end_time {
+        let until = if is_ongoing { "until" } else { "to" };
+        said.push_str(&format!(" {until} {ends}"));
+    }
+    said
 }
 
 fn addresses(settings: &Settings, zone: &str, name: &str, instance: &Instance) -> Vec<Address> {

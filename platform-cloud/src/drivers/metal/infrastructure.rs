@@ -4,7 +4,10 @@
 mod found;
 mod plan;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use drover_core::{Class, Error, Reason, Result};
@@ -147,7 +150,14 @@ impl Infrastructure for Metal {
     }
 
     async fn get(&self, owner: &Owner) -> Result<InfrastructureState> {
-        Ok(self.found(owner).await?.state(None))
+        let mut state = self.found(owner).await?.state(None);
+        for resource in &mut state.resources {
+            if resource.kind == ENDPOINT && resource.message.is_empty() {
+                "leads to no machine; the next one that is made in its groups has it"
+                    .clone_into(&mut resource.message);
+            }
+        }
+        Ok(state)
     }
 
     async fn list(&self) -> Result<(Vec<Resource>, Vec<Warning>)> {
@@ -362,18 +372,21 @@ impl Metal {
         endpoint: &EndpointPlan,
         ip: &Ip,
     ) -> Result<Option<Ip>> {
-        let have = pairs(&ip.tags);
-        let mut wanted = have.clone();
-        wanted.remove(BY);
-        for (key, value) in endpoint_tags(work, endpoint) {
-            if [PORT, TARGETS, BY].contains(&key.as_str()) {
-                wanted.insert(key, value);
-            }
-        }
-        if wanted == have {
+        let about = [PORT, TARGETS, BY];
+        let mut new = endpoint_tags(work, endpoint);
+        new.retain(|key, _| about.contains(&key.as_str()));
+        // Others stay as they are: several machines that have the address have tags with the same key.
+        let is_other = |tag: &&String| {
+            let key = tag.split_once('=').map_or(tag.as_str(), |(key, _)| key);
+            !about.contains(&key)
+        };
+        let mut wanted: Vec<String> = ip.tags.iter().filter(is_other).cloned().collect();
+        wanted.extend(tags(&new));
+        let as_set = |tags: &[String]| tags.iter().cloned().collect::<BTreeSet<_>>();
+        if as_set(&wanted) == as_set(&ip.tags) {
             return Ok(None);
         }
-        let body = json!({ "ipaddress": ip.ipaddress, "type": ip.kind, "tags": tags(&wanted) });
+        let body = json!({ "ipaddress": ip.ipaddress, "type": ip.kind, "tags": wanted });
         self.api.post("/v1/ip", &body).await.map(Some)
     }
 

@@ -180,13 +180,14 @@ impl Metal {
         let Some(slot) = launch.slots.first() else {
             return Err(Error::internal("a launch without slots"));
         };
-        let wanted = WantedAllocation::of(launch, &self.settings, &self.info.node_classes)?;
+        let mut wanted = WantedAllocation::of(launch, &self.settings, &self.info.node_classes)?;
         if wanted.private_network.is_empty() {
             return Err(Error::new(
                 Reason::Precondition,
                 "the infrastructure of the cluster has no network on this platform",
             ));
         }
+        let _inheriting = self.inherit(&mut wanted, launch, slot).await?;
         let mut request = AllocateMachine {
             name: slot.identity.id.clone(),
             hostname: hostname(&slot.identity.id),

@@ -44,8 +44,12 @@ pub(super) struct WantedAllocation {
     pub private_network: String,
     /// Additional networks.
     pub networks: Vec<String>,
+    /// Network of the control-plane address.
+    public_network: String,
     /// Existing addresses to attach.
     pub ips: Vec<String>,
+    /// Address of the control plane, if the machine may have it.
+    pub endpoint: Option<Endpoint>,
     pub ssh_keys: Vec<String>,
     /// In addition to Drover's tags.
     pub tags: BTreeMap<String, String>,
@@ -58,9 +62,28 @@ pub(super) struct Offer {
     pub network: String,
     pub partition: String,
     pub public_network: String,
-    /// Address of the control plane, and the groups whose first machine gets it. Without groups, that of every group.
     /// `None` if there is none, or if the software on the machines announces it.
-    pub endpoint: Option<(String, Vec<String>)>,
+    pub endpoint: Option<Endpoint>,
+}
+
+/// Address of the control plane that metal-stack announces for a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Endpoint {
+    pub address: String,
+    /// The groups whose first machine gets it. Without groups, that of every group.
+    targets: Vec<String>,
+}
+
+impl Endpoint {
+    /// Whether machines of a group may have it.
+    pub(super) fn is_for(&self, group: &str) -> bool {
+        let within = |target: &String| {
+            group
+                .strip_prefix(target)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        self.targets.is_empty() || self.targets.iter().any(within)
+    }
 }
 
 impl Offer {
@@ -106,23 +129,11 @@ impl Offer {
                 .endpoint
                 .as_ref()
                 .filter(|_| text(ours, "endpoint_by") != ANNOUNCED)
-                .map(|endpoint| (endpoint.host.clone(), targets)),
+                .map(|endpoint| Endpoint {
+                    address: endpoint.host.clone(),
+                    targets,
+                }),
         }
-    }
-
-    /// The control-plane address, if this machine of a group gets it. Only the first one does: metal-stack puts the
-    /// addresses of a machine on its loopback interface
-    /// (<https://github.com/metal-stack/metal-networker/blob/master/pkg/netconf/interfaces.go>), so that any other machine
-    /// with the address would reach itself where it means to join the first one.
-    fn address(&self, group: &str, ordinal: u32) -> Option<&str> {
-        let (address, targets) = self.endpoint.as_ref()?;
-        let within = |target: &String| {
-            group
-                .strip_prefix(target)
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        let is_target = targets.is_empty() || targets.iter().any(within);
-        (ordinal == 0 && is_target).then_some(address)
     }
 }
 
@@ -173,27 +184,42 @@ impl WantedAllocation {
             }
         });
         let slot = launch.slots.first();
-        let ips: Vec<String> = slot
-            .and_then(|slot| offer.address(&slot.identity.group, slot.identity.ordinal))
-            .map(str::to_owned)
-            .into_iter()
-            .collect();
-        if !ips.is_empty() && !networks.contains(&offer.public_network) {
-            networks.push(offer.public_network.clone());
-        }
         networks.retain(|network| *network != private_network);
         networks.dedup();
-        Ok(Self {
+        let is_for =
+            |endpoint: &Endpoint| slot.is_some_and(|slot| endpoint.is_for(&slot.identity.group));
+        let mut wanted = Self {
             size: size(launch, &said, settings, classes, named)?,
             image: settings.common.image(&image).to_owned(),
             partition,
             private_network,
             networks,
-            ips,
+            ips: Vec::new(),
+            endpoint: offer.endpoint.clone().filter(is_for),
+            public_network: offer.public_network.clone(),
             ssh_keys: keys(&said, settings)?,
             tags: super::documents::pairs(&said.tags),
             filesystem_layout: Some(said.filesystem_layout).filter(|layout| !layout.is_empty()),
-        })
+        };
+        if slot.is_some_and(|slot| slot.identity.ordinal == 0) {
+            wanted.attach();
+        }
+        Ok(wanted)
+    }
+
+    /// Attaches the address of the control plane. While a cluster is made, only its first machine has it: metal-stack puts
+    /// the addresses of a machine on its loopback interface
+    /// (<https://github.com/metal-stack/metal-networker/blob/master/pkg/netconf/interfaces.go>), so that any other machine
+    /// with the address would reach itself where it means to join the first one.
+    pub(super) fn attach(&mut self) {
+        let Some(endpoint) = &self.endpoint else {
+            return;
+        };
+        self.ips = vec![endpoint.address.clone()];
+        let network = &self.public_network;
+        if *network != self.private_network && !self.networks.contains(network) {
+            self.networks.push(network.clone());
+        }
     }
 }
 
@@ -483,16 +509,13 @@ mod tests {
     }
 
     #[test]
-    fn the_address_goes_to_the_first_machine_of_the_groups_that_are_meant() {
-        let offer = |targets: &[&str]| Offer {
-            endpoint: Some((
-                "1.2.3.4".to_owned(),
-                targets.iter().map(|t| (*t).to_owned()).collect(),
-            )),
-            ..Offer::default()
+    fn the_address_is_for_the_groups_that_are_meant() {
+        let endpoint = |targets: &[&str]| Endpoint {
+            address: "1.2.3.4".to_owned(),
+            targets: targets.iter().map(|t| (*t).to_owned()).collect(),
         };
-        assert_eq!(offer(&[]).address("workers", 0), Some("1.2.3.4"));
-        let some = offer(&["control-plane", "data/hot"]);
+        assert!(endpoint(&[]).is_for("workers"));
+        let some = endpoint(&["control-plane", "data/hot"]);
         for (group, has) in [
             ("control-plane", true),
             ("control-plane/a", true),
@@ -500,9 +523,7 @@ mod tests {
             ("data", false),
             ("data/hot/x", true),
         ] {
-            assert_eq!(some.address(group, 0).is_some(), has, "{group}");
-            assert_eq!(some.address(group, 1), None);
+            assert_eq!(some.is_for(group), has, "{group}");
         }
-        assert_eq!(Offer::default().address("control-plane", 0), None);
     }
 }

@@ -16,9 +16,9 @@ use drover_platform_cloud::{
 };
 use drover_proto::platform::v1::{
     EndpointSpec, EnsureInfrastructureRequest, EnsureInfrastructureResponse, FirewallDirection,
-    FirewallRule, FirewallSpec, InfrastructureSpec, InfrastructureState, ListInfrastructureRequest,
-    NetworkSpec, PortRange, ProvisionRequest, ProvisionResponse, ReleaseInfrastructureRequest,
-    ReleaseInfrastructureResponse, Resource, ResourcePhase,
+    FirewallRule, FirewallSpec, GetInfrastructureRequest, InfrastructureSpec, InfrastructureState,
+    ListInfrastructureRequest, NetworkSpec, PortRange, ProvisionRequest, ProvisionResponse,
+    ReleaseInfrastructureRequest, ReleaseInfrastructureResponse, Resource, ResourcePhase,
     infrastructure_service_client::InfrastructureServiceClient,
 };
 use drover_testing::platform::caller::{Caller, told};
@@ -236,6 +236,16 @@ impl Bench {
             answer.poll_after.is_none().then(|| answer.state.unwrap())
         })
         .await
+    }
+
+    pub(crate) async fn infrastructure_state(&self) -> InfrastructureState {
+        let request = GetInfrastructureRequest {
+            cluster_id: self.cluster.clone(),
+            owner: self.owner.to_string(),
+            ..GetInfrastructureRequest::default()
+        };
+        let answer = told(self.infrastructure().get_infrastructure(request).await);
+        answer.unwrap().state.unwrap()
     }
 
     pub(crate) async fn release(&self) -> Result<ReleaseInfrastructureResponse> {

@@ -150,7 +150,7 @@ pub(super) fn is_firewall(machine: &Machine, project: &str, owner: &Owner) -> bo
 
 impl Ip {
     /// Ids of the machines that it is attached to.
-    pub(super) fn machines(&self) -> impl Iterator<Item = &str> {
+    pub(in crate::drivers::metal) fn machines(&self) -> impl Iterator<Item = &str> {
         self.tags
             .iter()
             .filter_map(|tag| tag.strip_prefix(MACHINE)?.strip_prefix('='))
@@ -306,7 +306,15 @@ pub(super) fn of_network(network: &Network) -> Resource {
 }
 
 pub(super) fn of_ip(ip: &Ip) -> Resource {
-    resource(ENDPOINT, &ip.ipaddress, &pairs(&ip.tags), &ip.created)
+    let tags = pairs(&ip.tags);
+    let machines: Vec<&str> = ip.machines().collect();
+    let mut made = resource(ENDPOINT, &ip.ipaddress, &tags, &ip.created);
+    if !machines.is_empty() {
+        made.message = format!("leads to {}", machines.join(", "));
+    } else if tags.contains_key(BY) {
+        "announced by the software on the machines".clone_into(&mut made.message);
+    }
+    made
 }
 
 pub(super) fn of_firewall(machine: &Machine) -> Resource {
