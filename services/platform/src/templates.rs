@@ -1,5 +1,8 @@
 //! Renders the templates of requests.
 
+mod context;
+mod entry;
+
 use std::{
     collections::VecDeque,
     fmt,
@@ -7,29 +10,27 @@ use std::{
     time::Duration,
 };
 
-use drover_convert::{
-    template::exceeded,
-    value::{object, to_duration, to_struct},
-};
+use drover_convert::template::exceeded;
 use drover_core::{
     Class, Error, Reason, Result,
     secrecy::{Hidden, placeholder},
 };
 use drover_proto::platform::v1::{
-    self as proto, ExecProbe, GrpcProbe, HealthPolicy, HttpProbe, Lifecycle, LifecycleHook,
-    ManagementPolicy, PhaseProbe, PortRef, ProvisionRequest, Slot, TcpProbe, TemplateDefaults,
-    TemplateEntry, TemplateLimits, bootstrap::UserData, health_policy, port_ref,
+    self as proto, ProvisionRequest, Slot, TemplateEntry, bootstrap::UserData,
 };
 use drover_templates::{
-    Catalogue, ClusterContext, Context, EndpointContext, Entry, GroupContext, Health, Hook,
-    Ignored, InfrastructureContext, Limits, NodeContext, NodeRole, NodeScope, PeerContext, Port,
-    Probe, Query, Scope, Selected, StorageContext, worker::sees_secrets,
+    Catalogue, Context, NodeScope, Query, Scope, Selected, worker::sees_secrets,
 };
-use prost_types::Struct;
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 
+use self::{
+    context::{context, own},
+    entry::limits,
+};
 use crate::texts::{Session, Texts};
+
+pub(crate) use entry::entry;
 
 /// Name of user data in errors.
 const BOOTSTRAP: &str = "bootstrap";
@@ -452,197 +453,6 @@ impl Renderer {
 
 fn is_fatal(session: Option<&Result<Session>>) -> bool {
     session.is_some_and(|session| session.as_ref().is_ok_and(Session::is_fatal))
-}
-
-/// The part of the template context that is specific to a node.
-fn own(scope: &Scope, slot: &Slot, place: &Place) -> NodeScope {
-    NodeScope {
-        node: NodeContext {
-            id: slot.id.clone(),
-            name: slot.name.clone(),
-            ordinal: slot.ordinal.unwrap_or_default(),
-            role: role(slot.role()),
-            failure_domain: place.failure_domain.clone(),
-        },
-        platform: place.platform.clone(),
-        storage: place.storage_path.as_ref().map(|path| StorageContext {
-            path: Some(path.clone()),
-            ..scope.context().storage.clone().unwrap_or_default()
-        }),
-    }
-}
-
-fn context(request: &ProvisionRequest) -> Result<Context> {
-    let free = |field: &str, value: &Option<Struct>| {
-        value
-            .as_ref()
-            .map_or(Ok(Map::new()), |value| object(field, value))
-    };
-    let cluster = request.cluster.clone().unwrap_or_default();
-    let group = request.group.clone().unwrap_or_default();
-    Ok(Context {
-        cluster: ClusterContext {
-            attributes: free("cluster.attributes", &cluster.attributes)?,
-            id: cluster.id,
-            store: cluster.store,
-            version: cluster.version,
-            labels: cluster.labels,
-        },
-        group: GroupContext {
-            attributes: free("group.attributes", &group.attributes)?,
-            path: group.path,
-            role: group.role,
-            size: group.size,
-            class: group.node_class,
-            version: group.version,
-        },
-        peers: request.peers.iter().map(peer).collect(),
-        storage: request.storage.as_ref().map(|storage| StorageContext {
-            size_bytes: storage.size_bytes,
-            class: storage.class.clone(),
-            path: None,
-        }),
-        secrets: request
-            .secrets
-            .iter()
-            .map(|(name, secret)| (name.clone(), secret.text.clone()))
-            .collect(),
-        request_id: request.request_id.clone(),
-        infrastructure: request
-            .infrastructure
-            .iter()
-            .enumerate()
-            .map(|(at, outputs)| {
-                Ok(InfrastructureContext {
-                    platform: outputs.platform.clone(),
-                    endpoint: outputs.endpoint.as_ref().map(|endpoint| EndpointContext {
-                        host: endpoint.host.clone(),
-                        port: endpoint.port,
-                    }),
-                    network_id: outputs.network_id.clone(),
-                    properties: free(
-                        &format!("infrastructure[{at}].properties"),
-                        &outputs.properties,
-                    )?,
-                })
-            })
-            .collect::<Result<_>>()?,
-        ..Context::default()
-    })
-}
-
-fn peer(peer: &proto::Peer) -> PeerContext {
-    PeerContext {
-        name: peer.name.clone(),
-        group: peer.group.clone(),
-        ordinal: peer.ordinal,
-        role: role(peer.role()),
-        endpoints: peer.endpoints.clone(),
-        ready: peer.ready,
-    }
-}
-
-fn role(role: proto::NodeRole) -> NodeRole {
-    match role {
-        proto::NodeRole::Standby => NodeRole::Standby,
-        proto::NodeRole::Unspecified | proto::NodeRole::Active => NodeRole::Active,
-    }
-}
-
-pub(crate) fn entry(entry: &Entry) -> TemplateEntry {
-    let matchers: Map<String, Value> = entry
-        .matchers
-        .iter()
-        .map(|(name, matcher)| (name.clone(), matcher.to_value()))
-        .collect();
-    let defaults = TemplateDefaults {
-        health: entry.health.as_ref().map(health),
-        management_policy: match entry.management_policy {
-            None => ManagementPolicy::Unspecified,
-            Some(drover_templates::ManagementPolicy::OrderedReady) => {
-                ManagementPolicy::OrderedReady
-            }
-            Some(drover_templates::ManagementPolicy::Parallel) => ManagementPolicy::Parallel,
-        }
-        .into(),
-        lifecycle: entry.lifecycle.as_ref().map(|lifecycle| Lifecycle {
-            pre_stop: lifecycle.pre_stop.as_ref().map(hook),
-            post_promote: lifecycle.post_promote.as_ref().map(hook),
-        }),
-    };
-    TemplateEntry {
-        store: entry.store.clone(),
-        version_requirement: entry
-            .version
-            .as_ref()
-            .map(ToString::to_string)
-            .unwrap_or_default(),
-        matchers: (!matchers.is_empty()).then(|| to_struct(&matchers)),
-        template: entry.template.clone(),
-        addon: entry.addon,
-        ports: entry.ports.clone(),
-        defaults: (defaults != TemplateDefaults::default()).then_some(defaults),
-        digest: entry.digest.clone(),
-        limits: (entry.limits != Limits::default()).then(|| limits(&entry.limits)),
-    }
-}
-
-fn limits(limits: &Limits) -> TemplateLimits {
-    TemplateLimits {
-        max_size: limits.max_size,
-        max_standby: limits.max_standby,
-        max_size_with_standby: limits.max_size_with_standby,
-        ignores_version: limits.ignores.contains(&Ignored::Version),
-        ignores_node_class: limits.ignores.contains(&Ignored::NodeClass),
-    }
-}
-
-fn hook(hook: &Hook) -> LifecycleHook {
-    LifecycleHook {
-        exec: hook.exec.clone(),
-        timeout: hook.timeout.map(to_duration),
-        fences: hook.fences,
-    }
-}
-
-fn health(health: &Health) -> HealthPolicy {
-    let port = |port: &Option<Port>| {
-        port.as_ref().map(|port| PortRef {
-            port: Some(match port {
-                Port::Number(number) => port_ref::Port::Number(u32::from(*number)),
-                Port::Name(name) => port_ref::Port::Name(name.clone()),
-            }),
-        })
-    };
-    HealthPolicy {
-        probe: health.probe.as_ref().map(|probe| match probe {
-            Probe::Phase => health_policy::Probe::Phase(PhaseProbe {}),
-            Probe::Grpc { port: at, service } => health_policy::Probe::Grpc(GrpcProbe {
-                port: port(at),
-                service: service.clone(),
-                ..GrpcProbe::default()
-            }),
-            Probe::Http {
-                port: at,
-                path,
-                tls,
-            } => health_policy::Probe::Http(HttpProbe {
-                port: port(at),
-                path: path.clone(),
-                tls: *tls,
-                ..HttpProbe::default()
-            }),
-            Probe::Tcp { port: at } => health_policy::Probe::Tcp(TcpProbe { port: port(at) }),
-            Probe::Exec { command } => health_policy::Probe::Exec(ExecProbe {
-                command: command.clone(),
-            }),
-        }),
-        interval: health.interval.map(to_duration),
-        timeout: health.timeout.map(to_duration),
-        failure_threshold: health.failure_threshold,
-        success_threshold: health.success_threshold,
-        startup_timeout: health.startup_timeout.map(to_duration),
-    }
 }
 
 #[cfg(test)]
