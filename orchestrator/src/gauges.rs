@@ -396,11 +396,8 @@ pub(crate) fn leads(out: &mut Exposition, leads: bool) {
     );
 }
 
-pub(crate) fn collector(shared: &Arc<Shared>) -> impl Fn(&mut Exposition) + Send + Sync + 'static {
-    let shared = shared.clone();
-    move |out| {
-        leads(out, true);
-        Gauges::write(&shared, out);
-        shared.space.write(out);
-    }
+pub(crate) fn collect(shared: &Arc<Shared>, out: &mut Exposition) {
+    leads(out, true);
+    Gauges::write(shared, out);
+    shared.space.write(out);
 }

@@ -35,8 +35,8 @@ use std::{
     time::Duration,
 };
 
-use drover_cluster::{Cluster, Clusters, Interner};
-use drover_core::{Error, Result, Urgency};
+use drover_cluster::{Cluster, Clusters};
+use drover_core::{Error, Millis, Result, Urgency};
 use drover_executor::Executor;
 use drover_platforms::Platforms;
 use drover_probes::{Probes, Reach};
@@ -47,14 +47,14 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{limits::Limits, locks::Locks, shared::Shared, waiter::Waiters};
+use crate::{limits::Limits, locks::Locks, replica::Ahead, shared::Shared, waiter::Waiters};
 
 pub use drover_executor::{Hooks, Point};
 pub use drover_platforms::{Connector, PlatformTlsSettings};
 pub use drover_probes::ProbeSettings;
 pub use drover_store_etcd::EtcdSettings;
 pub use limits::LimitSettings;
-pub use replica::{ReplicaSettings, Standby, host_name};
+pub use replica::{ReplicaSettings, Routing, Standby, host_name};
 pub use show::show;
 
 /// Version of this server.
@@ -62,6 +62,10 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Time granted to work in progress when the orchestrator stops.
 const STOP_GRACE: Duration = Duration::from_secs(10);
+
+/// How long the first plans wait for platforms to show what they have, and how often it is looked.
+const FIRST_LOOK: Duration = Duration::from_secs(2);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Clusters that are decoded in one piece when the store is loaded.
 const LOADED_TOGETHER: usize = 256;
@@ -130,28 +134,38 @@ impl std::fmt::Debug for Preparation {
 
 impl Preparation {
     fn of(settings: &Settings, way: impl FnOnce(Connector) -> Connector) -> Result<Self> {
-        let keys = settings.secrets.key_file.clone();
-        // What cannot be used is said now, not with the lead.
-        keys.as_ref().map(Keyring::read).transpose()?;
         Limits::of(&settings.limits)?;
-        Ok(Self {
+        let this = Self {
             connector: way(drover_platforms::connect::connector(
                 settings.platform_tls.clone(),
             )?),
-            keys,
+            keys: settings.secrets.key_file.clone(),
             reach: Reach::of(&settings.probes)?,
             limits: settings.limits.clone(),
             hooks: Hooks::default(),
-        })
+        };
+        // What cannot be used is said now, not with the lead.
+        this.keyring()?;
+        Ok(this)
+    }
+
+    /// The keys of secrets, as their file has them now.
+    fn keyring(&self) -> Result<Option<Keyring>> {
+        self.keys.as_ref().map(Keyring::read).transpose()
     }
 
     /// Takes the clusters of the store, and starts to reconcile them.
     async fn begin(self, store: Arc<Store>) -> Result<Orchestrator> {
         let shards = store.take_all().await?;
-        self.begin_with(store, shards).await
+        self.begin_with(store, shards, None).await
     }
 
-    async fn begin_with(self, store: Arc<Store>, shards: Shards) -> Result<Orchestrator> {
+    async fn begin_with(
+        self,
+        store: Arc<Store>,
+        shards: Shards,
+        ahead: Option<Ahead>,
+    ) -> Result<Orchestrator> {
         if let Some(file) = &self.keys {
             let changed = store.unlock(Keyring::read(file)?).await?;
             if changed > 0 {
@@ -162,7 +176,7 @@ impl Preparation {
                 );
             }
         }
-        Orchestrator::begin(store, shards, self).await
+        Orchestrator::begin(store, shards, self, ahead).await
     }
 }
 
@@ -220,7 +234,12 @@ impl Orchestrator {
         preparation.begin(Arc::new(store)).await
     }
 
-    async fn begin(store: Arc<Store>, shards: Shards, preparation: Preparation) -> Result<Self> {
+    async fn begin(
+        store: Arc<Store>,
+        shards: Shards,
+        preparation: Preparation,
+        ahead: Option<Ahead>,
+    ) -> Result<Self> {
         let Preparation {
             connector,
             keys: _,
@@ -231,9 +250,11 @@ impl Orchestrator {
         let limits = Limits::of(&limits)?;
         store.require_keys()?;
         let digests = Arc::new(store.digest_key().await?);
+        let ahead = ahead.filter(|ahead| ahead.digests.is(&digests));
         let clock = Arc::new(Clock::new(hooks.wall()));
         let clusters = Arc::new(Clusters::default());
-        let interner = Arc::new(Interner::default());
+        let interner = ahead.as_ref().map(|ahead| ahead.interner.clone());
+        let interner = interner.unwrap_or_default();
         let vault = Arc::new(Vault::load(store.clone(), digests.clone()).await?);
         let platforms = Arc::new(Platforms::new(
             connector,
@@ -290,7 +311,7 @@ impl Orchestrator {
         shared.platforms.listen(listener);
         gauges::describe();
         let loaded = async {
-            load(&shared).await?;
+            load(&shared, ahead).await?;
             registry::load(&shared).await?;
             secrets::keep_purposes(&shared).await
         };
@@ -299,9 +320,7 @@ impl Orchestrator {
             Self { shared }.kill().await;
             return Err(error);
         }
-        for cluster in shared.clusters.all() {
-            shared.queue.push(cluster.uid(), Urgency::Bulk);
-        }
+        shared.spawn(plan_all(shared.clone()));
         shared.spawn(reconcile::run(shared.clone()));
         let queue = shared.queue.clone();
         let crossed = move |cluster| queue.push(cluster, Urgency::Urgent);
@@ -337,26 +356,34 @@ impl Orchestrator {
         self.shared.queue.depth()
     }
 
-    /// Stops gracefully, waiting at most 10 s for work in progress. Unfinished work continues after the next start.
-    pub async fn shutdown(self) {
+    /// Begins nothing more, and waits for so long for what is under way.
+    async fn pause(&self, grace: Duration) {
         self.shared.stop.cancel();
         self.shared.tasks.close();
-        if tokio::time::timeout(STOP_GRACE, self.shared.tasks.wait())
-            .await
-            .is_err()
-        {
-            tracing::debug!(
-                "cutting off work that takes too long; it goes on after the next start"
-            );
-        }
+        let _ = tokio::time::timeout(grace, self.shared.tasks.wait()).await;
+    }
+
+    /// Stops gracefully, waiting at most 10 s for work in progress. Unfinished work continues after the next start.
+    pub async fn shutdown(self) {
         let store = self.shared.store.clone();
-        self.kill().await;
+        self.settle().await;
         // The next replica need not wait for the end of the lease.
         if !store.info().exclusive
             && let Err(error) = store.resign().await
         {
             tracing::debug!(%error, "the lease ends by itself");
         }
+    }
+
+    /// The same for one of several replicas, which leaves them afterwards.
+    pub async fn settle(self) {
+        self.pause(STOP_GRACE).await;
+        if !self.shared.tasks.is_empty() {
+            tracing::debug!(
+                "cutting off work that takes too long; it goes on after the next start"
+            );
+        }
+        self.kill().await;
     }
 
     /// Stops immediately, as in a crash.
@@ -368,20 +395,37 @@ impl Orchestrator {
     }
 }
 
-async fn load(shared: &Arc<Shared>) -> Result<()> {
-    let rows = stream::try_unfold(shared.store.load().await?, async |mut loader| {
-        let rows = loader.next_some(LOADED_TOGETHER).await?;
-        Ok((!rows.is_empty()).then_some((rows, loader)))
-    });
-    let pieces = rows.map_ok(|rows| decode(Arc::clone(shared), rows));
-    let mut pieces = pin!(pieces.try_buffered(MAX_DECODING));
-    let mut latest = 0;
-    while let Some(clusters) = pieces.try_next().await? {
-        for cluster in clusters {
-            latest = latest.max(cluster.lock().latest_time());
-            shared.add(cluster);
+/// Plans every cluster once. Without what platforms show a plan can only say that it does not know, and ten thousand of
+/// them would hold up just that.
+async fn plan_all(shared: Arc<Shared>) {
+    let looks = async {
+        while shared.platforms.are_hidden(shared.now()) {
+            tokio::time::sleep(LOOK_AGAIN).await;
         }
+    };
+    let looked = tokio::time::timeout(FIRST_LOOK, looks);
+    if shared.stop.run_until_cancelled(looked).await.is_none() {
+        return;
     }
+    for cluster in shared.clusters.all() {
+        shared.queue.push(cluster.uid(), Urgency::Bulk);
+    }
+}
+
+async fn load(shared: &Arc<Shared>, ahead: Option<Ahead>) -> Result<()> {
+    let decoded = match ahead {
+        Some(ahead) => ahead.finish(&shared.store).await?,
+        None => None,
+    };
+    let latest = match decoded {
+        Some(clusters) => {
+            for cluster in &clusters {
+                cluster.count_from(shared.shards.of(cluster.uid()).first_sequence());
+            }
+            add(shared, clusters)
+        }
+        None => load_all(shared).await?,
+    };
     let behind = shared.clock.not_before(latest);
     if behind > 0 {
         tracing::warn!(
@@ -395,6 +439,30 @@ async fn load(shared: &Arc<Shared>) -> Result<()> {
     let revision = shared.store.revision();
     shared.wrote(revision);
     Ok(())
+}
+
+/// Returns the latest time that they name.
+fn add(shared: &Shared, clusters: Vec<Cluster>) -> Millis {
+    let mut latest = 0;
+    for cluster in clusters {
+        latest = latest.max(cluster.lock().latest_time());
+        shared.add(cluster);
+    }
+    latest
+}
+
+async fn load_all(shared: &Arc<Shared>) -> Result<Millis> {
+    let rows = stream::try_unfold(shared.store.load().await?, async |mut loader| {
+        let rows = loader.next_some(LOADED_TOGETHER).await?;
+        Ok((!rows.is_empty()).then_some((rows, loader)))
+    });
+    let pieces = rows.map_ok(|rows| decode(Arc::clone(shared), rows));
+    let mut pieces = pin!(pieces.try_buffered(MAX_DECODING));
+    let mut latest = 0;
+    while let Some(clusters) = pieces.try_next().await? {
+        latest = latest.max(add(shared, clusters));
+    }
+    Ok(latest)
 }
 
 /// Decodes clusters beside the task that reads them, which takes less time than this.

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use drover_core::{Error, Reason};
-use drover_orchestrator::{Orchestrator, Settings, Standby};
-use drover_server::{Running, ServerSettings, Shutdown};
+use drover_orchestrator::{Orchestrator, Routing, Settings, Standby};
+use drover_server::{ServerSettings, Shutdown};
 use tokio::{
     net::TcpListener,
     time::{Instant, sleep},
@@ -19,18 +19,19 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const ETCD_STARTS: Duration = Duration::from_secs(15);
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// What a replica is served with.
-struct Site<'a> {
-    server: &'a ServerSettings,
+/// What a replica needs in each turn.
+struct Site {
     settings: Settings,
-    listener: std::net::TcpListener,
+    routing: Routing,
     stop: Shutdown,
 }
 
-/// How a turn as standby or leader ended.
-enum Ended {
-    Stopped,
-    Lost,
+/// What this replica was when the process was asked to stop.
+enum Last {
+    Standby(Standby),
+    Leader(Standby, Orchestrator),
+    /// Neither: it had lost its lease.
+    Outside,
 }
 
 /// Serves until the process is to stop. What is wrong at the start ends it, what goes wrong later does not.
@@ -41,53 +42,71 @@ pub(crate) async fn serve(
     stop: Shutdown,
 ) -> Outcome {
     let site = Site {
-        server,
+        routing: Routing::of(&settings)?,
         settings,
-        listener: listener.into_std()?,
-        stop,
+        stop: stop.clone(),
     };
-    let Some(mut standby) = site.join().await? else {
+    let Some(standby) = site.join().await? else {
         return Ok(());
     };
-    let mut pause = FIRST_PAUSE;
-    loop {
-        match site.stand_by(&standby).await {
-            Ok(None) => return Ok(()),
-            Ok(Some(orchestrator)) => {
-                pause = FIRST_PAUSE;
-                match site.lead(orchestrator).await? {
-                    Ended::Stopped => return Ok(()),
-                    Ended::Lost => tracing::warn!("this replica leads no more, and stands by"),
-                }
-            }
-            Err(error) if is_final(&error) => return Err(error.into()),
-            Err(error) => tracing::warn!(%error, "this replica joins again"),
+    // One for all turns: neither connections nor calls end with one.
+    let service = site.routing.service();
+    let running = drover_server::spawn(service, listener, server, Shutdown::new())?;
+    match site.take_turns(standby).await {
+        Ok(Last::Leader(replica, orchestrator)) => {
+            // Calls go to the next one from then on, also those that come while this server ends.
+            replica.hand_over(&orchestrator).await;
+            tokio::join!(running.shutdown(), orchestrator.settle());
+            replica.leave().await;
         }
-        // With all that it had read ahead.
-        drop(standby);
-        match site.again(&mut pause).await? {
-            Some(next) => standby = next,
-            None => return Ok(()),
+        Ok(Last::Standby(replica)) => {
+            running.shutdown().await;
+            replica.leave().await;
+        }
+        Ok(Last::Outside) => running.shutdown().await,
+        Err(error) => {
+            running.shutdown().await;
+            return Err(error.into());
         }
     }
+    Ok(())
 }
 
-impl Site<'_> {
-    fn serve(
-        &self,
-        service: drover_server::Service,
-    ) -> Result<(Running, Shutdown), Box<dyn std::error::Error + Send + Sync>> {
-        let listener = TcpListener::from_std(self.listener.try_clone()?)?;
-        let ended = self.stop.child_token();
-        let running = drover_server::spawn(service, listener, self.server, ended.clone())?;
-        Ok((running, ended))
+impl Site {
+    /// Stands by and leads, until the process is to stop.
+    async fn take_turns(&self, mut standby: Standby) -> Result<Last, Error> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match self.stand_by(&standby).await {
+                Ok(None) => return Ok(Last::Standby(standby)),
+                Ok(Some(orchestrator)) => {
+                    pause = FIRST_PAUSE;
+                    let lost = orchestrator.stopped();
+                    tokio::select! {
+                        () = self.stop.cancelled() => return Ok(Last::Leader(standby, orchestrator)),
+                        () = lost.cancelled() => {}
+                    }
+                    // What it has under way is refused from now on, and need not be waited for.
+                    tokio::spawn(orchestrator.shutdown());
+                    tracing::warn!("this replica leads no more, and stands by");
+                }
+                Err(error) if is_final(&error) => return Err(error),
+                Err(error) => tracing::warn!(%error, "this replica joins again"),
+            }
+            // With all that it had read ahead.
+            drop(standby);
+            match self.again(&mut pause).await? {
+                Some(next) => standby = next,
+                None => return Ok(Last::Outside),
+            }
+        }
     }
 
     /// Joins the replicas. An etcd that is started with this process is waited for. `None` if the process is to stop.
     async fn join(&self) -> Result<Option<Standby>, Error> {
         let end = Instant::now() + ETCD_STARTS;
         loop {
-            match Standby::open(&self.settings).await {
+            match Standby::open(&self.settings, &self.routing).await {
                 Ok(standby) => return Ok(Some(standby)),
                 Err(error) if error.reason() != Reason::Unavailable || Instant::now() >= end => {
                     return Err(error);
@@ -101,45 +120,17 @@ impl Site<'_> {
         }
     }
 
-    /// Refuses callers until this replica has the lead. `None` if the process is to stop.
+    /// Waits until this replica has the lead. `None` if the process is to stop.
     async fn stand_by(&self, standby: &Standby) -> Result<Option<Orchestrator>, Error> {
-        let served = self.serve(standby.service());
-        let (running, _) = served.map_err(|error| Error::internal(error.to_string()))?;
-        let led = loop {
+        loop {
             tokio::select! {
-                () = self.stop.cancelled() => {
-                    running.finished().await;
-                    standby.leave().await;
-                    return Ok(None);
-                }
+                () = self.stop.cancelled() => return Ok(None),
                 vacancy = standby.vacancy() => vacancy?,
             }
             if let Some(orchestrator) = standby.lead().await? {
-                break orchestrator;
+                return Ok(Some(orchestrator));
             }
-        };
-        running.shutdown().await;
-        Ok(Some(led))
-    }
-
-    async fn lead(
-        &self,
-        orchestrator: Orchestrator,
-    ) -> Result<Ended, Box<dyn std::error::Error + Send + Sync>> {
-        tracing::info!("this replica leads");
-        let (running, ended) = self.serve(orchestrator.service())?;
-        let lost = orchestrator.stopped();
-        tokio::select! {
-            () = self.stop.cancelled() => {}
-            () = lost.cancelled() => ended.cancel(),
         }
-        // At the same time, since the next replica waits for the second, and calls under way may take their time.
-        tokio::join!(running.finished(), orchestrator.shutdown());
-        Ok(if self.stop.is_cancelled() {
-            Ended::Stopped
-        } else {
-            Ended::Lost
-        })
     }
 
     /// Joins the replicas again. `None` if the process is to stop.
@@ -150,7 +141,11 @@ impl Site<'_> {
                 () = sleep(*pause) => {}
             }
             *pause = (*pause * 2).min(LONGEST_PAUSE);
-            match Standby::open(&self.settings).await {
+            let joining = Standby::open(&self.settings, &self.routing);
+            let Some(joined) = self.stop.run_until_cancelled(joining).await else {
+                return Ok(None);
+            };
+            match joined {
                 Ok(standby) => return Ok(Some(standby)),
                 Err(error) if is_final(&error) => return Err(error),
                 Err(error) => tracing::warn!(%error, "this replica cannot stand by yet"),

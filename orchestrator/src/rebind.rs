@@ -12,7 +12,7 @@ use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Lane, NewEvent, Step};
 use uuid::Uuid;
 
-use crate::{shared::Shared, step};
+use crate::{api::refusal::of_a_part, shared::Shared, step};
 
 /// Maximum number of retries of a step that conflicted with a reconcile pass.
 const MAX_TURNS: usize = 64;
@@ -57,6 +57,7 @@ async fn records(shared: &Arc<Shared>, name: &str, old: &str, new: &str) -> Resu
                     turns += 1;
                     tokio::time::sleep(SHORT_WAIT).await;
                 }
+                Err(error) if moved => return Err(of_a_part(error)),
                 Err(error) => return Err(error),
             }
         }

@@ -7,7 +7,7 @@ use drover_platforms::{Registered, Registration, connect, follow};
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::Revision;
 
-use crate::{rebind, shared::Shared};
+use crate::{api::refusal::of_a_part, rebind, shared::Shared};
 
 /// Loads the stored registrations at startup.
 pub(crate) async fn load(shared: &Arc<Shared>) -> Result<()> {
@@ -96,7 +96,8 @@ pub(crate) async fn register(
     };
     let row = registration.row(name);
     let expected = registered.revision();
-    let revision = shared.store.put_platform(row, Some(expected)).await?;
+    let stored = shared.store.put_platform(row, Some(expected)).await;
+    let revision = stored.map_err(|error| if moved { of_a_part(error) } else { error })?;
     registered.stop();
     let registered = start(shared, name, registration, revision);
     shared.wrote(revision);

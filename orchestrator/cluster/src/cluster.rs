@@ -35,6 +35,11 @@ impl Cluster {
         ClusterState::load(row, first, interner, digests).map(|state| Self::of(uid, state))
     }
 
+    /// Numbers requests from at least `first` on, if it was loaded before that was known.
+    pub fn count_from(&self, first: u64) {
+        self.lock().count_from(first);
+    }
+
     /// Creates the state of a new cluster.
     #[must_use]
     pub fn create(uid: Uuid, desired: Versioned<Desired>, spec: Arc<Resolved>) -> Self {

@@ -349,6 +349,10 @@ impl Fresh {
 
 /// Changes, other than those that calls, observations, probes and steps make.
 impl ClusterState {
+    pub(crate) fn count_from(&mut self, first: u64) {
+        self.state.count_from(first);
+    }
+
     /// Notes a change that is visible to readers.
     pub fn touch(&mut self) {
         self.version += 1;

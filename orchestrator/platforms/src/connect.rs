@@ -47,6 +47,12 @@ impl PlatformTlsSettings {
         self
     }
 
+    /// How a server is called of which there is no registration.
+    #[must_use]
+    pub fn client(&self) -> ClientSettings {
+        self.of(&pb::PlatformTls::default(), None)
+    }
+
     fn of(&self, tls: &pb::PlatformTls, identity: Option<Identity>) -> ClientSettings {
         let authorities = match (&self.ca, tls.ca_pem.as_str()) {
             (Some(path), "") => Authorities::File(path.clone()),
@@ -78,8 +84,9 @@ pub fn connector(settings: PlatformTlsSettings) -> Result<Connector> {
         ));
     }
     if settings != PlatformTlsSettings::default() {
-        let ours = settings.of(&pb::PlatformTls::default(), None);
-        ours.check_files()
+        settings
+            .client()
+            .check_files()
             .map_err(|why| Error::invalid("platform_tls", why.to_string()))?;
     }
     Ok(Arc::new(move |spec: &pb::PlatformSpec, identity| {

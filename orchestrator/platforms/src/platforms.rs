@@ -91,6 +91,13 @@ impl Platforms {
         self.registered.read()
     }
 
+    /// Whether what one of them has is not known (yet).
+    #[must_use]
+    pub fn are_hidden(&self, now: Millis) -> bool {
+        let platforms = self.read();
+        platforms.values().any(|it| !it.platform.is_visible(now))
+    }
+
     /// Waits until registrations may be changed; nobody else changes one as long as the guard lives.
     pub async fn registering(&self) -> MutexGuard<'_, ()> {
         self.registering.lock().await

@@ -11,7 +11,7 @@ use drover_planner::{Op, Plan};
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Lane, NewEvent, Step};
 
-use super::Api;
+use super::{Api, refusal::of_a_part};
 use crate::{resources, step};
 
 /// Maximum number of nodes per step of the store. Larger than a request, so that the nodes of a request stay together.
@@ -97,7 +97,8 @@ impl Api {
                     tokio::time::sleep(super::SHORT_WAIT).await;
                     continue;
                 }
-                Err(error) => return Err(error),
+                Err(error) if nodes.is_empty() => return Err(error),
+                Err(error) => return Err(of_a_part(error)),
             }
             if last {
                 break;

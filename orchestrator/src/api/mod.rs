@@ -14,7 +14,7 @@ mod paging;
 mod places;
 mod platforms;
 mod probe_tls;
-mod refusal;
+pub(crate) mod refusal;
 mod rollout;
 mod secrets;
 mod service;
@@ -49,41 +49,50 @@ pub(crate) struct Api {
     record: CallRecord,
 }
 
+/// A service of this process, over whatever keeps the clusters.
+pub(crate) type Local<S> = fn(&Arc<Shared>) -> S;
+
 pub(crate) fn routes(shared: &Arc<Shared>) -> tonic::service::Routes {
-    let (clusters, platforms, secrets) = servers(shared);
-    tonic::service::Routes::new(clusters)
-        .add_service(platforms)
-        .add_service(secrets)
-        .add_service(ReplicaServiceServer::new(Replicas(shared.store.clone())))
+    tonic::service::Routes::new(cluster_service(shared))
+        .add_service(platform_service(shared))
+        .add_service(secret_service(shared))
+        .add_service(replica_service(Replicas::alone(&shared.store)))
 }
 
 pub(crate) fn service(shared: &Arc<Shared>) -> drover_server::Service {
-    let (clusters, platforms, secrets) = servers(shared);
+    let gauges = shared.clone();
     drover_server::Service::new("drover-orchestrator", crate::VERSION)
-        .add(clusters)
-        .add(platforms)
-        .add(secrets)
-        .add(ReplicaServiceServer::new(Replicas(shared.store.clone())))
+        .add(cluster_service(shared))
+        .add(platform_service(shared))
+        .add(secret_service(shared))
+        .add(replica_service(Replicas::alone(&shared.store)))
         .readiness(shared.readiness.subscribe())
-        .metrics(crate::gauges::collector(shared))
+        .metrics(move |out| crate::gauges::collect(&gauges, out))
 }
 
-fn servers(
-    shared: &Arc<Shared>,
-) -> (
-    ClusterServiceServer<Api>,
-    PlatformRegistryServiceServer<Api>,
-    SecretServiceServer<Api>,
-) {
-    let api = Api {
-        shared: shared.clone(),
-        caller: Caller::default(),
-        record: CallRecord::default(),
-    };
-    (
-        ClusterServiceServer::new(api.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES),
-        PlatformRegistryServiceServer::new(api.clone())
-            .max_decoding_message_size(MAX_MESSAGE_BYTES),
-        SecretServiceServer::new(api).max_decoding_message_size(MAX_MESSAGE_BYTES),
-    )
+pub(crate) fn cluster_service(shared: &Arc<Shared>) -> ClusterServiceServer<Api> {
+    ClusterServiceServer::new(Api::of_all(shared)).max_decoding_message_size(MAX_MESSAGE_BYTES)
+}
+
+pub(crate) fn platform_service(shared: &Arc<Shared>) -> PlatformRegistryServiceServer<Api> {
+    PlatformRegistryServiceServer::new(Api::of_all(shared))
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+}
+
+pub(crate) fn secret_service(shared: &Arc<Shared>) -> SecretServiceServer<Api> {
+    SecretServiceServer::new(Api::of_all(shared)).max_decoding_message_size(MAX_MESSAGE_BYTES)
+}
+
+pub(crate) fn replica_service(list: Replicas) -> ReplicaServiceServer<Replicas> {
+    ReplicaServiceServer::new(list)
+}
+
+impl Api {
+    fn of_all(shared: &Arc<Shared>) -> Self {
+        Self {
+            shared: shared.clone(),
+            caller: Caller::default(),
+            record: CallRecord::default(),
+        }
+    }
 }

@@ -26,6 +26,16 @@ fn of_a_former_leader(error: Error) -> Error {
     error
 }
 
+/// The error of a change of which a part is stored: that another replica leads is no reason to make all of it again.
+pub(crate) fn of_a_part(error: Error) -> Error {
+    match of_a_former_leader(error) {
+        error if error.reason() == Reason::NotLeader => Error::unavailable(
+            "another replica leads by now, and a part of the change was made; look what is there",
+        ),
+        error => error,
+    }
+}
+
 fn bounded(error: Error) -> Error {
     let (given, mut fields, mut bytes) = (error.fields(), Vec::new(), 0);
     for one in given {
@@ -74,6 +84,15 @@ fn cut(text: &str, most: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_made_a_part_does_not_say_that_nothing_was_done() {
+        let reason = |error: Error| of_a_part(error).reason();
+        assert_eq!(reason(CommitError::Fenced.into()), Reason::Unavailable);
+        let leads = Error::new(Reason::NotLeader, "another one leads");
+        assert_eq!(reason(leads), Reason::Unavailable);
+        assert_eq!(reason(Error::new(Reason::NotFound, "x")), Reason::NotFound);
+    }
 
     #[test]
     fn a_caller_of_a_former_leader_is_sent_to_the_present_one() {

@@ -24,7 +24,10 @@ macro_rules! calls {
                 Box::pin(async move {
                     let api = self.of(&request);
                     self.shared.store.in_touch().map_err(refusal)?;
-                    api.$call(request.into_inner()).await.map(Response::new).map_err(refusal)
+                    let answer = api.$call(request.into_inner()).await;
+                    // It may have waited, and another replica lead by now.
+                    self.shared.store.in_touch().map_err(refusal)?;
+                    answer.map(Response::new).map_err(refusal)
                 })
             }
         )*

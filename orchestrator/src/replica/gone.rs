@@ -154,6 +154,7 @@ mod tests {
             name: name.to_owned(),
             address: address.to_owned(),
             version: String::new(),
+            key: bytes::Bytes::new(),
         };
         let leads = Store::open_as(backend.clone(), me("a", address)).await;
         let leads = leads.unwrap();

@@ -216,6 +216,12 @@ pub(crate) fn cluster(uid: Uuid) -> Key {
     join(b"c/", &[uid.as_bytes(), b"/"])
 }
 
+/// The cluster that a key is of, if it is one of those under [`clusters`].
+pub(crate) fn cluster_of(key: &Key) -> Option<Uuid> {
+    let uid = key.as_bytes().strip_prefix(b"c/")?.first_chunk()?;
+    Some(Uuid::from_bytes(*uid))
+}
+
 /// Prefix of the user data of one cluster.
 pub(crate) fn user_data(uid: Uuid) -> Key {
     join(b"u/", &[uid.as_bytes(), b"/"])

@@ -22,7 +22,7 @@ pub use sqlite::SqliteBackend;
 pub use store::{
     Changed, Changes, ClusterRow, Decoder, EventPage, EventWatch, Finish, Loader, MAX_STEP_NODES,
     MAX_USER_DATA, Me, NodeRow, Owned, ReplicaRow, ResourceRow, SHARDS, Shards, Step, StepDone,
-    Store, Summary, Update, UserData, Versioned, backup, import, restore, shard_of,
+    Store, Summary, Unread, Update, UserData, Versioned, backup, import, restore, shard_of,
 };
 /// Registers the descriptions of the store's metrics for `/metrics`. Call it after installing a recorder.
 pub fn describe_metrics() {

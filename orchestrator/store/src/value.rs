@@ -297,6 +297,9 @@ pub(crate) struct Replica {
     /// Its lease. 0 if not known.
     #[prost(uint64, tag = "7")]
     pub(crate) lease: u64,
+    /// Public key with which it vouches for callers. Empty if it does not.
+    #[prost(bytes = "bytes", tag = "8")]
+    pub(crate) key: Bytes,
 }
 
 /// Id of the transaction that wrote a value, by which a lost response is resolved. It is appended to the message under

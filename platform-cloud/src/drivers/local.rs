@@ -205,7 +205,7 @@ impl LocalDriver {
             tenancy: Arc::new(tenancy),
             settings,
             state: Arc::new(state),
-            host_name: process::host_name().unwrap_or_else(|_| "localhost".to_owned()),
+            host_name: process::host_name(),
             nodes: Mutex::default(),
             placements: Mutex::default(),
             unconfined: Mutex::default(),

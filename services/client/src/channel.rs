@@ -16,7 +16,9 @@ use drover_tls::{Client, ClientSettings};
 use futures::{FutureExt, future::BoxFuture};
 use http::{Request, Response, Uri, header, uri::Scheme};
 use http_body_util::BodyExt;
-use tonic::{Status, TimeoutExpired, body::Body, service::Routes, transport::Endpoint};
+use tonic::{
+    ConnectError, Status, TimeoutExpired, body::Body, service::Routes, transport::Endpoint,
+};
 use tower::Service;
 
 use crate::{
@@ -35,6 +37,9 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connect timeout: a lost SYN is retransmitted after 1 s.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// Streams of a connection, at most: what servers of this project allow.
+const STREAMS: u32 = 1024;
+
 /// Location of a server, and the settings of its connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
@@ -46,6 +51,9 @@ pub struct Target {
     pub keep_alive_timeout: Duration,
     /// Timeout for establishing a connection. Default 3 s.
     pub connect_timeout: Duration,
+    /// Bytes of a stream that are received ahead of its reader. If set, a connection takes so much of each of 1024 streams,
+    /// so that one that is not read holds up no other. Default: what the HTTP/2 library takes.
+    pub stream_window: Option<u32>,
     /// TLS settings for `https`. Default: the system's CAs and no client certificate.
     pub tls: ClientSettings,
     /// Bearer token for every call. Default: none.
@@ -72,6 +80,7 @@ impl Target {
             keep_alive_interval: KEEP_ALIVE_INTERVAL,
             keep_alive_timeout: KEEP_ALIVE_TIMEOUT,
             connect_timeout: CONNECT_TIMEOUT,
+            stream_window: None,
             tls: ClientSettings::default(),
             bearer: None,
             at: None,
@@ -180,6 +189,12 @@ impl Channel {
         self
     }
 
+    /// Requires the server to be an orchestrator, as far as its certificate tells. Must be set before the first call.
+    #[must_use]
+    pub fn to_orchestrator(self) -> Self {
+        self.to(Role::Orchestrator)
+    }
+
     /// Whether there are several servers of which one leads.
     pub(crate) fn is_several(&self) -> bool {
         matches!(self.way, Way::Several(_))
@@ -239,6 +254,8 @@ pub fn connect(target: &Target) -> Channel {
     };
     let endpoint = endpoint
         .origin(origin(target))
+        .initial_stream_window_size(target.stream_window)
+        .initial_connection_window_size(target.stream_window.map(|bytes| bytes * STREAMS))
         .http2_keep_alive_interval(target.keep_alive_interval)
         .keep_alive_timeout(target.keep_alive_timeout)
         .keep_alive_while_idle(true);
@@ -440,21 +457,31 @@ fn outcome(
 pub struct TransportError {
     status: Status,
     after: After,
+    sent: bool,
 }
 
 impl TransportError {
     /// Adds the reason for which the connection ended, if it is more specific.
     fn because(self, trouble: &Trouble) -> Self {
         match trouble.get() {
-            Some(why) if !self.status.message().contains(&why) => {
-                Self::of(Error::new(Reason::Unavailable, why))
-            }
+            Some(why) if !self.status.message().contains(&why) => Self {
+                sent: self.sent,
+                ..Self::of(Error::new(Reason::Unavailable, why))
+            },
             _ => self,
         }
     }
 
-    pub(crate) fn status(&self) -> &Status {
+    /// The status that stands for it.
+    #[must_use]
+    pub fn status(&self) -> &Status {
         &self.status
+    }
+
+    /// Whether the server may have received the call.
+    #[must_use]
+    pub fn was_sent(&self) -> bool {
+        self.sent
     }
 
     pub(crate) fn after(&self) -> After {
@@ -472,12 +499,14 @@ impl TransportError {
         Self {
             status: drover_convert::error::to_status(&error),
             after: After::Unreachable,
+            sent: true,
         }
     }
 
     fn new(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         let error = error.into();
         let mut reason = Reason::Unavailable;
+        let mut sent = true;
         // tonic's outermost message is only "transport error"; the useful cause is further down the chain.
         let mut message = String::new();
         let mut next: Option<&(dyn StdError + 'static)> = Some(&*error);
@@ -485,6 +514,7 @@ impl TransportError {
             if cause.is::<TimeoutExpired>() {
                 reason = Reason::DeadlineExceeded;
             }
+            sent &= !cause.is::<ConnectError>();
             let text = match cause.downcast_ref::<Status>() {
                 Some(status) => status.message().to_owned(),
                 None => cause.to_string(),
@@ -500,7 +530,10 @@ impl TransportError {
         if message.is_empty() {
             message.push_str("the connection failed");
         }
-        Self::of(Error::new(reason, message))
+        Self {
+            sent,
+            ..Self::of(Error::new(reason, message))
+        }
     }
 }
 

@@ -29,7 +29,7 @@ pub mod telemetry;
 pub use access::{Caller, Role};
 pub use audit::{AuditError, CallRecord};
 pub use binary::{Binary, run, shutdown_signal};
-pub use calls::{CallContext, caller_name, deadline, shutdown, trace_id};
+pub use calls::{Arrival, CallContext, caller_name, deadline, shutdown, trace_id};
 pub use quota::{Rates, Share, Shares};
 pub use serve::{Listener, Place, Running, StartError, listen, listen_on_socket, serve, spawn};
 pub use service::{Readiness, Service};

@@ -29,7 +29,7 @@ use crate::{
     Readiness, ServerSettings, Service,
     access::Access,
     audit::Audit,
-    calls::Calls,
+    calls::{Calls, Guards},
     connection_limiter::{ConnectionLimiter, Entry},
     encryption::Encryption,
     http::routes,
@@ -224,7 +224,11 @@ pub fn spawn(
     let grpc = Calls::new(
         service.routes,
         methods,
-        (access.clone(), audit.clone()),
+        Guards {
+            access: access.clone(),
+            replicas: service.replicas,
+            audit: audit.clone(),
+        },
         settings,
         stop.clone(),
         closing.clone(),

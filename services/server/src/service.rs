@@ -1,6 +1,6 @@
 //! The services of a server.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, sync::Arc};
 
 use axum::routing::MethodRouter;
 use drover_core::{Error, Result};
@@ -11,8 +11,8 @@ use tower::Service as TowerService;
 
 use crate::{
     ServerSettings, Shutdown,
-    access::Access,
-    calls::{Calls, Methods},
+    access::Replicas,
+    calls::{Calls, Guards, Methods},
     descriptors,
     telemetry::{Collector, Exposition},
 };
@@ -39,6 +39,7 @@ pub struct Service {
     pub(crate) readiness: Option<watch::Receiver<Readiness>>,
     pub(crate) liveness: Option<watch::Receiver<Readiness>>,
     pub(crate) collectors: Vec<Collector>,
+    pub(crate) replicas: Option<Arc<dyn Replicas>>,
 }
 
 impl std::fmt::Debug for Service {
@@ -70,6 +71,7 @@ impl Service {
             readiness: None,
             liveness: None,
             collectors: Vec::new(),
+            replicas: None,
         }
     }
 
@@ -117,7 +119,15 @@ impl Service {
     /// Adds metrics that are collected whenever `/metrics` is read. `collect` must be fast.
     #[must_use]
     pub fn metrics(mut self, collect: impl Fn(&mut Exposition) + Send + Sync + 'static) -> Self {
-        self.collectors.push(std::sync::Arc::new(collect));
+        self.collectors.push(Arc::new(collect));
+        self
+    }
+
+    /// Believes other replicas of this server who the caller is of a call that they forward. Handlers then find an
+    /// [`Arrival`](crate::Arrival) in the extensions of a request.
+    #[must_use]
+    pub fn replicas(mut self, replicas: Arc<dyn Replicas>) -> Self {
+        self.replicas = Some(replicas);
         self
     }
 
@@ -143,7 +153,7 @@ impl Service {
         let calls = Calls::new(
             self.routes,
             methods,
-            (Access::default(), None),
+            Guards::default(),
             settings,
             shutdown.clone(),
             shutdown,

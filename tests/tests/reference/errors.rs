@@ -28,7 +28,10 @@ const WAYS_OUT: &[(&str, &str)] = &[
         "OVERLOADED",
         "Repeat after RetryInfo. Often: raise `max_concurrent_requests`.",
     ),
-    ("NOT_LEADER", "Ask the address in `leader`."),
+    (
+        "NOT_LEADER",
+        "Try again; `drover get replicas` says who leads.",
+    ),
     (
         "CAPABILITY_MISSING",
         "Leave the field out, or use a platform that has the capability: `drover describe platform NAME`.",

@@ -8,7 +8,7 @@ use prost::Message;
 use uuid::Uuid;
 
 use super::{
-    API_WAIT, Store, Versioned,
+    API_WAIT, Store, Unread, Versioned,
     commit::{self, Marker},
     damaged, decode, outcome_unknown,
 };
@@ -156,6 +156,15 @@ fn add(building: &mut Option<Building>, entry: Entry) -> Result<Option<Building>
     Ok(done)
 }
 
+/// A cluster from its entries. `None` if it has none.
+pub(super) fn row_of(entries: impl Iterator<Item = Entry>) -> Result<Option<ClusterRow>> {
+    let mut building = None;
+    for entry in entries {
+        add(&mut building, entry)?;
+    }
+    building.map(Building::finish).transpose()
+}
+
 impl Building {
     fn finish(self) -> Result<ClusterRow> {
         let Self {
@@ -186,6 +195,12 @@ impl Store {
                 .scan(Range::prefix(&keys::clusters()), PAGE)
                 .await?,
         ))
+    }
+
+    /// The clusters that changed since a reader that stood by with this process has read them from that copy. `None` if
+    /// there is no such copy any more: all are to be loaded.
+    pub async fn load_unread(&self, copy: u64) -> Result<Option<Unread>> {
+        self.led.unread_since(copy).await
     }
 
     /// Loads one cluster. `None` if it does not exist.

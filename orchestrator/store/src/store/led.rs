@@ -13,8 +13,9 @@ use async_trait::async_trait;
 use drover_core::{Error, Result};
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
+use uuid::Uuid;
 
-use super::mirror::Mirror;
+use super::mirror::{Mirror, Unread};
 use crate::{
     backend::{
         Backend, CommitError, Fence, Info, Lane, Lease, LeaseId, Range, Revision, Scan, Txn,
@@ -59,16 +60,51 @@ impl Led {
         self.mirror.lock().as_ref().map_or(0, Mirror::revision)
     }
 
+    /// What was read ahead and is to be read.
+    pub(super) fn unread(&self, most: usize) -> Result<Option<Unread>> {
+        let mirror = self.mirror.lock();
+        mirror
+            .as_ref()
+            .map(|mirror| mirror.unread(most))
+            .transpose()
+    }
+
+    pub(super) fn was_read(&self, copy: u64, clusters: impl Iterator<Item = (Uuid, Revision)>) {
+        if let Some(mirror) = &*self.mirror.lock() {
+            mirror.was_read(copy, clusters);
+        }
+    }
+
     async fn scan_ahead(&self) -> Result<Option<Scan>> {
+        let Some(mirror) = self.true_mirror().await? else {
+            return Ok(None);
+        };
+        Ok(mirror.into_scan(self.written.load(Ordering::Acquire)).await)
+    }
+
+    /// What of that copy was read ahead and not read. Only for whoever leads, and once.
+    pub(super) async fn unread_since(&self, copy: u64) -> Result<Option<Unread>> {
+        let Some(mirror) = self.true_mirror().await? else {
+            return Ok(None);
+        };
+        let least = self.written.load(Ordering::Acquire);
+        match mirror.into_unread(copy, least).await? {
+            Ok(unread) => Ok(Some(unread)),
+            Err(mirror) => {
+                *self.mirror.lock() = Some(mirror);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Takes the mirror, unless it is of an etcd that was put back to an earlier state since, which has not got what was
+    /// read from it.
+    async fn true_mirror(&self) -> Result<Option<Mirror>> {
         let Some(mirror) = self.mirror.lock().take() else {
             return Ok(None);
         };
-        // An etcd that was put back to an earlier state since has not got what was read from it.
         let newest = self.scan_now(Range::one(&Name::Meta.into()), 1).await?;
-        if mirror.revision() > newest.revision() {
-            return Ok(None);
-        }
-        Ok(mirror.into_scan(self.written.load(Ordering::Acquire)).await)
+        Ok(Some(mirror).filter(|mirror| mirror.revision() <= newest.revision()))
     }
 
     /// A member of etcd that stood still can answer of the past before 3.4.42, 3.5.28 and 3.6.9, though it is asked for the

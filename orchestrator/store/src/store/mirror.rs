@@ -1,7 +1,7 @@
 //! The rows of all clusters in memory, kept by a replica that stands by, so that taking the lead reads none of them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -9,8 +9,14 @@ use std::{
 use bytes::Bytes;
 use drover_core::Result;
 use parking_lot::Mutex;
-use tokio::{sync::watch, task::JoinHandle, time::sleep};
+use tokio::{
+    sync::watch,
+    task::JoinHandle,
+    time::{Instant, sleep},
+};
+use uuid::Uuid;
 
+use super::clusters::{ClusterRow, row_of};
 use crate::{
     backend::{Backend, Entry, PAGE, Range, Revision, Scan},
     history::{Batch, Watch},
@@ -24,7 +30,29 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// Pages that wait for their reader.
 const AHEAD: usize = 2;
 
+/// How long a cluster has to stay as it is before it is worth decoding.
+const SETTLES: Duration = Duration::from_secs(1);
+
 type Rows = BTreeMap<Key, (Bytes, Revision)>;
+
+/// Clusters of which a reader has not told that it knows their present state.
+#[derive(Clone, Debug)]
+pub struct Unread {
+    /// Number of the copy that they are of. With another one nothing of the former is known to be true.
+    pub copy: u64,
+    /// Each with the revision that it has; without a row if it is gone.
+    pub clusters: Vec<(Uuid, Revision, Option<ClusterRow>)>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    rows: Rows,
+    /// The revision that they have; 0 while they are read.
+    revision: Revision,
+    /// How often they were read as a whole.
+    copy: u64,
+    unread: HashMap<Uuid, (Revision, Instant)>,
+}
 
 #[derive(Debug)]
 pub(super) struct Mirror {
@@ -34,9 +62,8 @@ pub(super) struct Mirror {
 
 #[derive(Debug)]
 struct Copy {
-    /// The rows, and the revision that they have; 0 while they are read.
-    rows: Mutex<(Rows, Revision)>,
-    /// The same revision, to wait for it.
+    held: Mutex<Held>,
+    /// The revision that it has, to wait for it.
     at: watch::Sender<Revision>,
 }
 
@@ -44,7 +71,7 @@ impl Mirror {
     /// Begins to read, and then to follow.
     pub(super) fn start(backend: &Arc<dyn Backend>) -> Self {
         let copy = Arc::new(Copy {
-            rows: Mutex::default(),
+            held: Mutex::default(),
             at: watch::Sender::new(0),
         });
         let follower = tokio::spawn(follow(copy.clone(), Arc::downgrade(backend)));
@@ -61,18 +88,76 @@ impl Mirror {
         *self.copy.at.borrow()
     }
 
-    /// Ends the mirror with a scan of what it has, if that is not older than a revision.
-    pub(super) async fn into_scan(self, least: Revision) -> Option<Scan> {
+    /// Clusters that have changed and settled since they were read, at most so many.
+    pub(super) fn unread(&self, most: usize) -> Result<Unread> {
+        let held = self.copy.held.lock();
+        let settled = held
+            .unread
+            .iter()
+            .filter(|(_, (_, at))| at.elapsed() >= SETTLES);
+        held.rows_of(settled.take(most))
+    }
+
+    /// The reader knows these clusters now.
+    pub(super) fn was_read(&self, copy: u64, clusters: impl Iterator<Item = (Uuid, Revision)>) {
+        let mut held = self.copy.held.lock();
+        if held.copy != copy {
+            return;
+        }
+        for (uid, revision) in clusters {
+            if held
+                .unread
+                .get(&uid)
+                .is_some_and(|(now, _)| *now == revision)
+            {
+                held.unread.remove(&uid);
+            }
+        }
+    }
+
+    /// Ends the mirror with what its reader does not know yet. The mirror itself if the reader knows another copy, or it is
+    /// older than a revision.
+    pub(super) async fn into_unread(
+        self,
+        copy: u64,
+        least: Revision,
+    ) -> Result<std::result::Result<Unread, Self>> {
+        if !self.catches_up(least).await {
+            return Ok(Err(self));
+        }
+        let held = {
+            let mut held = self.copy.held.lock();
+            // The watch may have ended meanwhile.
+            if held.copy != copy || held.revision < least {
+                drop(held);
+                return Ok(Err(self));
+            }
+            std::mem::take(&mut *held)
+        };
+        drop(self);
+        let unread = held.rows_of(held.unread.iter());
+        // Many small pieces.
+        tokio::task::spawn_blocking(move || drop(held));
+        unread.map(Ok)
+    }
+
+    async fn catches_up(&self, least: Revision) -> bool {
         if self.revision() == 0 {
-            return None;
+            return false;
         }
         let mut at = self.copy.at.subscribe();
         let caught_up = at.wait_for(|at| *at >= least);
         tokio::time::timeout(CATCHES_UP, caught_up)
             .await
-            .ok()?
-            .ok()?;
-        let (rows, revision) = std::mem::take(&mut *self.copy.rows.lock());
+            .is_ok_and(|reached| reached.is_ok())
+    }
+
+    /// Ends the mirror with a scan of what it has, if that is not older than a revision.
+    pub(super) async fn into_scan(self, least: Revision) -> Option<Scan> {
+        if !self.catches_up(least).await {
+            return None;
+        }
+        let Held { rows, revision, .. } = std::mem::take(&mut *self.copy.held.lock());
         drop(self);
         // The watch may have ended meanwhile.
         if revision < least {
@@ -93,6 +178,29 @@ impl Mirror {
             }
         });
         Some(Scan::new(revision, pages))
+    }
+}
+
+impl Held {
+    fn rows_of<'a>(
+        &self,
+        clusters: impl Iterator<Item = (&'a Uuid, &'a (Revision, Instant))>,
+    ) -> Result<Unread> {
+        let clusters = clusters.map(|(uid, (revision, _))| {
+            let prefix = keys::cluster(*uid);
+            let rows = self.rows.range(prefix.clone()..);
+            let rows = rows.take_while(|(key, _)| key.as_bytes().starts_with(prefix.as_bytes()));
+            let entries = rows.map(|(key, (value, revision))| Entry {
+                key: key.clone(),
+                value: value.clone(),
+                revision: *revision,
+            });
+            Ok((*uid, *revision, row_of(entries)?))
+        });
+        Ok(Unread {
+            copy: self.copy,
+            clusters: clusters.collect::<Result<_>>()?,
+        })
     }
 }
 
@@ -141,29 +249,40 @@ async fn read(copy: &Copy, backend: &dyn Backend) -> Result<Watch> {
 
 impl Copy {
     fn set(&self, rows: Rows, revision: Revision) {
-        *self.rows.lock() = (rows, revision);
+        let mut held = self.held.lock();
+        let read = Instant::now();
+        // Nothing of it is known, so nothing is waited for.
+        let settled = read.checked_sub(SETTLES).unwrap_or(read);
+        let uids = rows.keys().filter_map(keys::cluster_of);
+        *held = Held {
+            unread: uids.map(|uid| (uid, (revision, settled))).collect(),
+            copy: held.copy + 1,
+            rows,
+            revision,
+        };
         self.at.send_replace(revision);
     }
 
     fn apply(&self, batch: &Batch) {
-        let all = keys::clusters();
-        let mut held = self.rows.lock();
-        let (rows, revision) = &mut *held;
+        let now = Instant::now();
+        let mut held = self.held.lock();
+        let held = &mut *held;
         for change in &batch.changes {
-            if !change.key.as_bytes().starts_with(all.as_bytes()) {
+            let Some(uid) = keys::cluster_of(&change.key) else {
                 continue;
-            }
+            };
+            held.unread.insert(uid, (batch.revision, now));
             match &change.value {
                 Some(value) => {
                     let value = (Bytes::copy_from_slice(value), batch.revision);
-                    rows.insert(change.key.clone(), value);
+                    held.rows.insert(change.key.clone(), value);
                 }
                 None => {
-                    rows.remove(&change.key);
+                    held.rows.remove(&change.key);
                 }
             }
         }
-        *revision = batch.revision;
+        held.revision = batch.revision;
         self.at.send_replace(batch.revision);
     }
 }

@@ -31,6 +31,7 @@ pub use self::{
     clusters::{ClusterRow, Loader, MAX_USER_DATA, NodeRow, ResourceRow, UserData},
     events::{EventPage, EventWatch},
     feed::{Changed, Changes, Update},
+    mirror::Unread,
     own::{Me, Owned, ReplicaRow, SHARDS, Shards, shard_of},
     step::{Finish, MAX_STEP_NODES, Step, StepDone},
     transfer::{Decoder, Summary, import},
@@ -150,6 +151,17 @@ impl Store {
     /// Keeps what [`Store::load`] reads in memory until then, so that taking the lead need not wait for it.
     pub fn read_ahead(&self) {
         self.led.read_ahead();
+    }
+
+    /// Clusters that were read ahead, at most so many, which a reader has not read (again) since they changed. `None` if
+    /// nothing is read ahead. What changes all the time is left out, as it would have to be read again.
+    pub fn unread(&self, most: usize) -> Result<Option<Unread>> {
+        self.led.unread(most)
+    }
+
+    /// The reader has read these, with these revisions, from that copy.
+    pub fn was_read(&self, copy: u64, clusters: impl Iterator<Item = (Uuid, Revision)>) {
+        self.led.was_read(copy, clusters);
     }
 
     /// The revision up to which that has come. 0 while nothing was read.

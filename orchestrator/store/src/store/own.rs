@@ -1,7 +1,10 @@
 //! Ownership of clusters: shards, epochs and the lease of a replica.
 
 use std::{
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -37,6 +40,8 @@ pub struct Me {
     pub address: String,
     /// Its version.
     pub version: String,
+    /// Public key with which it vouches for callers. Empty if it does not.
+    pub key: Bytes,
 }
 
 impl Me {
@@ -46,6 +51,7 @@ impl Me {
             name: Uuid::new_v4().to_string(),
             address: String::new(),
             version: String::new(),
+            key: Bytes::new(),
         }
     }
 }
@@ -59,6 +65,8 @@ pub struct ReplicaRow {
     pub address: String,
     /// Its version.
     pub version: String,
+    /// Public key with which it vouches for callers. Empty if it does not.
+    pub key: Bytes,
     /// Since when it runs, in ms since 1970.
     pub since_ms: u64,
     /// Whether it has the lead.
@@ -117,6 +125,8 @@ pub fn shard_of(uid: Uuid) -> u8 {
 pub(super) struct Holding {
     id: LeaseId,
     deadline: Mutex<Instant>,
+    /// What was owned under it was given up, while the replica lives on.
+    released: AtomicBool,
     lost: CancellationToken,
 }
 
@@ -130,7 +140,8 @@ impl Holding {
     }
 
     pub(super) fn holds(&self) -> bool {
-        !self.lost.is_cancelled() && Instant::now() + MARGIN < *self.deadline.lock()
+        let in_time = || Instant::now() + MARGIN < *self.deadline.lock();
+        !self.lost.is_cancelled() && !self.released.load(Ordering::Acquire) && in_time()
     }
 }
 
@@ -225,6 +236,7 @@ pub(super) async fn join(
     let holding = Arc::new(Holding {
         id,
         deadline: Mutex::new(deadline),
+        released: AtomicBool::new(false),
         lost: CancellationToken::new(),
     });
     let value = Replica {
@@ -235,6 +247,7 @@ pub(super) async fn join(
         incarnation: Bytes::copy_from_slice(Uuid::new_v4().as_bytes()),
         since_ms: now_ms(),
         lease: id.0,
+        key: replica.key.clone(),
     };
     let renewer =
         (!exclusive).then(|| tokio::spawn(renew(Arc::downgrade(backend), Arc::clone(&holding))));
@@ -311,8 +324,13 @@ async fn renew(backend: Weak<dyn Backend>, holding: Arc<Holding>) {
         let Some(backend) = backend.upgrade() else {
             return;
         };
+        // It was given up.
+        if holding.lost.is_cancelled() {
+            return;
+        }
         match backend.renew(holding.id).await {
             Ok(deadline) => *holding.deadline.lock() = deadline,
+            Err(_) if holding.lost.is_cancelled() => return,
             Err(error) if error.reason() == Reason::Fenced => {
                 tracing::warn!("this replica lost its lease, and with it all shards");
                 holding.lost.cancel();
@@ -440,6 +458,7 @@ impl Store {
                 name,
                 address: replica.value.address,
                 version: replica.value.version,
+                key: replica.value.key,
                 since_ms: replica.value.since_ms,
                 lease: Some(replica.value.lease)
                     .filter(|&lease| lease != 0)
@@ -498,6 +517,18 @@ impl Store {
     #[must_use]
     pub fn lost(&self) -> CancellationToken {
         self.holding.lost().clone()
+    }
+
+    /// Gives up the lead, and stays a replica: another one can take it at once. What is in memory is of the past from then
+    /// on, so [`Self::in_touch`] is an error.
+    pub async fn release_all(&self, shards: &Shards) -> Result<()> {
+        self.holding.released.store(true, Ordering::Release);
+        let [first, rest @ ..] = shards.all() else {
+            return Ok(());
+        };
+        // Whoever takes the first takes all, so it is the last to become free.
+        try_join_all(rest.iter().map(|owned| self.release_shard(owned.clone()))).await?;
+        self.release_shard(first.clone()).await
     }
 
     /// Gives up a shard, so that another replica can take it immediately. None of its work may be in flight any more.

@@ -210,11 +210,25 @@ impl Store {
 
     /// Decrypts stored user data, and checks it against its digest.
     pub(super) fn opened_data(&self, entry: &Entry, wanted: &str) -> Result<Bytes> {
-        match self.keys.get() {
-            Some(keys) => Ok(read(keys, &Numbers::default(), entry)?.0),
-            None if digest(&entry.value) == wanted => Ok(entry.value.clone()),
-            None => Err(damaged(&entry.key)),
-        }
+        opened(self.keys.get(), entry, wanted)
+    }
+
+    /// The key of digests as whoever leads has made it, for a replica that stands by and has not set its keys. `None` if
+    /// there is none yet.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read, or is encrypted with other keys.
+    pub async fn present_digest_key(&self, keys: Option<&Keyring>) -> Result<Option<DigestKey>> {
+        let nobody = Uuid::nil();
+        let Some(name) = self.user_data_digests(nobody).await?.into_iter().min() else {
+            return Ok(None);
+        };
+        let key = Name::UserData(nobody, name.clone()).into();
+        let Some(entry) = self.backend.get(&key).await? else {
+            return Ok(None);
+        };
+        opened(keys, &entry, &name).map(|key| Some(DigestKey::new(&key)))
     }
 
     /// The key of digests that are shown, created on first use. It is stored like user data: encrypted if there are
@@ -424,6 +438,14 @@ fn read(keys: &Keyring, numbers: &Numbers, entry: &Entry) -> Result<(Bytes, bool
             Ok((plain, sealed_with(&entry.value) != Some(keys.first())))
         }
         _ => Err(damaged(&entry.key)),
+    }
+}
+
+fn opened(keys: Option<&Keyring>, entry: &Entry, wanted: &str) -> Result<Bytes> {
+    match keys {
+        Some(keys) => Ok(read(keys, &Numbers::default(), entry)?.0),
+        None if digest(&entry.value) == wanted => Ok(entry.value.clone()),
+        None => Err(damaged(&entry.key)),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Whoever takes the lead has read all clusters before.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -11,7 +12,7 @@ use std::{
 use async_trait::async_trait;
 use drover_core::Result;
 use drover_store::{
-    Backend, ClusterRow, Lane, Revision, Step, Store,
+    Backend, ClusterRow, Finish, Lane, Revision, Step, Store, Unread,
     backend::{CommitError, Info, Lease, LeaseId, Range, Scan, Txn},
     history::Watch,
 };
@@ -26,6 +27,7 @@ use tokio::{
     sync::mpsc,
     time::{Instant, sleep, timeout},
 };
+use uuid::Uuid;
 
 /// Counts what is read of several keys.
 #[derive(Debug)]
@@ -165,6 +167,133 @@ async fn it_has_what_was_there_and_what_has_changed_up_to_the_last_moment() {
     let before = pair.counting.ranges.load(Ordering::Relaxed);
     assert_eq!(loaded(&pair.stands_by).await, rows);
     assert_eq!(pair.counting.ranges.load(Ordering::Relaxed), before + 1);
+}
+
+/// What a reader knows that reads while it stands by, and with the lead only what is left.
+#[derive(Debug, Default)]
+struct Reader {
+    copy: u64,
+    known: BTreeMap<Uuid, ClusterRow>,
+}
+
+impl Reader {
+    fn learn(&mut self, unread: Unread) -> Vec<(Uuid, Revision)> {
+        if self.copy != unread.copy {
+            self.copy = unread.copy;
+            self.known.clear();
+        }
+        let mut read = Vec::new();
+        for (uid, revision, row) in unread.clusters {
+            read.push((uid, revision));
+            match row {
+                Some(row) => self.known.insert(uid, row),
+                None => self.known.remove(&uid),
+            };
+        }
+        read
+    }
+
+    /// Reads so long until it knows so many.
+    async fn reads(&mut self, store: &Store, count: usize) {
+        let begin = Instant::now();
+        while self.known.len() != count {
+            let unread = store.unread(2).unwrap().unwrap();
+            let copy = unread.copy;
+            let read = self.learn(unread);
+            store.was_read(copy, read.into_iter());
+            assert!(begin.elapsed() < PATIENCE, "{self:?}");
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_reader_that_stood_by_is_told_with_the_lead_what_it_does_not_know() {
+    let pair = Pair::new().await;
+    let leads = Store::open(pair.backend.clone()).await.unwrap();
+    let shards = leads.take_all().await.unwrap();
+    let mut uids = Vec::new();
+    for name in ["same", "changed", "gone"] {
+        let (uid, _) = leads.create_cluster(wanted(name)).await.unwrap();
+        let step = one_node(uid, &no_head());
+        let done = leads.step(shards.of(uid), step, Lane::Urgent).await;
+        uids.push((uid, head_of(done.unwrap())));
+    }
+    pair.read_ahead().await;
+    let mut reader = Reader::default();
+    reader.reads(&pair.stands_by, 3).await;
+    let (changed, head) = &uids[1];
+    let step = one_node(*changed, head);
+    let done = leads.step(shards.of(*changed), step, Lane::Urgent).await;
+    done.unwrap();
+    let (gone, head) = &uids[2];
+    let step = Step {
+        put_nodes: Vec::new(),
+        delete_nodes: vec![0],
+        ..one_node(*gone, head)
+    };
+    let done = leads.step(shards.of(*gone), step, Lane::Urgent).await;
+    let head = head_of(done.unwrap());
+    let desired = leads.desired(*gone).await.unwrap().unwrap().revision;
+    let finish = Finish {
+        uid: *gone,
+        name: "gone".to_owned(),
+        expect_head: head.revision,
+        expect_desired: desired,
+        head: head.value,
+        events: Vec::new(),
+        delete_time_ms: 1,
+        platforms: Default::default(),
+    };
+    let ended = leads.finish_cluster(shards.of(*gone), finish).await;
+    ended.unwrap();
+    let (new, _) = leads.create_cluster(wanted("new")).await.unwrap();
+    leads.resign().await.unwrap();
+
+    pair.stands_by.take_all().await.unwrap();
+    let unread = pair.stands_by.load_unread(reader.copy).await.unwrap();
+    let told = reader.learn(unread.unwrap());
+    let mut told: Vec<Uuid> = told.into_iter().map(|(uid, _)| uid).collect();
+    told.sort();
+    let mut expected = vec![*changed, *gone, new];
+    expected.sort();
+    assert_eq!(told, expected);
+    let known: Vec<ClusterRow> = reader.known.into_values().collect();
+    assert_eq!(known, pair.truth().await);
+}
+
+/// Its memory is of the past as soon as another one may write.
+#[tokio::test]
+async fn who_gave_up_the_lead_is_out_of_touch_and_stays_a_replica() {
+    let pair = Pair::new().await;
+    let leads = Store::open(pair.backend.clone()).await.unwrap();
+    let shards = leads.take_all().await.unwrap();
+    assert!(leads.in_touch().is_ok());
+    leads.release_all(&shards).await.unwrap();
+    assert!(leads.in_touch().is_err() && !leads.holds());
+    assert!(!leads.lost().is_cancelled());
+    pair.stands_by.take_all().await.unwrap();
+    let named = leads.leader().await.unwrap().unwrap();
+    assert!(!named.is_this);
+    assert_eq!(leads.replicas().await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn a_reader_of_another_copy_loads_everything() {
+    let pair = Pair::new().await;
+    let other = Store::open(pair.backend.clone()).await.unwrap();
+    other.create_cluster(wanted("first")).await.unwrap();
+    pair.read_ahead().await;
+    let mut reader = Reader::default();
+    reader.reads(&pair.stands_by, 1).await;
+    pair.stands_by.take_all().await.unwrap();
+    let unread = pair.stands_by.load_unread(reader.copy + 1).await.unwrap();
+    assert!(unread.is_none());
+    let before = pair.counting.ranges.load(Ordering::Relaxed);
+    let rows = loaded(&pair.stands_by).await;
+    let ranges = pair.counting.ranges.load(Ordering::Relaxed) - before;
+    assert_eq!(rows, pair.truth().await);
+    assert_eq!(ranges, 0, "the copy is still there for it");
 }
 
 #[tokio::test]

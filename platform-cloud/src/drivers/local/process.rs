@@ -175,10 +175,9 @@ fn boot() -> io::Result<String> {
 }
 
 /// Name of this machine.
-pub(super) fn host_name() -> io::Result<String> {
-    Ok(fs::read_to_string("/proc/sys/kernel/hostname")?
-        .trim()
-        .to_owned())
+pub(super) fn host_name() -> String {
+    let system = rustix::system::uname();
+    system.nodename().to_string_lossy().into_owned()
 }
 
 fn raw(pid: u32) -> Option<Pid> {

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! certificate (verified by TLS) ─┐
-//! bearer token (static, OIDC) ───┼─> Identity ─ bindings of the access file ─> grants ─> Caller
+//! bearer token (static, OIDC) ───┤
+//! another replica vouches ───────┼─> Identity ─ bindings of the access file ─> grants ─> Caller
 //! nothing (anonymous) ───────────┘                                               │
 //!                          permission of the call ─ here, from a single table ────┤
 //!                          scope by cluster ─ in the handlers, by asking Caller ──┘
@@ -13,6 +14,7 @@
 
 mod deny;
 mod file;
+mod forwarded;
 mod oidc;
 mod permissions;
 mod place;
@@ -35,9 +37,11 @@ use self::{
 };
 pub(crate) use self::{
     file::{Lease, Terms},
+    forwarded::{CALLER, caller},
     permissions::http_permission,
 };
 pub use self::{
+    forwarded::{Forwarded, Forwarding, Replicas, Voucher},
     permissions::{Permission, Role, permission},
     place::{Part, Place, Refusal},
     policy::{AccessError, Grant},
@@ -233,6 +237,8 @@ pub(crate) struct Asked<'a> {
     /// Identity of the remote side according to TLS.
     pub(crate) peer: Option<&'a Result<Peer, String>>,
     pub(crate) headers: &'a HeaderMap,
+    /// The caller, if another replica has forwarded the call.
+    pub(crate) forwarded: Option<Result<Forwarded, Error>>,
     /// `None` if the call is not in the permission table.
     pub(crate) permission: Option<Permission>,
 }
@@ -258,13 +264,17 @@ impl Access {
             Self::Open | Self::Certificates => (None, None),
         };
         if matches!(self, Self::Open) {
-            let who = match asked.peer {
-                Some(Ok(peer)) => Identity::peer(peer),
+            let who = match (&asked.forwarded, asked.peer) {
+                (Some(Ok(caller)), _) => caller.who.clone(),
+                (_, Some(Ok(peer))) => Identity::peer(peer),
                 _ => Identity::anonymous(),
             };
             return Judgement {
                 who,
-                outcome: Ok(Caller::default()),
+                outcome: match asked.forwarded {
+                    Some(Err(error)) => Err(error),
+                    _ => Ok(Caller::default()),
+                },
                 lease: None,
             };
         }
@@ -279,8 +289,13 @@ impl Access {
                 };
             }
         };
-        let shown = asked.peer.and_then(|peer| peer.as_ref().ok());
-        let shown = shown.map(Identity::peer);
+        let shown = match &asked.forwarded {
+            Some(caller) => caller.as_ref().ok().and_then(|it| it.shown.clone()),
+            None => asked
+                .peer
+                .and_then(|peer| peer.as_ref().ok())
+                .map(Identity::peer),
+        };
         let denied_by_rules = match &policy {
             Some(policy) if !open => policy.denials.check(&who, shown.as_ref()),
             _ => Ok(()),
@@ -329,6 +344,9 @@ impl Access {
 
 async fn identify(policy: Option<&Policy>, asked: &Asked<'_>) -> Result<(Identity, Proof), Error> {
     let refused = |why: &str| Error::new(Reason::Unauthenticated, why);
+    if let Some(caller) = &asked.forwarded {
+        return Ok((caller.clone()?.who, Proof::Connection));
+    }
     if let Some(value) = asked.headers.get(header::AUTHORIZATION) {
         let policy = policy
             .filter(|policy| policy.knows_tokens())

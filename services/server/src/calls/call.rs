@@ -5,7 +5,7 @@ use std::sync::Arc;
 use drover_telemetry::Context as TraceContext;
 use tokio::time::Instant;
 
-use crate::{CallRecord, Shutdown};
+use crate::{CallRecord, Shutdown, access::Forwarded};
 
 /// Information about a call besides its message. An extension of the request.
 #[derive(Clone, Debug)]
@@ -16,6 +16,20 @@ pub struct CallContext {
     pub shutdown: Shutdown,
     /// Trace id of the caller (W3C `traceparent`), or a new one.
     pub trace_id: TraceId,
+}
+
+/// How a call has arrived at a server with [replicas](crate::Service::replicas), for those who may forward it. An extension
+/// of the request.
+#[derive(Clone, Debug)]
+pub struct Arrival {
+    /// Who calls.
+    pub caller: Forwarded,
+    /// Whether another replica has forwarded it.
+    pub is_forwarded: bool,
+    /// Whether the request is a single message, and no stream.
+    pub one_message: bool,
+    /// Whether it changes nothing.
+    pub is_read: bool,
 }
 
 /// A trace id: 16 bytes, displayed as 32 hexadecimal digits.

@@ -29,7 +29,7 @@ use tonic::{body::Body, service::Routes, transport::server::TcpConnectInfo};
 use tower::Service;
 use tracing::Instrument;
 
-pub use self::call::{CallContext, caller_name, deadline, shutdown, trace_id};
+pub use self::call::{Arrival, CallContext, caller_name, deadline, shutdown, trace_id};
 pub(crate) use self::{
     body::CallBody,
     body_timeout::{BodyTimeout, Due},
@@ -43,7 +43,10 @@ use self::{
 };
 use crate::{
     ServerSettings, Shutdown,
-    access::{Access, Asked, Caller, Judgement, Permission, Terms, http_permission},
+    access::{
+        self, Access, Asked, Caller, Forwarded, Identity, Judgement, Permission, Replicas, Terms,
+        http_permission,
+    },
     audit::{Audit, CallRecord, Digested, Entry},
     connection_limiter::{Busy, ConnectionHandle},
     encryption::Shown,
@@ -63,6 +66,14 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Permit for a call, from the limit of all calls and from the caller's share.
 pub(crate) type Permit = Option<(OwnedSemaphorePermit, Option<Share>)>;
 
+/// Who may call, and where that is recorded.
+#[derive(Clone, Default)]
+pub(crate) struct Guards {
+    pub(crate) access: Access,
+    pub(crate) replicas: Option<Arc<dyn Replicas>>,
+    pub(crate) audit: Option<Arc<Audit>>,
+}
+
 /// The services with the middleware around them.
 #[derive(Clone)]
 pub(crate) struct Calls(Arc<Shared>, Routes);
@@ -70,6 +81,8 @@ pub(crate) struct Calls(Arc<Shared>, Routes);
 struct Shared {
     methods: Methods,
     access: Access,
+    /// Those that may forward calls.
+    replicas: Option<Arc<dyn Replicas>>,
     audit: Option<Arc<Audit>>,
     unary: Arc<Semaphore>,
     streams: Arc<Semaphore>,
@@ -94,15 +107,16 @@ impl Calls {
     pub(crate) fn new(
         routes: Routes,
         methods: Methods,
-        (access, audit): (Access, Option<Arc<Audit>>),
+        guards: Guards,
         settings: &ServerSettings,
         asked: Shutdown,
         closing: Shutdown,
     ) -> Self {
         let shared = Shared {
             methods,
-            access,
-            audit,
+            access: guards.access,
+            replicas: guards.replicas,
+            audit: guards.audit,
             unary: Arc::new(Semaphore::new(
                 settings.max_concurrent_requests.min(Semaphore::MAX_PERMITS),
             )),
@@ -151,6 +165,7 @@ impl Calls {
         let asked = Asked {
             peer: shown.as_deref(),
             headers: request.headers(),
+            forwarded: None,
             permission: Some(permission),
         };
         let Judgement {
@@ -254,6 +269,15 @@ impl Shared {
             method.permission
         };
         let shown = request.extensions().get::<Arc<Shown>>().cloned();
+        let forwarded = match permission {
+            // Everybody may call it.
+            Some(Permission::Open) => None,
+            _ => {
+                self.forwarded(request.headers(), request.uri().path())
+                    .await
+            }
+        };
+        let is_forwarded = forwarded.is_some();
         let Judgement {
             who,
             outcome,
@@ -263,6 +287,7 @@ impl Shared {
             .judge(Asked {
                 peer: shown.as_deref(),
                 headers: request.headers(),
+                forwarded,
                 permission,
             })
             .await;
@@ -296,6 +321,7 @@ impl Shared {
         }
         // Handlers do not need the credentials.
         request.headers_mut().remove(header::AUTHORIZATION);
+        request.headers_mut().remove(access::CALLER);
         request.extensions_mut().insert(caller);
         let deadline = match self.deadline(request.headers(), method.kind) {
             Ok(deadline) => deadline,
@@ -314,6 +340,16 @@ impl Shared {
             shutdown: self.asked.clone(),
             trace_id,
         });
+        if self.replicas.is_some() {
+            let shown = shown.as_deref().and_then(|peer| peer.as_ref().ok());
+            let shown = shown.map(Identity::peer);
+            request.extensions_mut().insert(Arrival {
+                caller: Forwarded { who, shown },
+                is_forwarded,
+                one_message: method.one_message,
+                is_read: permission.is_some_and(Permission::is_read),
+            });
+        }
         let within = match method.kind {
             Kind::Own { .. } => OPEN_TIMEOUT,
             Kind::Unary | Kind::Stream => MESSAGE_TIMEOUT,
@@ -388,6 +424,11 @@ impl Shared {
             // The permit is released here, so that a client that reads slowly does not block others.
             Ok(Ok(response)) => CallBody::unary(response, record),
         }
+    }
+
+    /// The caller according to another replica, if one has forwarded the call.
+    async fn forwarded(&self, headers: &HeaderMap, path: &str) -> Option<Result<Forwarded, Error>> {
+        access::caller(self.replicas.as_deref()?, headers, path).await
     }
 
     /// Starts the span of a call. Health checks do not start a trace.

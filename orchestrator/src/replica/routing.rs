@@ -1,0 +1,470 @@
+//! Who answers the calls that arrive at this replica: it itself while it leads, otherwise the one that does.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use drover_client::{Channel, ClientSettings, Target, connect};
+use drover_core::{Error, Reason, Result};
+use drover_server::{
+    Readiness, Service, Shutdown,
+    access::{self, Voucher},
+};
+use drover_store::{Me, ReplicaRow, Store, backend::LeaseId};
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use tokio::{
+    sync::{Semaphore, watch},
+    time::{Instant, timeout, timeout_at},
+};
+
+use super::{forward::Routed, list::Replicas};
+use crate::{Settings, VERSION, api, gauges, shared::Shared};
+
+/// Keep-alive of connections between replicas: a leader whose machine is lost is given up as fast as its lease ends.
+const PING: Duration = Duration::from_secs(1);
+/// How often it is looked whether a leader is in touch with the store again, which changes nothing else.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// How long the keys of other replicas are believed once read: less than a lease.
+const KEYS_HOLD: Duration = Duration::from_secs(1);
+/// They are read at most this often, whoever asks, and for so long.
+const KEYS_READ: Duration = Duration::from_millis(200);
+const KEYS_WITHIN: Duration = Duration::from_secs(1);
+/// Connections for streams, and the bytes of one that are on their way.
+const STREAM_CONNECTIONS: usize = 8;
+const STREAM_WINDOW: u32 = 64 << 10;
+/// Calls that wait for a leader. Further ones are refused, so that those that need none are still answered.
+const MAX_WAITING: usize = 256;
+
+/// Another replica that leads.
+#[derive(Clone, Debug)]
+pub(super) struct Remote {
+    pub(super) name: String,
+    pub(super) address: String,
+    lease: Option<LeaseId>,
+    /// `None` if it cannot be called, or would not believe who the caller is: one of a version that does not forward.
+    connections: Option<Connections>,
+}
+
+/// Connections to a leader. Streams have others than calls, which must not wait for them, and share several, as each takes
+/// a limited number.
+#[derive(Clone, Debug)]
+struct Connections {
+    calls: Channel,
+    streams: Arc<[Channel]>,
+    next: Arc<AtomicUsize>,
+}
+
+impl Remote {
+    /// A connection for a call, or for a stream.
+    pub(super) fn channel(&self, is_stream: bool) -> Option<Channel> {
+        let Connections {
+            calls,
+            streams,
+            next,
+        } = self.connections.as_ref()?;
+        if !is_stream {
+            return Some(calls.clone());
+        }
+        let at = next.fetch_add(1, Ordering::Relaxed) % streams.len().max(1);
+        streams.get(at).cloned()
+    }
+}
+
+/// Who leads, as far as this replica knows.
+#[derive(Clone, Debug)]
+pub(super) enum Leader {
+    Unknown,
+    Another(Remote),
+    This(Arc<Shared>),
+}
+
+/// Where the calls that arrive at a replica go. It outlives the turns in which the replica leads or stands by, so that
+/// neither connections nor calls end with one.
+#[derive(Clone, Debug)]
+pub struct Routing(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    me: String,
+    voucher: Voucher,
+    /// How other replicas are called.
+    tls: ClientSettings,
+    /// The store of this turn. `None` between turns.
+    store: Mutex<Option<Arc<Store>>>,
+    leader: watch::Sender<Leader>,
+    readiness: watch::Sender<Readiness>,
+    keys: Mutex<Keys>,
+    reading_keys: tokio::sync::Mutex<()>,
+    waiting: Semaphore,
+}
+
+/// The public keys of the replicas, by name.
+#[derive(Debug, Default)]
+struct Keys {
+    read: Option<Instant>,
+    /// When they were read, or could not be.
+    tried: Option<Instant>,
+    of: Vec<(String, Bytes)>,
+}
+
+impl Routing {
+    /// The calls of a replica that has not joined the others yet.
+    ///
+    /// # Errors
+    /// The replica's name or address is invalid.
+    pub fn of(settings: &Settings) -> Result<Self> {
+        Ok(Self(Arc::new(Inner {
+            me: settings.replica.me()?.name,
+            voucher: Voucher::generate()?,
+            tls: settings.platform_tls.client(),
+            store: Mutex::default(),
+            leader: watch::Sender::new(Leader::Unknown),
+            readiness: watch::Sender::new(Readiness::NotReady(NOBODY.to_owned())),
+            keys: Mutex::default(),
+            reading_keys: tokio::sync::Mutex::default(),
+            waiting: Semaphore::new(MAX_WAITING),
+        })))
+    }
+
+    /// The services of this replica, whichever replica answers their calls.
+    #[must_use]
+    pub fn service(&self) -> Service {
+        let this = self.clone();
+        Service::new("drover-orchestrator", VERSION)
+            .add(Routed::new(self, api::cluster_service))
+            .add(Routed::new(self, api::platform_service))
+            .add(Routed::new(self, api::secret_service))
+            .add(api::replica_service(Replicas::of(self)))
+            .replicas(Arc::new(self.clone()))
+            .readiness(self.0.readiness.subscribe())
+            .metrics(move |out| match this.leader() {
+                Leader::This(shared) => gauges::collect(&shared, out),
+                Leader::Unknown | Leader::Another(_) => gauges::leads(out, false),
+            })
+    }
+
+    fn leader(&self) -> Leader {
+        self.0.leader.borrow().clone()
+    }
+
+    /// Who this replica is, with the key of its vouchers.
+    pub(super) fn introduce(&self, me: Me) -> Me {
+        Me {
+            key: Bytes::copy_from_slice(self.0.voucher.public_key()),
+            ..me
+        }
+    }
+
+    /// A turn begins, with this store.
+    pub(super) fn joined(&self, store: Arc<Store>) {
+        *self.0.store.lock() = Some(store);
+    }
+
+    /// A turn is over.
+    pub(super) fn left(&self) {
+        *self.0.store.lock() = None;
+        self.set(Leader::Unknown);
+    }
+
+    /// Another replica leads, or nobody is known to. Nothing while this one leads, or between turns.
+    pub(super) fn found(&self, leader: Option<&ReplicaRow>) {
+        if self.0.store.lock().is_none() {
+            return;
+        }
+        let known = self.leader();
+        let next = match (known, leader.filter(|leader| !leader.is_this)) {
+            (Leader::This(_), _) => return,
+            (Leader::Another(known), Some(leader))
+                if known.lease == leader.lease && known.name == leader.name =>
+            {
+                return;
+            }
+            (_, Some(leader)) => Leader::Another(self.remote(leader)),
+            (_, None) => Leader::Unknown,
+        };
+        self.set(next);
+    }
+
+    /// Calls wait until somebody else leads.
+    pub(super) fn resigns(&self) {
+        self.set(Leader::Unknown);
+    }
+
+    /// This replica leads.
+    pub(super) fn leads(&self, shared: &Arc<Shared>) {
+        self.set(Leader::This(shared.clone()));
+    }
+
+    fn set(&self, leader: Leader) {
+        self.ready(match &leader {
+            Leader::Unknown => Readiness::NotReady(NOBODY.to_owned()),
+            Leader::Another(leader) if leader.connections.is_none() => {
+                Readiness::NotReady(format!("{} leads, at {}", leader.name, leader.address))
+            }
+            Leader::Another(_) | Leader::This(_) => Readiness::Ready,
+        });
+        self.0.leader.send_replace(leader);
+    }
+
+    /// Whether calls can be answered here, wherever they go.
+    pub(super) fn ready(&self, now: Readiness) {
+        self.0.readiness.send_if_modified(|known| {
+            let changed = *known != now;
+            *known = now;
+            changed
+        });
+    }
+
+    fn remote(&self, leader: &ReplicaRow) -> Remote {
+        Remote {
+            name: leader.name.clone(),
+            address: leader.address.clone(),
+            lease: leader.lease,
+            connections: self.connections(leader),
+        }
+    }
+
+    fn connections(&self, leader: &ReplicaRow) -> Option<Connections> {
+        if leader.key.is_empty() {
+            return None;
+        }
+        let mut target: Target = leader.address.parse().ok()?;
+        if target.is_encrypted() {
+            let unusable = |error: &Error| tracing::warn!(%error, "calls cannot be forwarded");
+            target = target
+                .with_tls(self.0.tls.clone())
+                .inspect_err(unusable)
+                .ok()?;
+        }
+        target.keep_alive_interval = PING;
+        target.keep_alive_timeout = PING;
+        target.connect_timeout = PING;
+        let calls = connect(&target).to_orchestrator();
+        target.stream_window = Some(STREAM_WINDOW);
+        let stream = |_| connect(&target).to_orchestrator();
+        Some(Connections {
+            calls,
+            streams: (0..STREAM_CONNECTIONS).map(stream).collect(),
+            next: Arc::default(),
+        })
+    }
+
+    pub(super) fn store(&self) -> Result<Arc<Store>> {
+        let store = self.0.store.lock().clone();
+        store.ok_or_else(|| Error::unavailable("this replica joins the others"))
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.0.me
+    }
+
+    pub(super) fn voucher(&self) -> &Voucher {
+        &self.0.voucher
+    }
+
+    /// This replica's part that answers calls, if it leads and is in touch with the store.
+    pub(super) fn present(&self) -> Option<Arc<Shared>> {
+        match &*self.0.leader.borrow() {
+            Leader::This(shared) if shared.store.in_touch().is_ok() => Some(shared.clone()),
+            Leader::Unknown | Leader::Another(_) | Leader::This(_) => None,
+        }
+    }
+
+    /// Waits for whoever answers calls.
+    ///
+    /// # Errors
+    /// Nobody does until then, or this process stops.
+    pub(super) async fn answerer(&self, until: Instant, stop: &Shutdown) -> Result<Leader> {
+        let mut leader = self.0.leader.subscribe();
+        let mut waits = None;
+        loop {
+            let now = leader.borrow_and_update().clone();
+            match &now {
+                Leader::This(shared) if shared.store.in_touch().is_err() => {}
+                Leader::This(_) | Leader::Another(_) => return Ok(now),
+                Leader::Unknown => {}
+            }
+            drop(now);
+            if waits.is_none() {
+                waits = Some(self.0.waiting.try_acquire().map_err(|_| self.nobody())?);
+            }
+            let look = Instant::now() + LOOK_AGAIN;
+            if look >= until || stop.is_cancelled() {
+                return Err(self.nobody());
+            }
+            let _ = timeout_at(look, leader.changed()).await;
+        }
+    }
+
+    /// Waits until another may lead than this one.
+    pub(super) async fn changed(&self, from: &Leader, until: Instant) {
+        let lease = |leader: &Leader| match leader {
+            Leader::Another(remote) => Some((remote.name.clone(), remote.lease)),
+            Leader::Unknown | Leader::This(_) => None,
+        };
+        let before = lease(from);
+        let mut leader = self.0.leader.subscribe();
+        let _ = timeout_at(until, leader.wait_for(|now| lease(now) != before)).await;
+    }
+
+    /// `NOT_LEADER`, with the address of the one that leads, if that is known.
+    pub(super) fn nobody(&self) -> Error {
+        match &*self.0.leader.borrow() {
+            Leader::Another(leader) => Error::new(
+                Reason::NotLeader,
+                format!("{} leads, at {}", leader.name, leader.address),
+            )
+            .with_metadata("leader", &leader.address),
+            Leader::Unknown | Leader::This(_) => Error::new(Reason::NotLeader, NOBODY),
+        }
+    }
+}
+
+const NOBODY: &str = "no replica is known to lead";
+
+impl access::Replicas for Routing {
+    fn this(&self) -> String {
+        self.0.me.clone()
+    }
+
+    fn publishes<'a>(&'a self, name: &'a str, key: &'a [u8]) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(async move {
+            if self.has_key(name, key) {
+                return Ok(true);
+            }
+            let _reading = self.0.reading_keys.lock().await;
+            // Another call may have read them meanwhile.
+            let tried = self.0.keys.lock().tried;
+            if self.has_key(name, key) || tried.is_some_and(|at| at.elapsed() < KEYS_READ) {
+                return Ok(self.has_key(name, key));
+            }
+            let store = self.store()?;
+            let read = timeout(KEYS_WITHIN, store.replicas()).await;
+            let mut keys = self.0.keys.lock();
+            keys.tried = Some(Instant::now());
+            let replicas = read.map_err(|_| Error::unavailable("the store does not answer"))??;
+            keys.read = keys.tried;
+            keys.of = replicas.into_iter().map(|it| (it.name, it.key)).collect();
+            drop(keys);
+            Ok(self.has_key(name, key))
+        })
+    }
+}
+
+impl Routing {
+    fn has_key(&self, name: &str, key: &[u8]) -> bool {
+        let keys = self.0.keys.lock();
+        let is_fresh = keys.read.is_some_and(|read| read.elapsed() < KEYS_HOLD);
+        let is = |(of, known): &(String, Bytes)| of == name && known == key;
+        is_fresh && !key.is_empty() && keys.of.iter().any(is)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_server::access::Replicas as _;
+    use drover_testing::store::MemoryBackend;
+
+    use super::*;
+    use crate::ReplicaSettings;
+
+    fn row(key: &'static [u8]) -> ReplicaRow {
+        ReplicaRow {
+            name: "b".to_owned(),
+            address: "http://127.0.0.1:1".to_owned(),
+            version: String::new(),
+            key: Bytes::from_static(key),
+            since_ms: 1,
+            leads: true,
+            epoch: 1,
+            is_this: false,
+            lease: Some(LeaseId(7)),
+        }
+    }
+
+    async fn routing() -> (Routing, Arc<Store>) {
+        let settings = Settings {
+            replica: ReplicaSettings {
+                name: Some("a".to_owned()),
+                address: None,
+            },
+            ..Settings::default()
+        };
+        let routing = Routing::of(&settings).unwrap();
+        let me = routing.introduce(settings.replica.me().unwrap());
+        let store = Store::open_as(Arc::new(MemoryBackend::new()), me).await;
+        (routing, Arc::new(store.unwrap()))
+    }
+
+    fn is_ready(routing: &Routing) -> bool {
+        *routing.0.readiness.borrow() == Readiness::Ready
+    }
+
+    #[tokio::test]
+    async fn what_is_found_between_turns_is_of_the_one_before() {
+        let (routing, store) = routing().await;
+        routing.found(Some(&row(b"key")));
+        assert!(matches!(routing.leader(), Leader::Unknown));
+        routing.joined(store);
+        routing.found(Some(&row(b"key")));
+        assert!(matches!(routing.leader(), Leader::Another(_)) && is_ready(&routing));
+        routing.left();
+        routing.found(Some(&row(b"key")));
+        assert!(matches!(routing.leader(), Leader::Unknown) && !is_ready(&routing));
+    }
+
+    /// It would take the caller for this replica.
+    #[tokio::test]
+    async fn a_leader_that_does_not_know_of_forwarding_is_named_and_not_asked() {
+        let (routing, store) = routing().await;
+        routing.joined(store);
+        routing.found(Some(&row(b"")));
+        let Leader::Another(leader) = routing.leader() else {
+            panic!("{:?}", routing.leader());
+        };
+        assert!(leader.channel(false).is_none() && leader.channel(true).is_none());
+        assert!(!is_ready(&routing));
+        let error = routing.nobody();
+        assert_eq!(error.reason(), Reason::NotLeader);
+        assert_eq!(error.metadata().get("leader"), Some(&row(b"").address));
+    }
+
+    #[tokio::test]
+    async fn only_keys_of_living_replicas_are_published() {
+        let (routing, store) = routing().await;
+        let key = routing.voucher().public_key().to_vec();
+        assert!(routing.publishes("a", &key).await.is_err());
+        routing.joined(store);
+        assert!(!routing.publishes("a", b"another").await.unwrap());
+        assert!(routing.publishes("a", &key).await.is_ok());
+        tokio::time::sleep(KEYS_READ).await;
+        assert!(routing.publishes("a", &key).await.unwrap());
+        assert!(!routing.publishes("b", &key).await.unwrap());
+        assert!(!routing.publishes("a", b"").await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_call_waits_for_a_leader_and_not_longer_than_it_may() {
+        let (routing, store) = routing().await;
+        routing.joined(store);
+        let stop = Shutdown::new();
+        let until = Instant::now() + LOOK_AGAIN * 3;
+        let waited = routing.answerer(until, &stop).await;
+        assert_eq!(waited.unwrap_err().reason(), Reason::NotLeader);
+        let until = Instant::now() + Duration::from_secs(60);
+        let (found, ()) = tokio::join!(routing.answerer(until, &stop), async {
+            tokio::time::sleep(LOOK_AGAIN).await;
+            routing.found(Some(&row(b"key")));
+        });
+        assert!(matches!(found.unwrap(), Leader::Another(_)));
+        stop.cancel();
+        routing.resigns();
+        assert!(routing.answerer(until, &stop).await.is_err());
+    }
+}
