@@ -96,7 +96,7 @@ where
             let leader = answerer.await.map_err(|error| to_status(&error))?;
             let answer = match &leader {
                 Leader::This(shared) => {
-                    let answer = (self.local)(shared).oneshot(call.to_own_request()?).await;
+                    let answer = (self.local)(shared).oneshot(call.own_request()?).await;
                     let answer = answer.unwrap_or_else(|never| match never {});
                     not_leading(answer.headers()).map_or(Ok(answer), Err)
                 }
@@ -131,7 +131,7 @@ where
         let Some(channel) = leader.channel(is_stream) else {
             return Err(self.nobody());
         };
-        let mut request = call.to_request()?;
+        let mut request = call.request()?;
         let vouched = self.routing.voucher().vouch(
             &call.arrival.caller,
             Forwarding {
@@ -216,13 +216,13 @@ impl Held {
     }
 
     /// The request as it came, for a service of this process.
-    fn to_own_request(&mut self) -> std::result::Result<Request<Body>, Status> {
+    fn own_request(&mut self) -> std::result::Result<Request<Body>, Status> {
         let body = self.body()?;
         Ok(Request::from_parts(self.head.clone(), body))
     }
 
     /// The request for another process.
-    fn to_request(&mut self) -> std::result::Result<Request<Body>, Status> {
+    fn request(&mut self) -> std::result::Result<Request<Body>, Status> {
         let mut request = Request::new(self.body()?);
         *request.method_mut() = self.head.method.clone();
         *request.uri_mut() = self.head.uri.clone();

@@ -80,7 +80,7 @@ impl Remote {
 #[derive(Clone, Debug)]
 pub(super) enum Leader {
     Unknown,
-    Another(Remote),
+    Another(Arc<Remote>),
     This(Arc<Shared>),
 }
 
@@ -185,7 +185,7 @@ impl Routing {
             {
                 return;
             }
-            (_, Some(leader)) => Leader::Another(self.remote(leader)),
+            (_, Some(leader)) => Leader::Another(Arc::new(self.remote(leader))),
             (_, None) => Leader::Unknown,
         };
         self.set(next);
