@@ -35,9 +35,10 @@ const KEYS_HOLD: Duration = Duration::from_secs(1);
 /// They are read at most this often, whoever asks, and for so long.
 const KEYS_READ: Duration = Duration::from_millis(200);
 const KEYS_WITHIN: Duration = Duration::from_secs(1);
-/// Connections for streams, and the bytes of one that are on their way.
+/// Connections for streams.
 const STREAM_CONNECTIONS: usize = 8;
-const STREAM_WINDOW: u32 = 64 << 10;
+/// Bytes of an answer that are on their way: as many as servers take of a request.
+const STREAM_WINDOW: u32 = 256 << 10;
 /// Calls that wait for a leader. Further ones are refused, so that those that need none are still answered.
 const MAX_WAITING: usize = 256;
 
@@ -245,8 +246,8 @@ impl Routing {
         target.keep_alive_interval = PING;
         target.keep_alive_timeout = PING;
         target.connect_timeout = PING;
-        let calls = connect(&target).to_orchestrator();
         target.stream_window = Some(STREAM_WINDOW);
+        let calls = connect(&target).to_orchestrator();
         let stream = |_| connect(&target).to_orchestrator();
         Some(Connections {
             calls,
