@@ -89,7 +89,8 @@ pub(crate) async fn all(shared: &Arc<Shared>, name: &str, before: &str, uid: &st
     others.retain(|other| **other != *uid);
     let mut moved = false;
     for other in others {
-        moved |= records(shared, name, &other, uid).await?;
+        let of_other = records(shared, name, &other, uid).await;
+        moved |= of_other.map_err(|error| if moved { of_a_part(error) } else { error })?;
     }
     Ok(moved)
 }

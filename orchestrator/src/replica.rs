@@ -199,15 +199,14 @@ impl Standby {
             tracing::debug!("the lead ends with the lease");
             return;
         }
-        let replicas = self.store.replicas().await.unwrap_or_default();
-        if replicas.iter().all(|replica| replica.is_this) {
-            return;
-        }
         let next = async {
             loop {
-                let found = self.store.leader().await.ok().flatten();
-                if found.as_ref().is_some_and(|leader| !leader.is_this) {
-                    return self.routing.found(found.as_ref());
+                if let Ok(replicas) = self.store.replicas().await {
+                    let leader = replicas.iter().find(|it| it.leads && !it.is_this);
+                    let is_alone = replicas.iter().all(|it| it.is_this);
+                    if is_alone || leader.is_some() {
+                        return self.routing.found(leader);
+                    }
                 }
                 let _ = timeout(FOLLOWS, self.store.lead_changed()).await;
             }

@@ -72,7 +72,7 @@ impl Api {
         let keep = !request.delete_nodes;
         let author = self.record.author();
         let mut nodes = Vec::new();
-        let mut turns = 0;
+        let (mut turns, mut is_begun) = (0, false);
         loop {
             let now = self.shared.now();
             let (mut step, plan, ids, last) =
@@ -89,6 +89,7 @@ impl Api {
                 Ok(done) => {
                     step::take_over(&self.shared, &cluster, &plan, Vec::new(), done, now);
                     nodes.extend(ids);
+                    is_begun = true;
                 }
                 // A reconcile pass won the conflict, and memory is about to show its result.
                 Err(error) if error.reason() == Reason::Conflict && turns < MAX_TURNS => {
@@ -97,8 +98,8 @@ impl Api {
                     tokio::time::sleep(super::SHORT_WAIT).await;
                     continue;
                 }
-                Err(error) if nodes.is_empty() => return Err(error),
-                Err(error) => return Err(of_a_part(error)),
+                Err(error) if is_begun => return Err(of_a_part(error)),
+                Err(error) => return Err(error),
             }
             if last {
                 break;

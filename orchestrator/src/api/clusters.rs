@@ -263,12 +263,21 @@ impl Api {
             self.shared.waiters.add(cluster.uid())
         };
         self.shared.queue.push(cluster.uid(), Urgency::Urgent);
-        let ended = tokio::time::timeout(RECONCILE_WAIT, waiter.ended()).await;
+        let ended = tokio::time::timeout(RECONCILE_WAIT, waiter.ended());
+        let ended = self.shared.stop.run_until_cancelled(ended).await;
+        let is_stopped = ended.is_none();
+        let has_ended = matches!(ended, Some(Ok(())));
         let seen = waiter.take();
         if let Some(error) = seen.broken {
             return Err(error);
         }
         let Some(plan) = seen.plan else {
+            if is_stopped && !self.shared.store.info().exclusive {
+                return Err(Error::new(
+                    Reason::NotLeader,
+                    "another replica is about to lead",
+                ));
+            }
             let message = format!(
                 "{} was not planned within {RECONCILE_WAIT:?}; it will be",
                 cluster.name()
@@ -289,7 +298,7 @@ impl Api {
                 let error = match result {
                     Outcome::Done => None,
                     Outcome::Failed(error) => Some(error),
-                    Outcome::Open(_) => ended.is_err().then(late),
+                    Outcome::Open(_) => (!has_ended).then(late),
                 };
                 pb::StepResult {
                     step: action.step.clone(),

@@ -171,6 +171,8 @@ impl Api {
         if start.command.is_empty() {
             return Err(Error::invalid("start.command", "is empty"));
         }
+        // Another replica may have begun to lead while the message was waited for.
+        self.shared.store.in_touch()?;
         let capability = wire::Capability::NodeExec;
         let (cluster, slot, client, target) = self.target(
             &start.cluster,

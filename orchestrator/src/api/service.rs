@@ -34,6 +34,27 @@ macro_rules! calls {
     };
 }
 
+/// Calls whose answer is a stream, which ends by itself when another replica leads, and those that act at once.
+macro_rules! begun {
+    ($($method:ident($request:ty) -> $answer:ty = $call:ident;)*) => {
+        $(
+            fn $method<'a: 'b, 'b>(
+                &'a self,
+                request: Request<$request>,
+            ) -> std::pin::Pin<Box<dyn Future<Output = Result<Response<$answer>, Status>> + Send + 'b>>
+            where
+                Self: 'b,
+            {
+                Box::pin(async move {
+                    let api = self.of(&request);
+                    self.shared.store.in_touch().map_err(refusal)?;
+                    api.$call(request.into_inner()).await.map(Response::new).map_err(refusal)
+                })
+            }
+        )*
+    };
+}
+
 /// Calls that change state.
 macro_rules! changes {
     ($($method:ident($request:ty) -> $answer:ty = $call:ident;)*) => {
@@ -82,13 +103,16 @@ impl ClusterService for Api {
         get_cluster(pb::GetClusterRequest) -> pb::GetClusterResponse = get;
         list_clusters(pb::ListClustersRequest) -> pb::ListClustersResponse = list;
         list_revisions(pb::ListRevisionsRequest) -> pb::ListRevisionsResponse = revisions;
+        get_node(pb::GetNodeRequest) -> pb::GetNodeResponse = node;
+        list_nodes(pb::ListNodesRequest) -> pb::ListNodesResponse = nodes;
+        list_events(pb::ListEventsRequest) -> pb::ListEventsResponse = list_events;
+    }
+
+    begun! {
         watch_clusters(pb::WatchClustersRequest) -> Self::WatchClustersStream = watch_clusters;
         stream_node_logs(pb::StreamNodeLogsRequest) -> Self::StreamNodeLogsStream = logs;
         exec_node(Streaming<pb::ExecNodeRequest>) -> Self::ExecNodeStream = exec;
-        get_node(pb::GetNodeRequest) -> pb::GetNodeResponse = node;
-        list_nodes(pb::ListNodesRequest) -> pb::ListNodesResponse = nodes;
         watch_nodes(pb::WatchNodesRequest) -> Self::WatchNodesStream = watch_nodes;
-        list_events(pb::ListEventsRequest) -> pb::ListEventsResponse = list_events;
         watch_events(pb::WatchEventsRequest) -> Self::WatchEventsStream = watch_events;
     }
 }
@@ -103,10 +127,13 @@ impl PlatformRegistryService for Api {
     calls! {
         get_platform(pb::GetPlatformRequest) -> pb::GetPlatformResponse = get_platform;
         list_platforms(pb::ListPlatformsRequest) -> pb::ListPlatformsResponse = list_platforms;
-        confirm_node_loss(pb::ConfirmNodeLossRequest) -> pb::ConfirmNodeLossResponse = confirm_node_loss;
         list_hosts(pb::ListHostsRequest) -> pb::ListHostsResponse = list_hosts;
         list_storage(pb::ListStorageRequest) -> pb::ListStorageResponse = list_storage;
         list_discovered_clusters(pb::ListDiscoveredClustersRequest) -> pb::ListDiscoveredClustersResponse = list_discovered;
+    }
+
+    begun! {
+        confirm_node_loss(pb::ConfirmNodeLossRequest) -> pb::ConfirmNodeLossResponse = confirm_node_loss;
     }
 }
 

@@ -55,7 +55,7 @@ async fn touch(shared: Arc<Shared>, routing: Routing) {
             known.clone_from(&now);
             changed
         });
-        routing.ready(now);
+        routing.touched(&shared, now);
         sleep(TOUCH).await;
     }
 }

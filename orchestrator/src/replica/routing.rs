@@ -40,7 +40,7 @@ const STREAM_CONNECTIONS: usize = 8;
 /// Bytes of an answer that are on their way: as many as servers take of a request.
 const STREAM_WINDOW: u32 = 256 << 10;
 /// Calls that wait for a leader. Further ones are refused, so that those that need none are still answered.
-const MAX_WAITING: usize = 256;
+const MAX_WAITING: usize = 768;
 
 /// Another replica that leads.
 #[derive(Clone, Debug)]
@@ -175,12 +175,8 @@ impl Routing {
 
     /// Another replica leads, or nobody is known to. Nothing while this one leads, or between turns.
     pub(super) fn found(&self, leader: Option<&ReplicaRow>) {
-        if self.0.store.lock().is_none() {
-            return;
-        }
-        let known = self.leader();
-        let next = match (known, leader.filter(|leader| !leader.is_this)) {
-            (Leader::This(_), _) => return,
+        let leader = leader.filter(|leader| !leader.is_this);
+        let next = match (self.leader(), leader) {
             (Leader::Another(known), Some(leader))
                 if known.lease == leader.lease && known.name == leader.name =>
             {
@@ -189,7 +185,10 @@ impl Routing {
             (_, Some(leader)) => Leader::Another(Arc::new(self.remote(leader))),
             (_, None) => Leader::Unknown,
         };
-        self.set(next);
+        // Whoever looks may be late: this replica may lead by now, or the turn be over.
+        self.change(next, |known| {
+            !matches!(known, Leader::This(_)) && self.0.store.lock().is_some()
+        });
     }
 
     /// Calls wait until somebody else leads.
@@ -203,18 +202,36 @@ impl Routing {
     }
 
     fn set(&self, leader: Leader) {
-        self.ready(match &leader {
-            Leader::Unknown => Readiness::NotReady(NOBODY.to_owned()),
-            Leader::Another(leader) if leader.connections.is_none() => {
-                Readiness::NotReady(format!("{} leads, at {}", leader.name, leader.address))
+        self.change(leader, |_| true);
+    }
+
+    fn change(&self, leader: Leader, may: impl FnOnce(&Leader) -> bool) {
+        self.0.leader.send_if_modified(|known| {
+            if !may(known) {
+                return false;
             }
-            Leader::Another(_) | Leader::This(_) => Readiness::Ready,
+            self.ready(match &leader {
+                Leader::Unknown => Readiness::NotReady(NOBODY.to_owned()),
+                Leader::Another(leader) if leader.connections.is_none() => {
+                    Readiness::NotReady(format!("{} leads, at {}", leader.name, leader.address))
+                }
+                Leader::Another(_) | Leader::This(_) => Readiness::Ready,
+            });
+            *known = leader;
+            true
         });
-        self.0.leader.send_replace(leader);
+    }
+
+    /// Whether this replica is in touch with the store, as long as it leads.
+    pub(super) fn touched(&self, shared: &Arc<Shared>, now: Readiness) {
+        let leader = self.0.leader.borrow();
+        if matches!(&*leader, Leader::This(leads) if Arc::ptr_eq(leads, shared)) {
+            self.ready(now);
+        }
     }
 
     /// Whether calls can be answered here, wherever they go.
-    pub(super) fn ready(&self, now: Readiness) {
+    fn ready(&self, now: Readiness) {
         self.0.readiness.send_if_modified(|known| {
             let changed = *known != now;
             *known = now;
