@@ -5,6 +5,7 @@ use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
 use drover_cluster::{Cluster, Interner};
 use drover_core::{Error, Result};
 use drover_store::{DigestKey, Keyring, Revision, Store, Unread};
+use futures::future::try_join_all;
 use parking_lot::Mutex;
 use tokio::time::sleep;
 use uuid::Uuid;
@@ -132,13 +133,23 @@ impl Ahead {
         let Some(unread) = store.load_unread(self.copy).await? else {
             return Ok(None);
         };
-        let copy = unread.copy;
-        let (interner, digests) = (self.interner.clone(), self.digests.clone());
-        let decoding = tokio::task::spawn_blocking(move || decode(unread, &interner, &digests));
-        let (decoded, _) = decoding
+        let Unread { copy, clusters } = unread;
+        // Nearly all, if this replica has joined a moment ago.
+        let pieces = clusters.chunks(TOGETHER).map(|piece| {
+            let unread = Unread {
+                copy,
+                clusters: piece.to_vec(),
+            };
+            let (interner, digests) = (self.interner.clone(), self.digests.clone());
+            tokio::task::spawn_blocking(move || decode(unread, &interner, &digests))
+        });
+        for decoded in try_join_all(pieces)
             .await
-            .map_err(|_| Error::internal("loading was interrupted"))??;
-        self.put(copy, decoded);
+            .map_err(|_| Error::internal("loading was interrupted"))?
+        {
+            let (decoded, _) = decoded?;
+            self.put(copy, decoded);
+        }
         Ok(Some(self.clusters.into_values().collect()))
     }
 }

@@ -20,6 +20,8 @@ const RUNS: u64 = 20;
 const STEPS: usize = 14;
 /// Virtual deadline of a call.
 const CALL: Duration = Duration::from_secs(60);
+/// Virtual delay between two looks.
+const LOOK: Duration = Duration::from_millis(100);
 /// Names of possible groups.
 const GROUPS: [&str; 2] = ["db", "log"];
 
@@ -229,10 +231,17 @@ async fn judge(
         assert!(lives, "{id} is had by {node:?}, which is not there");
     }
     let request = pb::ListStorageRequest::default();
-    let listed = world
-        .call(async |client| client.list_storage(request.clone(), CALL).await)
-        .await
-        .unwrap();
+    let listed = loop {
+        let listed = world
+            .call(async |client| client.list_storage(request.clone(), CALL).await)
+            .await
+            .unwrap();
+        // One that has just been started may not have reached the platform yet, and says so.
+        if listed.unreachable_platforms.is_empty() {
+            break listed;
+        }
+        tokio::time::sleep(LOOK).await;
+    };
     let uid = world.cluster("one").await.map(|cluster| cluster.uid);
     let listed: BTreeMap<String, pb::StorageClaim> = listed
         .storage
