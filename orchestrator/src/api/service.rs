@@ -11,53 +11,9 @@ use tracing::Instrument;
 
 use super::{Api, nodes::Answers, refusal::refusal};
 
+/// Implements calls, each in one of three ways: [`Api::as_read`], [`Api::as_begun`] or [`Api::as_change`].
 macro_rules! calls {
-    ($($method:ident($request:ty) -> $answer:ty = $call:ident;)*) => {
-        $(
-            fn $method<'a: 'b, 'b>(
-                &'a self,
-                request: Request<$request>,
-            ) -> std::pin::Pin<Box<dyn Future<Output = Result<Response<$answer>, Status>> + Send + 'b>>
-            where
-                Self: 'b,
-            {
-                Box::pin(async move {
-                    let api = self.of(&request);
-                    self.shared.store.in_touch().map_err(refusal)?;
-                    let answer = api.$call(request.into_inner()).await;
-                    // It may have waited, and another replica lead by now.
-                    self.shared.store.in_touch().map_err(refusal)?;
-                    answer.map(Response::new).map_err(refusal)
-                })
-            }
-        )*
-    };
-}
-
-/// Calls whose answer is a stream, which ends by itself when another replica leads, and those that act at once.
-macro_rules! begun {
-    ($($method:ident($request:ty) -> $answer:ty = $call:ident;)*) => {
-        $(
-            fn $method<'a: 'b, 'b>(
-                &'a self,
-                request: Request<$request>,
-            ) -> std::pin::Pin<Box<dyn Future<Output = Result<Response<$answer>, Status>> + Send + 'b>>
-            where
-                Self: 'b,
-            {
-                Box::pin(async move {
-                    let api = self.of(&request);
-                    self.shared.store.in_touch().map_err(refusal)?;
-                    api.$call(request.into_inner()).await.map(Response::new).map_err(refusal)
-                })
-            }
-        )*
-    };
-}
-
-/// Calls that change state.
-macro_rules! changes {
-    ($($method:ident($request:ty) -> $answer:ty = $call:ident;)*) => {
+    ($way:ident: $($method:ident($request:ty) -> $answer:ty = $call:ident;)*) => {
         $(
             fn $method<'a: 'b, 'b>(
                 &'a self,
@@ -68,9 +24,8 @@ macro_rules! changes {
             {
                 Box::pin(async move {
                     let (api, request) = (self.of(&request), request.into_inner());
-                    self.shared.store.in_touch().map_err(refusal)?;
-                    let change = async move { api.$call(request).await };
-                    self.carry_through(change).await.map(Response::new).map_err(refusal)
+                    let call = async move { api.$call(request).await };
+                    self.$way(call).await.map(Response::new).map_err(refusal)
                 })
             }
         )*
@@ -84,7 +39,8 @@ impl ClusterService for Api {
     type WatchNodesStream = Answers<pb::WatchNodesResponse>;
     type WatchEventsStream = Answers<pb::WatchEventsResponse>;
 
-    changes! {
+    calls! {
+        as_change:
         apply_cluster(pb::ApplyClusterRequest) -> pb::ApplyClusterResponse = apply;
         delete_cluster(pb::DeleteClusterRequest) -> pb::DeleteClusterResponse = delete;
         reconcile_cluster(pb::ReconcileClusterRequest) -> pb::ReconcileClusterResponse = reconcile;
@@ -99,6 +55,7 @@ impl ClusterService for Api {
     }
 
     calls! {
+        as_read:
         plan_cluster(pb::PlanClusterRequest) -> pb::PlanClusterResponse = plan;
         get_cluster(pb::GetClusterRequest) -> pb::GetClusterResponse = get;
         list_clusters(pb::ListClustersRequest) -> pb::ListClustersResponse = list;
@@ -108,7 +65,8 @@ impl ClusterService for Api {
         list_events(pb::ListEventsRequest) -> pb::ListEventsResponse = list_events;
     }
 
-    begun! {
+    calls! {
+        as_begun:
         watch_clusters(pb::WatchClustersRequest) -> Self::WatchClustersStream = watch_clusters;
         stream_node_logs(pb::StreamNodeLogsRequest) -> Self::StreamNodeLogsStream = logs;
         exec_node(Streaming<pb::ExecNodeRequest>) -> Self::ExecNodeStream = exec;
@@ -118,13 +76,15 @@ impl ClusterService for Api {
 }
 
 impl PlatformRegistryService for Api {
-    changes! {
+    calls! {
+        as_change:
         register_platform(pb::RegisterPlatformRequest) -> pb::RegisterPlatformResponse = register;
         delete_storage(pb::DeleteStorageRequest) -> pb::DeleteStorageResponse = delete_storage;
         unregister_platform(pb::UnregisterPlatformRequest) -> pb::UnregisterPlatformResponse = unregister;
     }
 
     calls! {
+        as_read:
         get_platform(pb::GetPlatformRequest) -> pb::GetPlatformResponse = get_platform;
         list_platforms(pb::ListPlatformsRequest) -> pb::ListPlatformsResponse = list_platforms;
         list_hosts(pb::ListHostsRequest) -> pb::ListHostsResponse = list_hosts;
@@ -132,23 +92,49 @@ impl PlatformRegistryService for Api {
         list_discovered_clusters(pb::ListDiscoveredClustersRequest) -> pb::ListDiscoveredClustersResponse = list_discovered;
     }
 
-    begun! {
+    calls! {
+        as_begun:
         confirm_node_loss(pb::ConfirmNodeLossRequest) -> pb::ConfirmNodeLossResponse = confirm_node_loss;
     }
 }
 
 impl SecretService for Api {
-    changes! {
+    calls! {
+        as_change:
         apply_secret(pb::ApplySecretRequest) -> pb::ApplySecretResponse = apply_secret;
         delete_secret(pb::DeleteSecretRequest) -> pb::DeleteSecretResponse = delete_secret;
     }
 
     calls! {
+        as_read:
         list_secrets(pb::ListSecretsRequest) -> pb::ListSecretsResponse = list_secrets;
     }
 }
 
 impl Api {
+    /// Answers from memory.
+    async fn as_read<T>(&self, call: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        let answer = self.as_begun(call).await;
+        // It may have waited, and another replica lead by now.
+        self.shared.store.in_touch()?;
+        answer
+    }
+
+    /// Begins a stream, which ends by itself when another replica leads, or does what is not taken back.
+    async fn as_begun<T>(&self, call: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        self.shared.store.in_touch()?;
+        call.await
+    }
+
+    /// Changes what is stored.
+    async fn as_change<T: Send + 'static>(
+        &self,
+        call: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        self.shared.store.in_touch()?;
+        self.carry_through(call).await
+    }
+
     /// Completes a change even if the caller disconnects meanwhile, since memory must show what is durable.
     async fn carry_through<T: Send + 'static>(
         &self,
