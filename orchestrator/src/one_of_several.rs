@@ -127,8 +127,14 @@ impl Site {
                 () = self.stop.cancelled() => return Ok(None),
                 vacancy = standby.vacancy() => vacancy?,
             }
-            if let Some(orchestrator) = standby.lead().await? {
-                return Ok(Some(orchestrator));
+            // Half a lead that is not waited for ends with the lease.
+            match self.stop.run_until_cancelled(standby.lead()).await {
+                None => return Ok(None),
+                Some(led) => {
+                    if let Some(orchestrator) = led? {
+                        return Ok(Some(orchestrator));
+                    }
+                }
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use drover_core::Reason;
-use drover_emulators::ec2::Ec2Settings;
+use drover_emulators::{Fault, ec2::Ec2Settings};
 use drover_proto::platform::v1::{DeprovisionState, NodePhase};
 use futures::future::join_all;
 use serde_json::{Value, json};
@@ -60,6 +60,11 @@ async fn many_nodes_are_removed_by_few_calls_and_one_that_is_protected_stops_no_
         (running.count() == 120).then_some(())
     })
     .await;
+    // As long as a call takes there, however busy this machine is: what arrives meanwhile goes with the next one.
+    for operation in ["DescribeInstances", "TerminateInstances"] {
+        let takes = Fault::Stall(Duration::from_millis(200));
+        bench.ec2().control().fail_always(operation, Some(takes));
+    }
     bench.ec2().control().clear_requests();
     let all: Vec<_> = nodes.iter().chain(&kept).collect();
     let outcomes = join_all(all.iter().map(|node| bench.deprovision(node))).await;

@@ -206,6 +206,42 @@ async fn a_leader_ends_in_time_though_it_is_alone_or_etcd_is_away() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_is_taking_the_lead_ends_in_time_though_etcd_stands_still() {
+    let mut site = Site::new(1).await;
+    site.world.apply("prey", "", 1).await.unwrap();
+    let (leader, mut epoch) = site.leader_after(None).await;
+    for at in (0..REPLICAS).filter(|at| *at != leader) {
+        site.server(at).kill();
+    }
+    for _ in 0..3 {
+        site.server(leader).kill();
+        site.server(leader).start().await;
+        let alone = site.alone(leader);
+        let begin = Instant::now();
+        // The first of its claims is seen, the others are under way.
+        while !is_taking(&alone, epoch).await {
+            assert!(begin.elapsed() < PATIENCE, "nobody leads");
+        }
+        site.etcd.pause(0, true);
+        let began = Instant::now();
+        signal(site.server(leader).pid(), "TERM");
+        let (ended, said) = site.server(leader).ended().await;
+        site.etcd.pause(0, false);
+        assert!(ended, "{said}");
+        assert!(began.elapsed() < ENDS, "it took {:?}", began.elapsed());
+        site.server(leader).kill();
+        site.server(leader).start().await;
+        epoch = site.leader_after(None).await.1;
+    }
+}
+
+async fn is_taking(alone: &OrchestratorClient, former: u64) -> bool {
+    let answer = alone.list_replicas(pb::ListReplicasRequest {}, CALL).await;
+    let replicas = answer.map(|answer| answer.replicas).unwrap_or_default();
+    replicas.iter().any(|it| it.leads && it.epoch > former)
+}
+
 /// Rights of a replica's callers.
 const RULES: &str = "
 tokens:
