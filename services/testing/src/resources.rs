@@ -196,6 +196,7 @@ checks! {
     access::logs_are_never_empty_where_something_was_written [Containers],
     access::only_the_last_lines_of_a_log [Containers],
     access::a_log_can_be_followed_until_the_container_ends [Containers],
+    access::a_log_goes_on_in_the_container_that_is_started_again [Containers],
     access::a_container_that_never_restarted_has_no_previous_log [Containers],
     access::the_log_before_a_restart_is_kept [Containers],
     access::variables_have_their_values_from_everywhere [Containers],

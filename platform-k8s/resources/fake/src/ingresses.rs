@@ -123,11 +123,14 @@ impl Store {
             Some(Target::Upstream(upstream)) => {
                 let key = (upstream.namespace.clone(), upstream.name.clone());
                 match self.stands_for(&key) {
-                    None => return Err(missing(format!("there is no Upstream {:?}", named(&key)))),
                     Some((of, service, port)) if of == namespace => {
                         path.target = Some(Target::Service(target(service, port)));
                     }
-                    Some(_) => {}
+                    // One that leads into another namespace is not told from none.
+                    Some(_) | None => {
+                        let upstream = named(&key);
+                        return Err(missing(format!("there is no Upstream {upstream:?}")));
+                    }
                 }
             }
             Some(Target::Service(service)) => {

@@ -10,7 +10,8 @@ use drover_core::{Error, Reason, Result};
 use drover_proto::{
     common::v1::{Chunk, ProcessOutput, chunk::Content},
     kubernetes::v1::{
-        self as api, ContainerState, ContainerStatus, PodPhase, stream_logs_request::Since,
+        self as api, ContainerState, ContainerStatus, PodPhase, RestartPolicy,
+        stream_logs_request::Since,
     },
 };
 use drover_resources::parts::{Answers, Input, Pods};
@@ -313,7 +314,7 @@ async fn logs(state: &Arc<State>, request: api::StreamLogsRequest) -> Result<Ans
     Ok(first.chain(rest.flatten()).boxed())
 }
 
-/// New lines, and whether none can come any more: the container has ended, as a kubelet sees it.
+/// New lines, and whether none can come any more: the container has ended, and is not started again.
 fn more(
     state: &State,
     key: &Key,
@@ -325,27 +326,58 @@ fn more(
     let Some(logs) = logs else {
         return (Vec::new(), true);
     };
+    let mut lines = Vec::new();
     if logs.runs != position.run {
-        return (Vec::new(), true);
+        // The rest of the run before this one.
+        let before = logs
+            .previous
+            .iter()
+            .filter(|_| logs.runs == position.run + 1);
+        lines.extend(before.flat_map(|lines| lines.iter().skip(position.line).cloned()));
+        *position = Position {
+            run: logs.runs,
+            line: 0,
+        };
     }
-    let lines = logs
-        .current
-        .get(position.line..)
-        .unwrap_or_default()
-        .to_vec();
-    position.line += lines.len();
+    let current = logs.current.get(position.line..).unwrap_or_default();
+    position.line += current.len();
+    lines.extend_from_slice(current);
     let pod = store.pods.get(key).filter(|pod| uid(*pod) == owner);
-    let status = pod.and_then(|pod| pod.status.as_ref());
-    let runs = status.is_some_and(|status| {
-        let mut all = status.containers.iter().chain(&status.init_containers);
-        all.any(|one| one.name == container && one.state() == ContainerState::Running)
-    });
-    (lines, !runs)
+    (lines, pod.is_none_or(|pod| is_over(pod, container)))
+}
+
+/// Whether a container of a pod neither runs nor will again.
+fn is_over(pod: &api::Pod, container: &str) -> bool {
+    let policy = pod.spec.as_ref().map(api::PodSpec::restart_policy);
+    let Some(status) = &pod.status else {
+        return false;
+    };
+    let mut all = status.containers.iter().chain(&status.init_containers);
+    let Some(own) = all.find(|one| one.name == container) else {
+        return true;
+    };
+    let runs = own.state() == ContainerState::Running;
+    let leaves = pod
+        .metadata
+        .as_ref()
+        .is_some_and(|it| it.delete_time.is_some());
+    let over = matches!(status.phase(), PodPhase::Succeeded | PodPhase::Failed);
+    let stays = own.state() == ContainerState::Terminated
+        && match policy {
+            Some(RestartPolicy::Never) => true,
+            Some(RestartPolicy::OnFailure) => own.exit_code.unwrap_or_default() == 0,
+            _ => false,
+        };
+    over || stays || (leaves && !runs)
 }
 
 fn since(since: Option<&Since>) -> Option<SystemTime> {
     match since? {
-        Since::SinceTime(time) => SystemTime::try_from(*time).ok(),
+        // Whole seconds, as Kubernetes has it.
+        Since::SinceTime(time) => {
+            let whole = prost_types::Timestamp { nanos: 0, ..*time };
+            SystemTime::try_from(whole).ok()
+        }
         Since::SinceDuration(span) => {
             SystemTime::now().checked_sub(Duration::try_from(*span).ok()?)
         }

@@ -80,34 +80,75 @@ struct File {
     identity: String,
 }
 
-/// Looks at a regular file. `None` where its size is not known: the container has no `stat`, or the file, like those of
-/// /proc, is made when it is read.
+/// Looks at a regular file. `None` where its size is not known: the container has neither `stat` nor `wc`, or the file,
+/// like those of /proc, is made when it is read.
 async fn look(client: &ApiClient, request: &api::ReadFileRequest) -> Result<Option<File>> {
-    let command = ["stat", "-L", "-c", "%f %s %i %Y %Z", &request.path];
-    let mut output = run(client, request, &command).await?;
-    let (mut said, mut succeeded) = (Vec::new(), false);
-    while let Some(piece) = output.next().await {
-        match piece?.output {
-            Some(Output::Stdout(chunk)) => keep(&mut said, chunk),
-            Some(Output::ExitCode(code)) => succeeded = code == 0,
-            Some(Output::Stderr(_)) | None => {}
+    let path = &request.path;
+    let stat = ["stat", "-L", "-c", "%f %s %i %Y %Z", path];
+    if let Some(said) = said(client, request, &stat).await? {
+        return regular(path, &said);
+    }
+    let Some(said) = said(client, request, &["wc", "-c", path]).await? else {
+        return Ok(None);
+    };
+    Ok(counted(&said))
+}
+
+/// What a command says. `None`: it failed, or is not there.
+async fn said(
+    client: &ApiClient,
+    request: &api::ReadFileRequest,
+    command: &[&str],
+) -> Result<Option<String>> {
+    for _ in 0..ATTEMPTS {
+        let mut output = run(client, request, command).await?;
+        let (mut said, mut succeeded) = (Vec::new(), false);
+        while let Some(piece) = output.next().await {
+            match piece?.output {
+                Some(Output::Stdout(chunk)) => keep(&mut said, chunk),
+                Some(Output::ExitCode(code)) => succeeded = code == 0,
+                Some(Output::Stderr(_)) | None => {}
+            }
+        }
+        if !succeeded {
+            return Ok(None);
+        }
+        // What it has said may be lost, as may the end of a file.
+        if said.ends_with(b"\n") {
+            return Ok(Some(String::from_utf8_lossy(&said).into_owned()));
         }
     }
-    let said = String::from_utf8_lossy(&said);
+    let (command, path) = (command[0], &request.path);
+    Err(Error::unavailable(format!(
+        "nothing came of what {command} says of {path:?}, {ATTEMPTS} times"
+    )))
+}
+
+/// A file as `stat` tells it.
+fn regular(path: &str, said: &str) -> Result<Option<File>> {
     let mut words = said.split_whitespace();
     let mode = words
         .next()
         .and_then(|mode| u32::from_str_radix(mode, 16).ok());
     let size = words.next().and_then(|size| size.parse::<u64>().ok());
-    match mode.zip(size).filter(|_| succeeded) {
+    match mode.zip(size) {
         // A pipe or device has no end.
-        Some((mode, _)) if mode & TYPE != REGULAR => Err(not_a_file(&request.path)),
+        Some((mode, _)) if mode & TYPE != REGULAR => Err(not_a_file(path)),
         Some((_, size)) => Ok((size > 0).then(|| File {
             size,
             identity: words.collect::<Vec<_>>().join(" "),
         })),
         None => Ok(None),
     }
+}
+
+/// A file as `wc` tells it.
+fn counted(said: &str) -> Option<File> {
+    let size = said.split_whitespace().next()?.parse().ok()?;
+    (size > 0).then(|| File {
+        size,
+        identity: String::new(),
+    })
 }
 
 /// What comes after the first bytes of a file, if it is still the same: Kubernetes may close the connection of a command
@@ -275,6 +316,23 @@ mod tests {
         );
         assert_eq!(reason(127, "", 0), Reason::Precondition);
         assert_eq!(reason(1, missing, 7), Reason::Unavailable);
+    }
+
+    #[test]
+    fn a_file_is_known_by_what_stat_or_wc_says() {
+        let file = |size, identity: &str| {
+            Some(File {
+                size,
+                identity: identity.to_owned(),
+            })
+        };
+        assert!(regular("/f", "81a4 5 7 1 2\n").unwrap() == file(5, "7 1 2"));
+        assert!(regular("/f", "81a4 0 7 1 2\n").unwrap().is_none());
+        assert!(regular("/f", "unknown\n").unwrap().is_none());
+        let error = regular("/f", "11a4 0 7 1 2\n").err().unwrap();
+        assert_eq!(error.reason(), Reason::NotAFile);
+        assert!(counted("  5 /f\n") == file(5, ""));
+        assert!(counted("0 /f\n").is_none());
     }
 
     fn pieces(text: &[u8], code: i32) -> Answers<ProcessOutput> {

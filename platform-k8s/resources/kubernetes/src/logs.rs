@@ -24,6 +24,8 @@ use crate::{
 
 /// Largest piece in bytes.
 const MAX_PIECE: usize = 64 * 1024;
+/// How often the log of a container that is started again and again is opened, until it is the wanted one.
+const ATTEMPTS: u32 = 5;
 
 /// The log of a container. With `follow` that of a container which is started again goes on in the next one.
 pub(crate) async fn logs(
@@ -51,7 +53,7 @@ pub(crate) async fn logs(
         return Err(log.runs.place.not_running("has not started"));
     }
     log.runs.last = log.runs.place.status(&pod).map(Run::of);
-    let body = log.open().await;
+    let body = log.open_run().await;
     let place = &log.runs.place;
     log.body = Some(body.map_err(|error| refused(place, &pod, request.previous, error))?);
     Ok(log.stream())
@@ -84,6 +86,7 @@ fn parameters(place: &Place, request: &api::StreamLogsRequest) -> Result<LogPara
 }
 
 type Failure = (Call, kube::Error);
+type Body = Pin<Box<dyn AsyncBufRead + Send>>;
 
 /// The API server answers BadRequest for a log that does not exist.
 fn refused(place: &Place, pod: &Pod, previous: bool, (call, error): Failure) -> Error {
@@ -109,7 +112,7 @@ struct Log {
     runs: Runs,
     parameters: LogParams,
     /// `None`: to be opened, when the container that comes next has started.
-    body: Option<Pin<Box<dyn AsyncBufRead + Send>>>,
+    body: Option<Body>,
     /// A line whose end has not come.
     partial: Vec<u8>,
 }
@@ -127,10 +130,46 @@ impl Log {
         .boxed()
     }
 
-    async fn open(&mut self) -> std::result::Result<Pin<Box<dyn AsyncBufRead + Send>>, Failure> {
+    /// Opens the log of the last run. The API server has that of the container which runs when it is asked: one that has
+    /// begun meanwhile leaves the wanted log as the previous one.
+    async fn open_run(&mut self) -> std::result::Result<Body, Failure> {
+        for _ in 0..ATTEMPTS {
+            let body = self.open(self.parameters.clone()).await?;
+            let Some(next) = self.begun_since().await else {
+                return Ok(body);
+            };
+            if !self.runs.is_passed_over(&next) {
+                let previous = LogParams {
+                    previous: true,
+                    follow: false,
+                    ..self.parameters.clone()
+                };
+                if let Ok(body) = self.open(previous).await
+                    && self.begun_since().await.as_ref() == Some(&next)
+                {
+                    return Ok(body);
+                }
+            }
+            // The kubelet keeps the logs of two runs only.
+            self.runs.last = Some(next);
+        }
+        self.open(self.parameters.clone()).await
+    }
+
+    /// The run that has begun since the last one, if the log is followed.
+    async fn begun_since(&mut self) -> Option<Run> {
+        if !self.parameters.follow {
+            return None;
+        }
+        let pods = self.runs.place.api(&self.client);
+        let pod = pods.get(&escape(&self.runs.place.pod)).await.ok()?;
+        self.runs.after_last(&pod)
+    }
+
+    async fn open(&mut self, parameters: LogParams) -> std::result::Result<Body, Failure> {
         let pods = self.runs.place.api(&self.client);
         let name = escape(&self.runs.place.pod);
-        match pods.log_stream(&name, &self.parameters).await {
+        match pods.log_stream(&name, &parameters).await {
             Ok(body) => Ok(Box::pin(body)),
             Err(error) => Err((self.call.clone(), error)),
         }
@@ -211,7 +250,7 @@ impl Log {
         let Some(pod) = self.runs.until_started(changes).await? else {
             return Ok(false);
         };
-        match self.open().await {
+        match self.open_run().await {
             Ok(body) => self.body = Some(body),
             Err((call, error)) => {
                 let error = self.runs.place.refused(&call, &pod, error);

@@ -392,6 +392,31 @@ pub(super) async fn a_log_can_be_followed_until_the_container_ends(subject: &Sub
     subject.remove_pod(&name).await;
 }
 
+pub(super) async fn a_log_goes_on_in_the_container_that_is_started_again(subject: &Subject) {
+    let mut pod = subject.pod_once("echo run; exit 1");
+    spec(&mut pod).restart_policy = api::RestartPolicy::OnFailure as i32;
+    let pod = subject.create_pod(pod).await.unwrap();
+    let name = pod.metadata.unwrap().name;
+    let request = api::StreamLogsRequest {
+        follow: true,
+        ..log_of(subject, &name)
+    };
+    let mut stream = subject
+        .pods()
+        .stream_logs(request)
+        .await
+        .unwrap()
+        .into_inner();
+    let mut text = String::new();
+    while text.len() < "run\n".len() * 3 {
+        let answer = stream.message().await.unwrap().expect("it goes on");
+        text += std::str::from_utf8(&bytes(answer.chunk.unwrap())).unwrap();
+    }
+    assert_eq!(text, "run\n".repeat(3));
+    drop(stream);
+    subject.remove_pod(&name).await;
+}
+
 pub(super) async fn a_container_that_never_restarted_has_no_previous_log(subject: &Subject) {
     let pod = subject.running().await;
     let request = api::StreamLogsRequest {

@@ -35,7 +35,12 @@ pub(crate) async fn reads(rig: &Rig, count: usize) {
         namespace: namespace.name.clone(),
         name,
     };
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    // Refused by the server itself: what the way to it and back costs.
+    let refused = || api::GetPodRequest {
+        namespace: "not-served".to_owned(),
+        name: "web-0".to_owned(),
+    };
+    let (mut ours, mut theirs, mut way) = (Vec::new(), Vec::new(), Vec::new());
     // The first round opens connections.
     for (round, number) in (0..2).flat_map(|round| (0..count).map(move |it| (round, it))) {
         let name = format!("web-{number}");
@@ -43,13 +48,18 @@ pub(crate) async fn reads(rig: &Rig, count: usize) {
         plain.get(&name).await.unwrap();
         let between = Instant::now();
         client.get_pod(get(name), CALL).await.unwrap();
+        let answered = Instant::now();
+        client.get_pod(refused(), CALL).await.unwrap_err();
         if round > 0 {
             theirs.push(between - began);
-            ours.push(between.elapsed());
+            ours.push(answered - between);
+            way.push(answered.elapsed());
         }
     }
     println!("{HEAD}");
     compare("GetPod, one after the other", ours, theirs);
+    let way = milliseconds(median(way));
+    row("the way to the server and back alone", &way, "", "", "");
 
     let list = api::ListPodsRequest {
         namespace: namespace.name.clone(),

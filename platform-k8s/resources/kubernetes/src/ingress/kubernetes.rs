@@ -100,6 +100,8 @@ fn service(raw: &Value) -> Option<ServicePort> {
 /// A merge patch that makes the rules of `before` those of `after`.
 pub(super) fn patch(object: &DynamicObject, before: &Rules, after: &Rules) -> Value {
     let mut raw = raw_rules(object).to_vec();
+    let goes = |host: &str| before.contains_key(host) && !after.contains_key(host);
+    raw.retain(|rule| !goes(host(rule)));
     for (host, paths) in after {
         if before.get(host) == Some(paths) {
             continue;

@@ -28,7 +28,15 @@ struct Inner {
     calls: Vec<String>,
     /// A call with this method to an object of this name fails, once.
     fails: Option<(Method, String)>,
+    /// Such a call is done, and its answer is lost, once.
+    loses: Option<(Method, String)>,
+    /// What happens while such a call is under way, once.
+    meanwhile: Option<(Method, String, Event)>,
+    /// Somebody writes a status into each object as soon as it is there.
+    tended: bool,
 }
+
+type Event = Box<dyn FnOnce(&mut Inner) + Send>;
 
 impl Memory {
     pub(super) fn objects(&self) -> Objects {
@@ -50,10 +58,8 @@ impl Memory {
     }
 
     pub(super) fn put(&self, resource: &ApiResource, object: Value) -> DynamicObject {
-        let mut inner = self.0.lock();
-        let text = |field: &str| object["metadata"][field].as_str().unwrap().to_owned();
-        let at = (resource.plural.clone(), text("namespace"), text("name"));
-        let stored = inner.store(at, object);
+        let at = place(resource, &object);
+        let stored = self.0.lock().store(at, object);
         serde_json::from_value(stored).unwrap()
     }
 
@@ -73,6 +79,48 @@ impl Memory {
     pub(super) fn fail(&self, method: Method, name: &str) {
         self.0.lock().fails = Some((method, name.to_owned()));
     }
+
+    pub(super) fn lose(&self, method: Method, name: &str) {
+        self.0.lock().loses = Some((method, name.to_owned()));
+    }
+
+    pub(super) fn tend(&self) {
+        self.0.lock().tended = true;
+    }
+
+    /// Somebody else makes an object while this call is under way.
+    pub(super) fn put_during(
+        &self,
+        (method, name): (Method, &str),
+        resource: &ApiResource,
+        object: Value,
+    ) {
+        let at = place(resource, &object);
+        let event: Event = Box::new(move |inner| {
+            inner.store(at, object);
+        });
+        self.0.lock().meanwhile = Some((method, name.to_owned(), event));
+    }
+
+    /// Somebody else deletes an object while this call is under way.
+    pub(super) fn delete_during(
+        &self,
+        (method, name): (Method, &str),
+        resource: &ApiResource,
+        object: &DynamicObject,
+    ) {
+        let object = serde_json::to_value(object).unwrap();
+        let at = place(resource, &object);
+        let event: Event = Box::new(move |inner| {
+            inner.objects.remove(&at);
+        });
+        self.0.lock().meanwhile = Some((method, name.to_owned(), event));
+    }
+}
+
+fn place(resource: &ApiResource, object: &Value) -> (String, String, String) {
+    let text = |field: &str| object["metadata"][field].as_str().unwrap().to_owned();
+    (resource.plural.clone(), text("namespace"), text("name"))
 }
 
 impl Inner {
@@ -107,11 +155,19 @@ impl Inner {
                     if self.failed(&head.method, &name) {
                         return status(503, "ServiceUnavailable");
                     }
-                    let at = (plural, namespace, name);
+                    self.happens(&head.method, &name);
+                    let at = (plural, namespace, name.clone());
                     if self.objects.contains_key(&at) {
                         return status(409, "AlreadyExists");
                     }
-                    (201, self.store(at, body))
+                    let stored = self.store(at.clone(), body);
+                    if self.tended {
+                        self.store(at, stored.clone());
+                    }
+                    if self.lost(&head.method, &name) {
+                        return status(504, "Timeout");
+                    }
+                    (201, stored)
                 }
                 namespace => (200, self.list(head, &plural, namespace.as_deref())),
             };
@@ -119,6 +175,7 @@ impl Inner {
         if self.failed(&head.method, &name) {
             return status(503, "ServiceUnavailable");
         }
+        self.happens(&head.method, &name);
         let at = (plural, namespace.unwrap_or_default(), name);
         let Some(found) = self.objects.get(&at).cloned() else {
             return status(404, "NotFound");
@@ -134,6 +191,12 @@ impl Inner {
                 (200, self.store(at, merged))
             }
             Method::DELETE => {
+                for field in ["uid", "resourceVersion"] {
+                    let wanted = &body["preconditions"][field];
+                    if !wanted.is_null() && *wanted != found["metadata"][field] {
+                        return status(409, "Conflict");
+                    }
+                }
                 self.objects.remove(&at);
                 status(200, "")
             }
@@ -144,6 +207,18 @@ impl Inner {
     fn failed(&mut self, method: &Method, name: &str) -> bool {
         let fails = |it: &mut (Method, String)| it.0 == *method && it.1 == name;
         self.fails.take_if(fails).is_some()
+    }
+
+    fn lost(&mut self, method: &Method, name: &str) -> bool {
+        let loses = |it: &mut (Method, String)| it.0 == *method && it.1 == name;
+        self.loses.take_if(loses).is_some()
+    }
+
+    fn happens(&mut self, method: &Method, name: &str) {
+        let now = |it: &mut (Method, String, Event)| it.0 == *method && it.1 == name;
+        if let Some((_, _, event)) = self.meanwhile.take_if(now) {
+            event(self);
+        }
     }
 
     fn list(&self, head: &http::request::Parts, plural: &str, namespace: Option<&str>) -> Value {

@@ -14,6 +14,19 @@ use crate::convert;
 /// Label and annotation: the ingress that an object is part of. The label's value may be shortened.
 pub(super) const INGRESS: &str = "drover.dev/ingress";
 
+/// Annotation: the creation that made an object, by which it is known though its answer was lost.
+pub(super) const REQUEST: &str = "drover.dev/request";
+
+/// Annotations that are not part of an ingress as its callers see it.
+const OWN: [&str; 6] = [
+    INGRESS,
+    REQUEST,
+    kubernetes::NAMES,
+    route::PATHS,
+    route::BEHIND,
+    route::VERSION,
+];
+
 /// Most characters of a label's value.
 const MAX_LABEL: usize = 63;
 
@@ -65,15 +78,7 @@ pub(super) fn part(like: &ObjectMeta, ingress: &str, name: String) -> ObjectMeta
 }
 
 fn is_reserved(key: &str) -> bool {
-    let ours = [
-        INGRESS,
-        kubernetes::NAMES,
-        route::PATHS,
-        route::BEHIND,
-        route::VERSION,
-        "kubectl.kubernetes.io/last-applied-configuration",
-    ];
-    ours.contains(&key)
+    OWN.contains(&key) || key == "kubectl.kubernetes.io/last-applied-configuration"
 }
 
 /// An object of a kind that our types do not have.
@@ -97,16 +102,9 @@ pub(super) fn answer(name: &str, objects: &[DynamicObject]) -> api::Metadata {
     let mut metadata = convert::metadata(&first.metadata);
     name.clone_into(&mut metadata.name);
     metadata.labels.remove(INGRESS);
-    let ours = [
-        INGRESS,
-        kubernetes::NAMES,
-        route::PATHS,
-        route::BEHIND,
-        route::VERSION,
-    ];
     metadata
         .annotations
-        .retain(|key, _| !ours.contains(&key.as_str()));
+        .retain(|key, _| !OWN.contains(&key.as_str()));
     if objects.len() > 1 {
         let revisions: Vec<String> = objects
             .iter()

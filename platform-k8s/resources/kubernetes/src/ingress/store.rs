@@ -59,6 +59,18 @@ impl Object for IngressObject {
         self.objects.reserve(Kind::Ingress, hosts).await
     }
 
+    async fn withdraw(&self, hosts: &BTreeSet<&str>) -> Result<()> {
+        loop {
+            let state = self.read().await?;
+            let mut rules = state.rules.clone();
+            rules.retain(|host, _| !hosts.contains(host.as_str()));
+            match self.write(&state, &rules).await {
+                Err(error) if error.reason() == Reason::Conflict => {}
+                other => return other.map(drop),
+            }
+        }
+    }
+
     async fn write(
         &self,
         state: &State<DynamicObject>,
@@ -128,6 +140,22 @@ impl HostObject {
         Err(Error::new(Reason::Precondition, message).with_resource(kind, name))
     }
 
+    /// Takes a new object back if the ingress was deleted while it was made: whoever deleted it may not have seen it.
+    async fn still_there(&self, like: &DynamicObject, created: &DynamicObject) -> Result<()> {
+        let (resource, name) = (self.kind.resource(), like.name_any());
+        let found = self.objects.get(&resource, &self.namespace, &name).await;
+        match found {
+            Ok(Some(found)) if found.uid() == like.uid() => Ok(()),
+            Ok(_) => {
+                let deleted = self.objects.delete(&resource, created, false).await;
+                deleted.map_err(after_write)?;
+                // It is read again, and found to be gone.
+                Err(Error::new(Reason::Conflict, "the ingress was deleted"))
+            }
+            Err(error) => Err(after_write(error)),
+        }
+    }
+
     fn new_object(&self, like: &DynamicObject, routes: usize, paths: &Paths) -> DynamicObject {
         let name = route::name_for(&self.ingress, &self.host);
         let metadata = meta::part(&like.metadata, &self.ingress, name);
@@ -194,6 +222,17 @@ impl Object for HostObject {
         self.objects.reserve(self.kind, hosts).await
     }
 
+    async fn withdraw(&self, _: &BTreeSet<&str>) -> Result<()> {
+        match self.read().await?.version {
+            Place::In(object) => {
+                let resource = self.kind.resource();
+                self.objects.delete(&resource, &object, false).await?;
+                Ok(())
+            }
+            Place::Nowhere { .. } => Ok(()),
+        }
+    }
+
     async fn write(&self, state: &State<Place>, rules: &Rules) -> Result<State<Place>> {
         let paths = rules
             .get(&self.host)
@@ -210,13 +249,15 @@ impl Object for HostObject {
             }
             Place::Nowhere { like, routes } => {
                 let object = self.new_object(like, *routes, paths);
-                match self.objects.create_part(self.kind, &object).await {
+                let created = match self.objects.create_part(self.kind, &object).await {
                     Err(error) if error.reason() == Reason::AlreadyExists => {
                         self.check_way(&object).await?;
                         return Err(error);
                     }
                     other => other?,
-                }
+                };
+                self.still_there(like, &created).await?;
+                created
             }
         };
         if self.kind == Kind::HttpRoute {

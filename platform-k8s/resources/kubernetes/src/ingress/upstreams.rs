@@ -316,7 +316,7 @@ impl Targets<'_> {
         }
     }
 
-    /// Whenever the services or upstreams were listed anew, or one of them appears or changes.
+    /// Whenever the services or upstreams were listed anew, or one of them appears, changes or goes.
     fn changes(&self, paths: &[Path]) -> BoxStream<'static, Result<()>> {
         let mut all = Vec::new();
         let services: BTreeSet<String> = paths
@@ -359,8 +359,9 @@ where
     let changes = events.filter_map(move |event| {
         let change = match event {
             Ok(Event::InitDone) => Some(Ok(())),
-            Ok(Event::Apply(object)) => wanted(&object).then_some(Ok(())),
-            Ok(Event::Init | Event::InitApply(_) | Event::Delete(_)) => None,
+            // Of several that could be meant only one may be left.
+            Ok(Event::Apply(object) | Event::Delete(object)) => wanted(&object).then_some(Ok(())),
+            Ok(Event::Init | Event::InitApply(_)) => None,
             Err(error) => refused(&call, error).map(Err),
         };
         ready(change)

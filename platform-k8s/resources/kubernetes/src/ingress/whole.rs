@@ -1,6 +1,9 @@
 //! Ingresses as a whole.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -21,6 +24,12 @@ use crate::{convert, objects::after_write};
 /// Ingresses in a page where the request does not say, and at most.
 const PAGE: usize = 500;
 const MAX_PAGE: usize = 1_000;
+/// Before each attempt to find or to remove a part of an ingress that could not be created whole.
+const PAUSES: [Duration; 3] = [
+    Duration::ZERO,
+    Duration::from_millis(250),
+    Duration::from_secs(1),
+];
 /// Most bytes of a page, but for one ingress: below what a client takes in one message.
 const MAX_PAGE_BYTES: usize = 1024 * 1024;
 
@@ -197,19 +206,32 @@ impl IngressBackends {
 }
 
 /// Deletes all objects of an ingress. Whether there was any.
-async fn remove(objects: &Objects, kind: Kind, namespace: &str, name: &str) -> Result<bool> {
-    let all = objects.with_followers(kind, namespace, name).await?;
-    // Leading ones first: without them nobody completes what is behind.
-    let (behind, leading): (Vec<_>, Vec<_>) = all.into_iter().partition(route::is_behind);
-    let mut deleted = Vec::new();
-    for object in leading.iter().chain(&behind) {
-        match objects.delete(&kind.resource(), object, false).await {
-            Ok(true) => deleted.push(object.name_any()),
-            Ok(false) => {}
-            Err(error) => return Err(crate::objects::half_way(error, kind.name(), &deleted)),
+async fn remove(objects: Objects, kind: Kind, namespace: String, name: String) -> Result<bool> {
+    let (mut asked, mut deleted) = (BTreeSet::new(), Vec::new());
+    loop {
+        let all = objects.with_followers(kind, &namespace, &name).await;
+        let all = all.map_err(|error| half_way(error, kind, &deleted))?;
+        // Leading ones first: without them nobody completes what is behind.
+        let (behind, leading): (Vec<_>, Vec<_>) = all
+            .into_iter()
+            .filter(|object| asked.insert(object.uid()))
+            .partition(route::is_behind);
+        if behind.is_empty() && leading.is_empty() {
+            return Ok(!deleted.is_empty());
         }
+        for object in leading.iter().chain(&behind) {
+            match objects.delete(&kind.resource(), object, false).await {
+                Ok(true) => deleted.push(object.name_any()),
+                Ok(false) => {}
+                Err(error) => return Err(half_way(error, kind, &deleted)),
+            }
+        }
+        // A host that was added meanwhile is seen now; who adds one later finds no ingress.
     }
-    Ok(!deleted.is_empty())
+}
+
+fn half_way(error: Error, kind: Kind, deleted: &[String]) -> Error {
+    crate::objects::half_way(error, kind.name(), deleted)
 }
 
 /// An ingress that is to be created whole or not at all.
@@ -230,7 +252,7 @@ impl New {
             namespace,
             name,
             hosts,
-            built,
+            ..
         } = &self;
         let hosts: BTreeSet<&str> = hosts.iter().map(String::as_str).collect();
         let reserved = objects.reserve(*kind, &hosts).await;
@@ -238,21 +260,16 @@ impl New {
             return Err(exists(namespace, name));
         }
         hosts::check_free(objects, *kind, namespace, name, &hosts).await?;
-        let mut created: Vec<DynamicObject> = Vec::with_capacity(built.len());
-        for object in built {
-            match objects.create_part(*kind, object).await {
-                Ok(object) => created.push(object),
-                Err(error) => {
-                    self.undo(&created).await;
-                    return Err(match error.reason() {
-                        Reason::AlreadyExists if object.name_any() == *name => {
-                            exists(namespace, name)
-                        }
-                        Reason::AlreadyExists => in_the_way(*kind, &object.name_any()),
-                        _ => error,
-                    });
-                }
-            }
+        let (created, failed) = self.create_parts().await;
+        let failed = match failed {
+            // Another server may have looked at the same time.
+            None => hosts::check_free(objects, *kind, namespace, name, &hosts)
+                .await
+                .err(),
+            failed => failed,
+        };
+        if let Some(error) = failed {
+            return Err(self.undo(&created, error).await);
         }
         drop(reserved);
         if *kind == Kind::HttpRoute {
@@ -263,16 +280,105 @@ impl New {
         Ok(created)
     }
 
-    /// Removes what was created of an ingress that could not be created whole.
-    async fn undo(&self, created: &[DynamicObject]) {
-        let kind = self.kind;
-        for object in created {
-            if let Err(error) = self.objects.delete(&kind.resource(), object, true).await {
-                let name = object.name_any();
-                tracing::warn!(kind = kind.name(), name, %error, "part of an ingress stays");
+    /// Creates the parts one after the other, up to one that cannot be.
+    async fn create_parts(&self) -> (Vec<DynamicObject>, Option<Error>) {
+        let request = format!("{:032x}", fastrand::u128(..));
+        let mut created = Vec::with_capacity(self.built.len());
+        for object in &self.built {
+            let mut object = object.clone();
+            let annotations = object.metadata.annotations.get_or_insert_default();
+            annotations.insert(meta::REQUEST.to_owned(), request.clone());
+            match self.create_part(&object, &request).await {
+                Ok(object) => created.push(object),
+                Err(error) => return (created, Some(error)),
             }
         }
+        (created, None)
     }
+
+    async fn create_part(&self, object: &DynamicObject, request: &str) -> Result<DynamicObject> {
+        let (kind, name) = (self.kind, object.name_any());
+        let error = match self.objects.create_part(kind, object).await {
+            Err(error) => error,
+            made => return made,
+        };
+        match error.reason() {
+            Reason::AlreadyExists if name == self.name => Err(exists(&self.namespace, &name)),
+            Reason::AlreadyExists => Err(in_the_way(kind, &name)),
+            reason if is_refusal(reason) => Err(error),
+            _ => self.found(&name, request).await.ok_or(error),
+        }
+    }
+
+    /// A part whose creation nobody has confirmed, if it is there.
+    async fn found(&self, name: &str, request: &str) -> Option<DynamicObject> {
+        for pause in PAUSES {
+            tokio::time::sleep(pause).await;
+            let kind = self.kind.resource();
+            let found = self.objects.get(&kind, &self.namespace, name).await;
+            let is_own = |object: &DynamicObject| {
+                let of = object.annotations().get(meta::REQUEST);
+                of.is_some_and(|it| it == request)
+            };
+            if let Some(object) = found.ok().flatten().filter(is_own) {
+                return Some(object);
+            }
+        }
+        None
+    }
+
+    /// Removes what was created of an ingress that could not be created whole. Returns the error to answer.
+    async fn undo(&self, created: &[DynamicObject], error: Error) -> Error {
+        let mut stays = Vec::new();
+        for object in created {
+            if let Err(error) = self.remove(object).await {
+                let (kind, name) = (self.kind.name(), object.name_any());
+                tracing::warn!(kind, name, %error, "part of an ingress stays");
+                stays.push(name);
+            }
+        }
+        if stays.is_empty() {
+            return error;
+        }
+        // Nobody may take it for a refusal.
+        let (kind, stays) = (self.kind.name(), stays.join(", "));
+        Error::unavailable(format!(
+            "a part of the ingress could neither be created whole nor removed again ({kind} {stays}), delete the ingress: {}",
+            error.message()
+        ))
+    }
+
+    async fn remove(&self, object: &DynamicObject) -> Result<()> {
+        let (kind, mut last) = (self.kind.resource(), Ok(()));
+        for pause in PAUSES {
+            tokio::time::sleep(pause).await;
+            // Whatever its controllers have written into it by now.
+            let deleted = self.objects.delete(&kind, object, false);
+            last = deleted.await.map(drop);
+            if last.is_ok() {
+                break;
+            }
+        }
+        last
+    }
+}
+
+/// Whether an error says that nothing was done.
+fn is_refusal(reason: Reason) -> bool {
+    matches!(
+        reason,
+        Reason::Invalid
+            | Reason::Precondition
+            | Reason::QuotaExceeded
+            | Reason::NotFound
+            | Reason::Conflict
+            | Reason::CredentialsRefused
+            | Reason::PermissionDenied
+            | Reason::RateLimited
+            | Reason::Overloaded
+            | Reason::NotSent
+            | Reason::IngressBackendMissing
+    )
 }
 
 /// Logs and passes over what would keep a list from all else.
@@ -441,7 +547,13 @@ impl Ingresses for IngressBackends {
 
     async fn delete(&self, request: api::DeleteIngressRequest) -> Result<bool> {
         let kind = self.kind(request.backend).await?;
-        let outcome = remove(&self.objects, kind, &request.namespace, &request.name).await;
+        let removal = remove(
+            self.objects.clone(),
+            kind,
+            request.namespace.clone(),
+            request.name.clone(),
+        );
+        let outcome = self.writers.whole(removal).await;
         self.explained(kind, outcome).await
     }
 }

@@ -2,7 +2,7 @@
 //! one compare-and-swap, and gives each its own outcome. It ends as soon as nothing waits.
 
 use std::{
-    collections::{BTreeSet, HashMap, hash_map::Entry},
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
     future::Future,
     pin::Pin,
     sync::{
@@ -42,6 +42,9 @@ pub(super) trait Object: Send + Sync + 'static {
 
     /// Keeps others in this process from adding any of these hosts elsewhere, until it is dropped.
     async fn reserve(&self, hosts: &BTreeSet<&str>) -> Reserved;
+
+    /// Takes hosts back that were added a moment ago.
+    async fn withdraw(&self, hosts: &BTreeSet<&str>) -> Result<()>;
 
     /// Writes the rules if the object is still as it was read. `Conflict`, `AlreadyExists` and `NotFound` mean that it
     /// is not, and that nothing was written.
@@ -214,9 +217,10 @@ fn write<'a, O: Object>(
                     Err(error) => return refuse(batch, &error),
                 },
             };
-            let reserved = match added(&before.rules, &batch) {
-                hosts if hosts.is_empty() => None,
-                hosts => Some(object.reserve(&hosts).await),
+            let adds = added(&before.rules, &batch);
+            let reserved = match adds.is_empty() {
+                true => None,
+                false => Some(object.reserve(&adds).await),
             };
             let mut after = before.rules.clone();
             let outcomes = apply_all(object, &before.version, &mut after, &batch).await;
@@ -236,9 +240,17 @@ fn write<'a, O: Object>(
                 return reply(batch, all_and(outcomes, &settled));
             }
             let written = object.write(&before, &after).await;
+            let contested = match &written {
+                Ok(written) => contested(object, &written.version, &adds).await,
+                Err(_) => BTreeMap::new(),
+            };
             // A smaller batch reserves again.
             drop(reserved);
             match written {
+                Ok(_) if !contested.is_empty() => {
+                    let outcomes = without(outcomes, &batch, &contested);
+                    return reply(batch, outcomes);
+                }
                 Ok(written) => {
                     *known = Some(written);
                     return reply(batch, outcomes);
@@ -258,6 +270,45 @@ fn write<'a, O: Object>(
             }
         }
     })
+}
+
+/// Takes back those of the added hosts that somebody else, who looked at the same time, routes as well. Returns why, by host.
+async fn contested<O: Object>(
+    object: &O,
+    version: &O::Version,
+    added: &BTreeSet<&str>,
+) -> BTreeMap<String, Error> {
+    let mut contested = BTreeMap::new();
+    for host in added {
+        if let Err(error) = object.admit(version, host).await {
+            contested.insert((*host).to_owned(), error);
+        }
+    }
+    let hosts: BTreeSet<&str> = contested.keys().map(String::as_str).collect();
+    if !hosts.is_empty()
+        && let Err(error) = object.withdraw(&hosts).await
+    {
+        let stays = crate::objects::after_write(error);
+        return hosts
+            .iter()
+            .map(|host| ((*host).to_owned(), stays.clone()))
+            .collect();
+    }
+    contested
+}
+
+/// The outcomes, without those of hosts that were taken back.
+fn without(
+    outcomes: Vec<Result<api::IngressRule>>,
+    batch: &[Waiting],
+    contested: &BTreeMap<String, Error>,
+) -> Vec<Result<api::IngressRule>> {
+    let each = outcomes.into_iter().zip(batch);
+    each.map(|(outcome, waiting)| match contested.get(&waiting.host) {
+        Some(error) => Err(error.clone()),
+        None => outcome,
+    })
+    .collect()
 }
 
 /// Applies the changes in turn. One that fails leaves the rules as they were.

@@ -71,6 +71,24 @@ impl Runs {
         }
     }
 
+    /// The run that has begun after the last one, as the pod tells.
+    pub(super) fn after_last(&self, pod: &Pod) -> Option<Run> {
+        let status = self.place.status(pod).filter(|it| has_started(it))?;
+        let run = Run::of(status);
+        let begun = self.last.as_ref().is_some_and(|last| run.is_another(last));
+        (begun && pod.metadata.uid == self.uid).then_some(run)
+    }
+
+    /// Whether there was another run between the last one and this.
+    pub(super) fn is_passed_over(&self, next: &Run) -> bool {
+        let Some(last) = &self.last else {
+            return false;
+        };
+        let ids = last.id.as_ref().zip(next.before.as_ref());
+        next.restarts > last.restarts.saturating_add(1)
+            || ids.is_some_and(|(last, before)| last != before)
+    }
+
     /// The pod once another run has begun than the last one, which becomes the last. `None` if there will be none.
     pub(super) async fn until_started(
         &mut self,
@@ -130,7 +148,7 @@ impl Runs {
         let status = self.place.status(pod);
         let state = status.and_then(|it| it.state.as_ref());
         let run = status.map(Run::of);
-        let started = state.is_some_and(|it| it.running.is_some() || it.terminated.is_some());
+        let started = status.is_some_and(has_started);
         let last = self.last.as_ref();
         if started
             && let Some(run) = run
@@ -160,6 +178,12 @@ impl Runs {
         }
         ControlFlow::Continue(())
     }
+}
+
+/// Whether the container of a status runs or has run.
+fn has_started(status: &ContainerStatus) -> bool {
+    let state = status.state.as_ref();
+    state.is_some_and(|it| it.running.is_some() || it.terminated.is_some())
 }
 
 #[cfg(test)]

@@ -236,6 +236,29 @@ async fn a_large_file_of_any_bytes_is_read_as_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_file_in_a_container_without_stat_has_a_size_too() {
+    let Some(bench) = bench().await else { return };
+    let begin =
+        "/bin/mkdir /tmp/bin; for it in cat wc tail; do /bin/ln -s /bin/busybox /tmp/bin/$it; done
+        echo 12345 >/tmp/f; exec /bin/sleep 3600";
+    let mut pod = running(&bench, "a", &["/bin/sh", "-c", begin]);
+    let container = &mut pod.spec.as_mut().unwrap().containers[0];
+    container.env = vec![api::EnvVar {
+        name: "PATH".to_owned(),
+        source: Some(api::env_var::Source::Value("/tmp/bin".to_owned())),
+    }];
+    bench.ready(pod).await;
+    until("the file is written", || async {
+        file(&bench, "/tmp/f").await.ok().map(drop)
+    })
+    .await;
+    let (total, count, _) = file(&bench, "/tmp/f").await.unwrap();
+    assert_eq!((total, count), (Some(6), 6));
+    let error = file(&bench, "/no").await.unwrap_err();
+    assert_eq!(error.reason(), Reason::FileNotFound, "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_file_that_cannot_be_read_says_why() {
     let Some(bench) = bench().await else { return };
     let mut pod = running(&bench, "a", &SLEEP);

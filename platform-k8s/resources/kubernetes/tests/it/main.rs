@@ -15,4 +15,5 @@ mod ingress;
 mod inside;
 mod kubelet;
 mod objects;
+mod restarts;
 mod wait;

@@ -148,6 +148,68 @@ async fn what_is_in_the_way_of_a_new_host_is_named() {
 }
 
 #[tokio::test]
+async fn a_host_is_not_added_to_an_ingress_that_is_deleted_meanwhile() {
+    for kind in [Kind::HttpRoute, Kind::VirtualService] {
+        let memory = Memory::default();
+        let objects = memory.objects();
+        let first = match kind {
+            Kind::HttpRoute => leading(&memory),
+            _ => memory.put(&kind.resource(), service("web", HOST)),
+        };
+        let name = route::name_for("web", "b.example");
+        memory.delete_during((Method::POST, &name), &kind.resource(), &first);
+        let added = change(holder(&objects, kind, "b.example"), put(0..1)).await;
+        assert_eq!(added.unwrap_err().reason(), Reason::NotFound);
+        assert!(memory.names(&kind.resource()).is_empty(), "{kind:?}");
+    }
+}
+
+fn service(name: &str, host: &str) -> Value {
+    json!({
+        "apiVersion": "gateway.solo.io/v1", "kind": "VirtualService",
+        "metadata": {"name": name, "namespace": "n", "labels": {INGRESS: name}},
+        "spec": {"virtualHost": {"domains": [host], "routes": []}},
+    })
+}
+
+#[tokio::test]
+async fn a_host_that_another_server_routes_meanwhile_is_not_added() {
+    let kind = Kind::HttpRoute;
+    let memory = Memory::default();
+    let objects = memory.objects();
+    leading(&memory);
+    let name = route::name_for("web", "b.example");
+    let mut theirs = route_of("theirs", json!({}), json!(["b.example"]));
+    theirs["metadata"]["annotations"] = Value::Null;
+    memory.put_during((Method::POST, &name), &kind.resource(), theirs);
+    let added = change(holder(&objects, kind, "b.example"), put(0..1)).await;
+    assert_eq!(added.unwrap_err().reason(), Reason::IngressHostTaken);
+    assert_eq!(memory.names(&kind.resource()), ["theirs", "web"]);
+
+    let kind = Kind::Ingress.resource();
+    let ingress = |name: &str, host: &str| {
+        json!({
+            "apiVersion": "networking.k8s.io/v1", "kind": "Ingress",
+            "metadata": {"name": name, "namespace": "n"}, "spec": {"rules": [{"host": host}]},
+        })
+    };
+    memory.put(&kind, ingress("web", HOST));
+    let theirs = ingress("theirs", "b.example");
+    memory.put_during((Method::PATCH, "web"), &kind, theirs);
+    let own = IngressObject {
+        objects: objects.clone(),
+        namespace: "n".to_owned(),
+        name: "web".to_owned(),
+    };
+    let writers = Writers::default();
+    let added = writers.change("key".to_owned(), own, "b.example", put(0..1));
+    assert_eq!(added.await.unwrap_err().reason(), Reason::IngressHostTaken);
+    let left = objects.get(&kind, "n", "web").await.unwrap().unwrap();
+    let hosts: Vec<&str> = kubernetes::hosts(&left).collect();
+    assert_eq!(hosts, [HOST]);
+}
+
+#[tokio::test]
 async fn an_unreadable_object_does_not_keep_others_from_being_completed() {
     let memory = Memory::default();
     let objects = memory.objects();

@@ -82,6 +82,14 @@ fn what_a_kind_of_object_cannot_say_is_refused_with_its_field() {
     made(Kind::VirtualService, &cert, "").unwrap();
 }
 
+fn class_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Ingress => "nginx",
+        Kind::HttpRoute => "n/gw",
+        Kind::VirtualService => "",
+    }
+}
+
 fn new(objects: &Objects, kind: Kind) -> New {
     New {
         objects: objects.clone(),
@@ -89,8 +97,12 @@ fn new(objects: &Objects, kind: Kind) -> New {
         namespace: "n".to_owned(),
         name: "web".to_owned(),
         hosts: two_hosts().into_keys().collect(),
-        built: made(kind, &[], "n/gw").unwrap(),
+        built: made(kind, &[], class_of(kind)).unwrap(),
     }
+}
+
+async fn deleted(objects: &Objects, kind: Kind) -> Result<bool> {
+    remove(objects.clone(), kind, "n".to_owned(), "web".to_owned()).await
 }
 
 #[tokio::test]
@@ -156,6 +168,106 @@ async fn what_is_in_the_way_of_a_part_is_named_and_the_other_parts_go_again() {
     assert_eq!(memory.names(&Kind::HttpRoute.resource()), [name]);
 }
 
+/// An object without our label, in the way of the second part.
+fn other(new: &New) -> serde_json::Value {
+    serde_json::json!({
+        "metadata": {
+            "name": new.built[1].name_any(), "namespace": "n", "annotations": {meta::INGRESS: "web"},
+        },
+        "spec": {},
+    })
+}
+
+#[tokio::test]
+async fn parts_into_which_somebody_has_written_a_status_go_again_too() {
+    let memory = Memory::default();
+    memory.tend();
+    let new = new(&memory.objects(), Kind::HttpRoute);
+    let name = new.built[1].name_any();
+    memory.put(&Kind::HttpRoute.resource(), other(&new));
+    let error = new.create().await.unwrap_err();
+    assert_eq!(error.reason(), Reason::Precondition, "{error}");
+    assert_eq!(memory.names(&Kind::HttpRoute.resource()), [name]);
+}
+
+#[tokio::test]
+async fn a_part_whose_answer_was_lost_is_found() {
+    for kind in [Kind::Ingress, Kind::HttpRoute, Kind::VirtualService] {
+        let memory = Memory::default();
+        let new = new(&memory.objects(), kind);
+        let (last, all) = (new.built.last().unwrap().name_any(), new.built.len());
+        memory.lose(http::Method::POST, &last);
+        let created = new.create().await.unwrap();
+        assert_eq!(
+            (created.len(), memory.names(&kind.resource()).len()),
+            (all, all)
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_parts_of_which_one_was_not_made_none_stays() {
+    let memory = Memory::default();
+    let new = new(&memory.objects(), Kind::HttpRoute);
+    memory.fail(http::Method::POST, &new.built[1].name_any());
+    let error = new.create().await.unwrap_err();
+    assert_eq!(error.reason(), Reason::Unavailable, "{error}");
+    assert!(memory.names(&Kind::HttpRoute.resource()).is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn parts_that_cannot_be_removed_again_are_named() {
+    let memory = Memory::default();
+    let new = new(&memory.objects(), Kind::HttpRoute);
+    let first = new.built[0].name_any();
+    memory.put(&Kind::HttpRoute.resource(), other(&new));
+    memory.fail(http::Method::DELETE, &first);
+    // A second attempt removes it.
+    let error = new.create().await.unwrap_err();
+    assert_eq!(error.reason(), Reason::Precondition, "{error}");
+    assert_eq!(memory.names(&Kind::HttpRoute.resource()).len(), 1);
+}
+
+#[tokio::test]
+async fn a_host_that_somebody_else_routes_meanwhile_is_given_up() {
+    for kind in [Kind::Ingress, Kind::HttpRoute, Kind::VirtualService] {
+        let memory = Memory::default();
+        let new = new(&memory.objects(), kind);
+        let mut theirs = New {
+            name: "theirs".to_owned(),
+            ..self::new(&memory.objects(), kind)
+        };
+        let object = &mut theirs.built[0];
+        object.metadata.name = Some("theirs".to_owned());
+        object.metadata.labels = None;
+        object.metadata.annotations = None;
+        let object = serde_json::to_value(object).unwrap();
+        let last = new.built.last().unwrap().name_any();
+        memory.put_during((http::Method::POST, &last), &kind.resource(), object);
+        let error = new.create().await.unwrap_err();
+        assert_eq!(
+            error.reason(),
+            Reason::IngressHostTaken,
+            "{kind:?}: {error}"
+        );
+        assert_eq!(memory.names(&kind.resource()), ["theirs"], "{kind:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_is_added_during_a_deletion_goes_with_the_others() {
+    let memory = Memory::default();
+    let objects = memory.objects();
+    let kind = Kind::HttpRoute;
+    let mut new = new(&objects, kind);
+    let added = serde_json::to_value(new.built.pop().unwrap()).unwrap();
+    let created = new.create().await.unwrap();
+    let first = created[0].name_any();
+    memory.put_during((http::Method::DELETE, &first), &kind.resource(), added);
+    assert!(deleted(&objects, kind).await.unwrap());
+    assert!(memory.names(&kind.resource()).is_empty());
+}
+
 #[test]
 fn an_ingress_that_cannot_be_read_is_not_listed() {
     let mut objects = made(Kind::HttpRoute, &[], "n/gw").unwrap();
@@ -173,11 +285,11 @@ async fn a_deletion_that_fails_half_way_says_what_it_has_deleted_and_goes_on_whe
     let created = new(&objects, kind).create().await.unwrap();
     let names: Vec<String> = created.iter().map(ResourceExt::name_any).collect();
     memory.fail(http::Method::DELETE, &names[1]);
-    let error = remove(&objects, kind, "n", "web").await.unwrap_err();
+    let error = deleted(&objects, kind).await.unwrap_err();
     assert_eq!(error.reason(), Reason::Unavailable, "{error}");
     let said = format!("1 of kind HTTPRoute are deleted ({})", names[0]);
     assert!(error.message().contains(&said), "{error}");
-    assert!(remove(&objects, kind, "n", "web").await.unwrap());
-    assert!(!remove(&objects, kind, "n", "web").await.unwrap());
+    assert!(deleted(&objects, kind).await.unwrap());
+    assert!(!deleted(&objects, kind).await.unwrap());
     assert!(memory.names(&kind.resource()).is_empty());
 }

@@ -91,6 +91,10 @@ impl Object for Server {
         Reserved::new()
     }
 
+    async fn withdraw(&self, _: &BTreeSet<&str>) -> Result<()> {
+        Ok(())
+    }
+
     async fn write(&self, state: &State<u64>, rules: &Rules) -> Result<State<u64>> {
         self.0.writing.fetch_add(1, Ordering::Relaxed);
         self.0.permits.acquire().await.unwrap().forget();
