@@ -8,7 +8,10 @@
 //! `external_ip` (at most one of them), `properties`. Of the built-in kinds besides: `replicas`, `service_type`,
 //! `service_ports` (as in a Service), and what the functions here add.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    net::SocketAddr,
+};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use drover_convert::value::object;
@@ -263,7 +266,7 @@ impl<'a> Reader<'a> {
                 service.reserve(&format!("{field}[{at}].listen"), listen)?;
             }
         }
-        let (mut ports, mut fields) = (Vec::new(), Vec::new());
+        let (mut ports, mut fields, mut names) = (Vec::new(), Vec::new(), false);
         for (at, mapping) in balancer.ports.iter().enumerate() {
             for more in 0..mapping.count.max(1) {
                 let bind = FIRST_PORT + u32::try_from(ports.len()).unwrap_or_default();
@@ -271,7 +274,10 @@ impl<'a> Reader<'a> {
                     .iter()
                     .filter_map(|target| {
                         let address = targets::server(target, interface, mapping, more).ok()?;
-                        Some(json!({"name": key(target, &shared), "address": address}))
+                        let is_name = address.parse::<SocketAddr>().is_err();
+                        names |= is_name;
+                        let name = key(target, &shared);
+                        Some(json!({"name": name, "address": address, "is_name": is_name}))
                     })
                     .collect();
                 let name = format!("p{}", ports.len());
@@ -286,6 +292,7 @@ impl<'a> Reader<'a> {
             }
         }
         addon.insert("ports".to_owned(), ports.into());
+        addon.insert("names".to_owned(), names.into());
         addon.insert("service_ports".to_owned(), service.ports.into());
         Ok(fields)
     }

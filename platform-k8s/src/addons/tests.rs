@@ -144,11 +144,11 @@ fn haproxy_takes_what_a_load_balancer_is_told() {
             "  server w-0-x7k2p 192.0.2.10:80",
             "  server w-1-x7k2p [2001:db8::1]:80",
             "  server w-3-x7k2p 192.0.2.13:80",
-            "  server w-4-x7k2p nobody.invalid:80",
+            "  server w-4-x7k2p nobody.invalid:80 resolvers pod",
             "  server w-0-x7k2p 192.0.2.10:81",
             "  server w-1-x7k2p [2001:db8::1]:81",
             "  server w-3-x7k2p 192.0.2.13:81",
-            "  server w-4-x7k2p nobody.invalid:81",
+            "  server w-4-x7k2p nobody.invalid:81 resolvers pod",
             "  server w-0-x7k2p 192.0.2.10:8080",
             "  server w-1-x7k2p 192.0.2.10:8080",
         ]
@@ -168,6 +168,10 @@ fn haproxy_takes_what_a_load_balancer_is_told() {
         ControllerFiles::default(),
     );
     let config = text(&both, "ConfigMap", "", "/data/live");
+    assert!(
+        !config.contains("resolvers"),
+        "nothing has a name: {config}"
+    );
     for name in ["east-w-0-x7k2p", "west-w-0-x7k2p"] {
         let server = format!("  server {name} 192.0.2.10:80");
         assert!(config.contains(&server), "{config}");
@@ -371,8 +375,9 @@ fn dex_takes_secrets_as_they_are() {
     assert!(env.as_array().unwrap().contains(&expand), "{env}");
 }
 
-/// Begins the script of a load balancer over a program in place of HAProxy. Returns its output and its folder.
-fn balancing(haproxy: &str) -> (std::process::Child, TempDir, String) {
+/// Begins the script of a load balancer over a program in place of HAProxy, with this number of looks between two that
+/// nothing has given cause for. Returns its output and its folder.
+fn balancing(haproxy: &str, looks: &str) -> (std::process::Child, TempDir, String) {
     let ports = vec![mapping(Port::Number(80), 1)];
     let kind = Spec::LoadBalancer(LoadBalancer { ports });
     let objects = rendered(kind, Vec::new(), ControllerFiles::default());
@@ -388,20 +393,23 @@ fn balancing(haproxy: &str) -> (std::process::Child, TempDir, String) {
         .replace("/run/drover", root)
         .replace("/drover/live", root)
         .replace("-gt 100", "-gt 3")
-        .replace("% 50", "% 5");
+        .replace("% 50", looks);
     let config = text(&objects, "ConfigMap", "", "/data/live");
-    written(&folder, "live", &config);
+    put(folder.path(), "..first", &config);
+    std::os::unix::fs::symlink("..data/live", folder.path().join("live")).unwrap();
     let program = written(&folder, "haproxy", &format!("#!/bin/sh\n{haproxy}\n"));
     fs::set_permissions(
         &program,
         std::os::unix::fs::PermissionsExt::from_mode(0o755),
     )
     .unwrap();
-    let digest =
-        drover_platform::identity::hex(&<sha2::Sha256 as sha2::Digest>::digest(config.as_bytes()));
+    let digest = digest_of(&config);
     // A worker of a former run, of which nothing is left but its socket.
     drop(std::os::unix::net::UnixListener::bind(
         folder.path().join(format!("{digest}.sock")),
+    ));
+    drop(std::os::unix::net::UnixListener::bind(
+        folder.path().join("worker"),
     ));
     let path = std::env::var("PATH").unwrap();
     let child = Command::new("sh")
@@ -411,6 +419,43 @@ fn balancing(haproxy: &str) -> (std::process::Child, TempDir, String) {
         .spawn()
         .unwrap();
     (child, folder, digest)
+}
+
+#[test]
+fn versions_that_follow_each_other_within_a_second_are_loaded_at_once() {
+    // A worker listens at the socket that its configuration names.
+    let working = r#"[ "$1" = -c ] && exit 0
+begin() { ln -f worker "$(sed -n 's/.*socket \(.*\) mode.*/\1/p' own.cfg)"; }
+trap begin USR2
+begin
+while :; do sleep 0.05; done"#;
+    let (mut child, folder, first) = balancing(working, "% 1000000");
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+    let mut until_loaded = |digest: &str| {
+        let loaded = format!("drover: loaded {digest}");
+        assert!(lines.any(|line| line.unwrap() == loaded), "{loaded}");
+    };
+    until_loaded(&first);
+    let config = fs::read_to_string(folder.path().join("live")).unwrap();
+    for version in 0..5 {
+        let config = format!("{config}\n# {version}\n");
+        put(folder.path(), &format!("..{version}"), &config);
+        until_loaded(&digest_of(&config));
+    }
+    end(child);
+}
+
+fn digest_of(config: &str) -> String {
+    drover_platform::identity::hex(&<sha2::Sha256 as sha2::Digest>::digest(config.as_bytes()))
+}
+
+/// Puts a version where the kubelet does: into a folder of its own, which a link leads to.
+fn put(folder: &Path, version: &str, config: &str) {
+    fs::create_dir(folder.join(version)).unwrap();
+    fs::write(folder.join(version).join("live"), config).unwrap();
+    let (link, data) = (folder.join("..data_tmp"), folder.join("..data"));
+    std::os::unix::fs::symlink(version, &link).unwrap();
+    fs::rename(link, data).unwrap();
 }
 
 /// Ends the script as the kubelet does.
@@ -423,7 +468,7 @@ fn end(mut child: std::process::Child) {
 #[test]
 fn a_worker_that_begins_late_is_loaded_then_and_one_of_a_former_run_never() {
     let slow = "[ \"$1\" = -c ] && exit 0\ntrap : USR2\nwhile :; do sleep 0.05; done";
-    let (mut child, folder, digest) = balancing(slow);
+    let (mut child, folder, digest) = balancing(slow, "% 5");
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
     let said = lines.next().unwrap().unwrap();
     assert_eq!(
@@ -439,7 +484,8 @@ fn a_worker_that_begins_late_is_loaded_then_and_one_of_a_former_run_never() {
 
 #[test]
 fn a_refusal_has_the_words_of_haproxy() {
-    let (mut child, _folder, digest) = balancing("echo '[ALERT] (7) : out of memory' >&2; exit 1");
+    let (mut child, _folder, digest) =
+        balancing("echo '[ALERT] (7) : out of memory' >&2; exit 1", "% 5");
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
     let said = lines.next().unwrap().unwrap();
     let words = "[ALERT] (7) : out of memory";

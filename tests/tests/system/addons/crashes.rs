@@ -15,8 +15,8 @@ use drover_simulation as sim;
 use sim::{Crash, World, runtime};
 
 use super::{
-    adopt_with, apply, apply_with, assert_sound, both, gone, hosts, is_ready, nodes_ready, quick,
-    served, targets,
+    adopt_with, apply, apply_with, assert_sound, balancer, both, gone, hosts, is_ready, jump_host,
+    nodes_ready, quick, served, settings, targets,
 };
 
 /// Runs a scenario with a crash at this hit, after which so many of the web nodes stand by. Returns whether it crashed
@@ -169,6 +169,92 @@ fn it_dies_while_nodes_that_were_there_are_adopted_and_get_addons() {
         }
         adopt_with(world, both(), 3).await;
         world.pass(Duration::from_secs(5)).await;
+    });
+}
+
+#[test]
+fn it_dies_while_nodes_wait_until_the_balancer_has_let_go_of_them() {
+    let lingering = settings(AddonSettings {
+        apply_delay: Duration::from_secs(2),
+        ..AddonSettings::default()
+    });
+    at_every_point_of("drain", 80, &lingering, 0, async |world| {
+        apply(world, both(), 3).await.unwrap();
+        let all = async |world: &mut World| served(world) == 3;
+        world.until("all are served", all).await;
+        world.scale("one", "web", 1).await;
+    });
+}
+
+#[test]
+fn it_dies_while_an_addon_changes_and_another_is_dropped() {
+    at_every_point("drop", 80, async |world| {
+        let mut provider = jump_host();
+        provider.name = "second".to_owned();
+        let three = [both(), vec![provider]].concat();
+        apply(world, three, 2).await.unwrap();
+        world.pass(Duration::from_secs(5)).await;
+        apply(world, vec![balancer(30_002), jump_host()], 2)
+            .await
+            .unwrap();
+        let only_two = async |world: &mut World| world.site.backend.addons().len() == 2;
+        world.until("the third is gone", only_two).await;
+    });
+}
+
+#[test]
+fn it_dies_while_hosts_are_claimed_and_given_back() {
+    at_every_point_of("claim", 100, &hosts::pool(5), 0, async |world| {
+        apply(world, both(), 2).await.unwrap();
+        nodes_ready(world, 2).await;
+        world.scale("one", "web", 4).await;
+        nodes_ready(world, 4).await;
+        world.scale("one", "web", 1).await;
+        hosts::until_claimed(world, 1).await;
+    });
+}
+
+#[test]
+fn it_dies_while_a_cluster_of_hosts_is_deleted() {
+    at_every_point_of("release", 80, &hosts::pool(3), 0, async |world| {
+        apply(world, both(), 3).await.unwrap();
+        nodes_ready(world, 3).await;
+        world.delete("one").await;
+        gone(world).await;
+        hosts::until_claimed(world, 0).await;
+    });
+}
+
+#[test]
+fn it_dies_while_standby_hosts_take_the_place_of_those_in_error_and_of_deleted_ones() {
+    at_every_point_of("take over", 100, &hosts::pool(6), 1, async |world| {
+        let spare = |spec: &mut pb::ClusterSpec| {
+            spec.groups[0].standby = Some(1);
+            spec.health = Some(hosts::strict());
+        };
+        apply_with(world, both(), 2, &spare).await.unwrap();
+        // The standby counts, too.
+        let groups = world.wanted.get_mut("one").unwrap();
+        groups.insert("web".to_owned(), 3);
+        nodes_ready(world, 3).await;
+        let two = async |world: &mut World| served(world) == 2;
+        for error in [true, false] {
+            world.until("two are served", two).await;
+            let told = targets(world, "lb");
+            let is_active = |it: &&AddonTarget| it.role() != NodeRole::Standby && !it.draining;
+            let lost = told.iter().find(is_active).unwrap().node_id.clone();
+            let backend = &world.site.backend;
+            assert!(match error {
+                true => backend.set_ready(&lost, false),
+                false => backend.kill(&lost, Death::Terminated),
+            });
+            let without = async |world: &mut World| {
+                let told = targets(world, "lb");
+                told.iter().all(|it| it.node_id != lost)
+            };
+            world.until("it is served no more", without).await;
+            nodes_ready(world, 3).await;
+        }
     });
 }
 

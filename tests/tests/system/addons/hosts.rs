@@ -68,19 +68,32 @@ pub(super) async fn until_labelled(world: &mut World, count: usize, key: &str, v
         .await;
 }
 
+pub(super) async fn until_claimed(world: &mut World, count: usize) {
+    world
+        .until("as many hosts are claimed as are wanted", async |world| {
+            claimed(world, "").await.len() == count
+        })
+        .await;
+}
+
+/// One failed probe is enough.
+pub(super) fn strict() -> HealthPolicy {
+    let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
+    HealthPolicy {
+        interval: seconds(1),
+        timeout: seconds(1),
+        failure_threshold: Some(1),
+        ..HealthPolicy::default()
+    }
+}
+
 #[test]
 fn of_an_active_host_in_error_and_one_that_is_deleted_standby_hosts_take_the_place() {
     runtime().block_on(async {
         let mut world = World::new(pool(8), immortal()).await;
         let spec = |spec: &mut pb::ClusterSpec| {
             spec.groups[0].standby = Some(2);
-            let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
-            spec.health = Some(HealthPolicy {
-                interval: seconds(1),
-                timeout: seconds(1),
-                failure_threshold: Some(1),
-                ..HealthPolicy::default()
-            });
+            spec.health = Some(strict());
         };
         apply_with(&mut world, vec![balancer(30_001)], 3, &spec)
             .await
@@ -128,11 +141,7 @@ fn of_an_active_host_in_error_and_one_that_is_deleted_standby_hosts_take_the_pla
             "three serve again after {:?}; let go of {left:?}",
             began.elapsed()
         );
-        world
-            .until("as many hosts are claimed as before", async |world| {
-                claimed(world, "").await.len() == 5
-            })
-            .await;
+        until_claimed(&mut world, 5).await;
         nodes_ready(&mut world, 5).await;
     });
 }
