@@ -39,7 +39,7 @@ pub struct Limits {
 /// request that contains all of the largest spec twice, as part of the cluster and as inherited by its group, together
 /// with as many others as a plan makes at once.
 pub const LIMITS: Limits = Limits {
-    expectations: 8,
+    expectations: 100,
     operations: 100,
     bytes: 640 * 1024,
 };

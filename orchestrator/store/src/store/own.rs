@@ -1,6 +1,7 @@
 //! Ownership of clusters: shards, epochs and the lease of a replica.
 
 use std::{
+    collections::HashMap,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, Ordering},
@@ -85,6 +86,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Number of shards that clusters are distributed over. Part of the stored format.
 pub const SHARDS: u8 = 64;
+
+/// Shards that are taken and given up in one transaction. Each is two of what a transaction may expect and do.
+const TOGETHER: usize = 32;
 
 /// How long a dead replica keeps its shards: the shortest lease that etcd grants with its default election timeout.
 const TTL: Duration = Duration::from_secs(2);
@@ -350,59 +354,102 @@ impl Store {
                 "there are {SHARDS} shards, no {shard}"
             )));
         }
-        let (owner, epoch): (Key, Key) = (Name::Owner(shard).into(), Name::Epoch(shard).into());
-        let last = self.read::<Epoch>(&epoch).await?.unwrap_or(Versioned {
-            value: Epoch::default(),
-            revision: 0,
-        });
-        let next = (last.value.epoch + 1).max(now_ms());
-        let marker = Marker {
-            key: owner.clone(),
-            txn: new_txn_id(),
-        };
-        let claim = Owner {
-            replica: self.replica.name.clone(),
-            epoch: next,
-        };
-        let mut txn = Txn::default()
-            .expect(owner.clone(), Expect::Absent)
-            .expect(epoch.clone(), Expect::at(last.revision))
-            .put(epoch, Epoch { epoch: next }.encode_to_vec());
-        let value = marked(&claim, &marker.txn);
-        txn.ops.push(Op::PutLeased {
-            key: owner.clone(),
-            value,
-            lease: self.holding.id,
-        });
-        match commit::commit(&*self.backend, txn, Lane::Urgent, &marker).await {
-            Ok(made_at) => Ok(Owned {
-                shard,
-                epoch: next,
-                fence: Fence {
-                    key: owner,
-                    made_at,
-                },
-                holding: Arc::clone(&self.holding),
-            }),
-            Err(CommitError::Conflict(_)) => Err(Error::new(
-                Reason::NotLeader,
-                format!("shard {shard} is owned by another replica"),
-            )),
-            Err(error) => Err(error.into()),
-        }
+        let epochs = Range::one(&Name::Epoch(shard).into());
+        let epochs = self.epochs(epochs).await?;
+        let taken = self.take_some(&[shard], &epochs).await?;
+        let owned = taken.into_iter().next();
+        owned.ok_or_else(|| Error::internal("a shard was taken, and is not there"))
     }
 
     /// Takes all shards, and with them the lead: from then on every write of this process is refused once another has
     /// taken them. `NOT_LEADER` if another replica has them.
     pub async fn take_all(&self) -> Result<Shards> {
+        let epochs = self.epochs(Range::prefix(&keys::kind(b'e'))).await?;
+        let all: Vec<u8> = (0..SHARDS).collect();
+        let mut parts = all.chunks(TOGETHER);
         // Who has the first has them all, so that two that begin at the same time do not get a part each.
-        let first = self.take_shard(0).await?;
-        let rest = try_join_all((1..SHARDS).map(|shard| self.take_shard(shard))).await?;
-        self.led.lead(first.fence.clone());
+        let mut shards = match parts.next() {
+            Some(first) => self.take_some(first, &epochs).await?,
+            None => Vec::new(),
+        };
+        let rest = try_join_all(parts.map(|part| self.take_some(part, &epochs))).await?;
+        shards.extend(rest.into_iter().flatten());
+        if let Some(first) = shards.first() {
+            self.led.lead(first.fence.clone());
+        }
         // Another replica may have changed it since this one has opened the store.
         let meta = super::read_meta(&*self.backend).await?;
         *self.meta.lock() = meta.ok_or_else(|| super::damaged(&Name::Meta.into()))?;
-        Ok(Shards([first].into_iter().chain(rest).collect()))
+        Ok(Shards(shards))
+    }
+
+    /// Epochs by shard, with the revision of each.
+    async fn epochs(&self, range: Range) -> Result<HashMap<u8, Versioned<Epoch>>> {
+        let entries = self.backend.scan(range, PAGE).await?.collect().await?;
+        let mut epochs = HashMap::new();
+        for entry in entries {
+            if let Some(Name::Epoch(shard)) = entry.key.parse() {
+                epochs.insert(shard, super::decode(&entry)?);
+            }
+        }
+        Ok(epochs)
+    }
+
+    /// Takes these shards in one transaction, all or none.
+    async fn take_some(
+        &self,
+        shards: &[u8],
+        epochs: &HashMap<u8, Versioned<Epoch>>,
+    ) -> Result<Vec<Owned>> {
+        let id = new_txn_id();
+        let owner = |shard: u8| -> Key { Name::Owner(shard).into() };
+        let mut txn = Txn::default();
+        let mut claimed = Vec::with_capacity(shards.len());
+        for &shard in shards {
+            let last = epochs.get(&shard);
+            let (epoch, revision) = last.map_or((0, 0), |last| (last.value.epoch, last.revision));
+            let next = (epoch + 1).max(now_ms());
+            let key: Key = Name::Epoch(shard).into();
+            txn = txn
+                .expect(owner(shard), Expect::Absent)
+                .expect(key.clone(), Expect::at(revision))
+                .put(key, Epoch { epoch: next }.encode_to_vec());
+            let claim = Owner {
+                replica: self.replica.name.clone(),
+                epoch: next,
+            };
+            txn.ops.push(Op::PutLeased {
+                key: owner(shard),
+                value: marked(&claim, &id),
+                lease: self.holding.id,
+            });
+            claimed.push((shard, next));
+        }
+        let Some(&(first, _)) = claimed.first() else {
+            return Ok(Vec::new());
+        };
+        let marker = Marker {
+            key: owner(first),
+            txn: id,
+        };
+        let made_at = match commit::commit(&*self.backend, txn, Lane::Urgent, &marker).await {
+            Ok(made_at) => made_at,
+            Err(CommitError::Conflict(_)) => {
+                let message = format!("shard {first} is owned by another replica");
+                return Err(Error::new(Reason::NotLeader, message));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let owned = |(shard, epoch)| Owned {
+            shard,
+            epoch,
+            fence: Fence {
+                key: owner(shard),
+                made_at,
+            },
+            holding: Arc::clone(&self.holding),
+        };
+        Ok(claimed.into_iter().map(owned).collect())
     }
 
     /// Waits until nobody has the lead. It may be taken by another replica in the meantime.
@@ -523,12 +570,22 @@ impl Store {
     /// on, so [`Self::in_touch`] is an error.
     pub async fn release_all(&self, shards: &Shards) -> Result<()> {
         self.holding.released.store(true, Ordering::Release);
-        let [first, rest @ ..] = shards.all() else {
-            return Ok(());
-        };
-        // Whoever takes the first takes all, so it is the last to become free.
-        try_join_all(rest.iter().map(|owned| self.release_shard(owned.clone()))).await?;
-        self.release_shard(first.clone()).await
+        // Whoever takes the first takes all, so it is among the last to become free.
+        for part in shards.all().chunks(TOGETHER).rev() {
+            let mut txn = Txn::default();
+            for owned in part {
+                let fence = &owned.fence;
+                txn = txn
+                    .expect(fence.key.clone(), Expect::Revision(fence.made_at))
+                    .delete(fence.key.clone());
+            }
+            match self.backend.commit(txn, Lane::Urgent).await {
+                // They are not ours any more in either case.
+                Ok(_) | Err(CommitError::Conflict(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     /// Gives up a shard, so that another replica can take it immediately. None of its work may be in flight any more.

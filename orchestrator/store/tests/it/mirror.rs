@@ -123,8 +123,8 @@ impl Pair {
 
     /// What is loaded with the lead, and how many ranges were read for it.
     async fn takes(&self) -> (Vec<ClusterRow>, usize) {
-        let before = self.counting.ranges.load(Ordering::Relaxed);
         self.stands_by.take_all().await.unwrap();
+        let before = self.counting.ranges.load(Ordering::Relaxed);
         let rows = loaded(&self.stands_by).await;
         (rows, self.counting.ranges.load(Ordering::Relaxed) - before)
     }
