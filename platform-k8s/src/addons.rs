@@ -7,6 +7,8 @@
 //!                   ├─ provider ───── a namespace has one OIDC provider
 //!                   ├─ live ─────────── content of a ConfigMap that reaches pods at once
 //!                   ├─ read, state ──── what is there, and how far it is
+//!                   ├─ workloads ────── how far what runs pods is
+//!                   ├─ leftovers ────── pods whose workload was deleted without them
 //!                   └─ loaded ───────── what pods say in their log
 //! ```
 
@@ -14,6 +16,7 @@ mod apply;
 mod catalogue;
 mod context;
 mod keys;
+mod leftovers;
 mod live;
 mod loaded;
 mod mark;
@@ -23,6 +26,7 @@ mod read;
 mod salt;
 mod settings;
 mod state;
+mod workloads;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -41,6 +45,7 @@ use self::{
     live::Live,
     loaded::Loaded,
     mark::Mark,
+    provider::CLAIM,
     read::{Slot, Things},
 };
 use crate::{
@@ -68,8 +73,6 @@ pub struct KubernetesAddons {
     catalogue: Arc<Catalogue>,
     live: Arc<Live>,
     controllers: Option<Arc<dyn Controllers>>,
-    /// Held while an OIDC provider is made: of two at once, neither would see the other.
-    providing: tokio::sync::Mutex<()>,
     _telling: AbortOnDropHandle<()>,
 }
 
@@ -153,7 +156,6 @@ impl KubernetesAddons {
             catalogue: Arc::new(catalogue),
             live,
             controllers: None,
-            providing: tokio::sync::Mutex::default(),
             _telling: AbortOnDropHandle::new(tokio::spawn(async move {
                 telling.keep().await;
             })),
@@ -170,7 +172,7 @@ impl KubernetesAddons {
     async fn render(
         &self,
         prepared: &Prepared,
-        more: Option<Object>,
+        more: Vec<Object>,
         mark: &Mark,
     ) -> Result<Vec<Object>> {
         let catalogue = Arc::clone(&self.catalogue);
@@ -188,7 +190,11 @@ impl KubernetesAddons {
         objects.extend(more);
         objects::sort(&mut objects);
         // A dry run does not see that a cluster IP is taken: then nothing else is there yet.
-        objects.sort_by_key(|object| object.kind != "Service");
+        objects.sort_by_key(|object| match object.name.as_str() {
+            CLAIM => 0,
+            _ if object.kind == "Service" => 1,
+            _ => 2,
+        });
         for object in &mut objects {
             if object.namespace != self.backend.namespace {
                 return Err(object.wrong("addons have no objects in other namespaces"));
@@ -238,9 +244,7 @@ impl KubernetesAddons {
         let kind = targets::kind(&wanted.spec);
         let there = self.backend.read(&slot.selector()).await?;
         there.check(owner, &wanted.spec.name, kind)?;
-        let mut _providing = None;
         if kind == AddonKind::OidcProvider {
-            _providing = Some(self.providing.lock().await);
             self.backend
                 .check_provider(owner, &wanted.spec.name)
                 .await?;
@@ -267,18 +271,11 @@ impl KubernetesAddons {
                 certificate: there.certificate(),
             };
             let prepared = prepare(owner, wanted, &beside)?;
-            let mark = Mark {
-                owner: owner.owner.clone(),
-                cluster_id: owner.cluster_id.clone(),
-                name: wanted.spec.name.clone(),
-                kind: kind.as_str_name().to_owned(),
-                sequence,
-                targets: prepared.targets,
-                note: prepared.note.clone(),
-                digest: String::new(),
-            };
+            let mark = mark_of(owner, sequence, wanted, &prepared);
             let salted = salt.as_ref().map(|salt| self.backend.salted(&name, salt));
-            let objects = self.render(&prepared, salted, &mark).await?;
+            let claim = (kind == AddonKind::OidcProvider).then(|| self.backend.secret(CLAIM));
+            let more = salted.into_iter().chain(claim).collect();
+            let objects = self.render(&prepared, more, &mark).await?;
             let apply = Apply {
                 backend: &self.backend,
                 there: &there,
@@ -377,7 +374,7 @@ impl Addons for KubernetesAddons {
 
     async fn remove(&self, owner: &Owner, name: &str) -> Result<AddonProgress> {
         let slot = Slot::of(owner, name);
-        let things = self.backend.read(&slot.selector()).await?.of(&slot);
+        let things = self.backend.read_all(&slot).await?;
         let is_provider = |item: &Item| {
             Mark::of(&item.meta).is_some_and(|mark| mark.kind() == AddonKind::OidcProvider)
         };
@@ -386,10 +383,13 @@ impl Addons for KubernetesAddons {
         } else {
             self.backend.delete(things.items.iter()).await?;
         }
-        let things = self.backend.read(&slot.selector()).await?.of(&slot);
+        let stays = self.backend.delete_leftovers(&slot, &things).await?;
+        let things = self.backend.read_all(&slot).await?;
         let mut state = self.backend.state(&self.live, &slot, &things).await;
         if !things.is_empty() {
             state.set_phase(ResourcePhase::Releasing);
+            let left = [state::left(&things)];
+            state.message = left.into_iter().chain(stays).collect::<Vec<_>>().join("; ");
         }
         Ok(AddonProgress {
             poll_after: (!things.is_empty()).then_some(POLLS[1]),
@@ -417,6 +417,20 @@ impl Things {
             }
         }
         Ok(())
+    }
+}
+
+/// What is written on the objects of an addon.
+fn mark_of(owner: &Owner, sequence: u64, wanted: &AddonWanted, prepared: &Prepared) -> Mark {
+    Mark {
+        owner: owner.owner.clone(),
+        cluster_id: owner.cluster_id.clone(),
+        name: wanted.spec.name.clone(),
+        kind: targets::kind(&wanted.spec).as_str_name().to_owned(),
+        sequence,
+        targets: prepared.targets,
+        note: prepared.note.clone(),
+        digest: String::new(),
     }
 }
 

@@ -17,6 +17,7 @@ use super::{
     Backend,
     mark::{self, Mark},
     not_owned,
+    provider::CLAIM,
     read::Things,
 };
 use crate::{
@@ -26,6 +27,12 @@ use crate::{
     objects::Object,
 };
 
+/// Where objects have content by key, and where the API server shows it.
+const PARTS: [(&str, &str); 3] = [
+    ("data", "data"),
+    ("binaryData", "binaryData"),
+    ("stringData", "data"),
+];
 /// Dry runs at once.
 const AT_ONCE: usize = 8;
 
@@ -51,6 +58,8 @@ struct Planned {
     kept: bool,
     /// It is being deleted: another one is made once it is gone.
     ends: bool,
+    /// It says whose the namespace is, and nobody's says so yet.
+    claims: bool,
 }
 
 impl Apply<'_> {
@@ -69,15 +78,28 @@ impl Apply<'_> {
             .filter(|it| it.new && !it.kept && !it.ends)
             // A binding is compared with its role, which a dry run does not make.
             .filter(|it| it.kind.resource.kind != "RoleBinding")
-            .map(|it| self.send(it, true))
+            .map(|it| async move { self.send(it, true).await.map(drop) })
             .collect();
         let tries = stream::iter(tries).buffer_unordered(AT_ONCE);
         tries.try_collect::<()>().await?;
         if self.dry_run {
             return Ok(());
         }
+        let mut claimed = None;
         for it in plan.iter().filter(|it| !it.ends) {
-            self.send(it, false).await?;
+            match self.send(it, false).await {
+                Ok(meta) => {
+                    claimed = it.claims.then(|| Item {
+                        kind: Arc::clone(&it.kind),
+                        meta,
+                    });
+                }
+                Err(error) => {
+                    // Alone it would keep everybody else out, and the next request makes it again.
+                    drop(self.backend.delete(claimed.iter()).await);
+                    return Err(error);
+                }
+            }
         }
         let rendered = |item: &&Item| {
             plan.iter().any(|it| {
@@ -108,7 +130,13 @@ impl Apply<'_> {
             ..self.mark.clone()
         };
         let ends = before.as_ref().is_some_and(Meta::is_deleting);
-        let kept = before.as_ref().is_some_and(|meta| is_kept(meta, &object));
+        let claims = before.is_none() && object.kind == "Secret" && object.name == CLAIM;
+        let mut kept = before.as_ref().is_some_and(|meta| is_kept(meta, &object));
+        let mut lost = None;
+        if kept {
+            lost = self.lost(&kind, &object).await?;
+            kept = lost.is_none();
+        }
         let new = former
             .as_ref()
             .is_none_or(|former| former.digest != mark.digest);
@@ -128,6 +156,10 @@ impl Apply<'_> {
             let uid = Value::from(before.uid());
             object.map_at(&["metadata"])?.insert("uid".to_owned(), uid);
         }
+        if let Some(version) = lost {
+            let metadata = object.map_at(&["metadata"])?;
+            metadata.insert("resourceVersion".to_owned(), version.into());
+        }
         Ok(Planned {
             kind,
             name: object.name.clone(),
@@ -135,6 +167,7 @@ impl Apply<'_> {
             new,
             kept,
             ends,
+            claims,
         })
     }
 
@@ -154,17 +187,51 @@ impl Apply<'_> {
             .ok_or_else(|| not_owned(&kind.object(name)))
     }
 
-    async fn send(&self, it: &Planned, dry_run: bool) -> Result<()> {
+    /// The version of an object that is written once and has lost a key: of two that write it again, the other then takes
+    /// what the first has written. `None` if it has all.
+    async fn lost(&self, kind: &Kind, object: &Object) -> Result<Option<String>> {
+        if !PARTS
+            .iter()
+            .any(|(part, _)| object.body.contains_key(*part))
+        {
+            return Ok(None);
+        }
+        let (api, namespace) = (&self.backend.api, &self.backend.namespace);
+        let there = api.get::<Value>(kind, namespace, &object.name).await?;
+        let lacks = |there: &Value| {
+            PARTS.iter().any(|(part, stored)| {
+                let wanted = object.body.get(*part).and_then(Value::as_object);
+                let mut wanted = wanted.into_iter().flatten();
+                wanted.any(|(key, value)| match &there[*stored][key] {
+                    Value::Null => true,
+                    Value::String(text) => text.is_empty() && value != "",
+                    _ => false,
+                })
+            })
+        };
+        let there = there.filter(lacks);
+        Ok(there.and_then(|it| Some(it["metadata"]["resourceVersion"].as_str()?.to_owned())))
+    }
+
+    async fn send(&self, it: &Planned, dry_run: bool) -> Result<ObjectMeta> {
         let (api, namespace) = (&self.backend.api, &self.backend.namespace);
         let sent = if it.kept {
             let metadata = &it.body["metadata"];
             let patch = json!({"metadata": {"uid": metadata["uid"], "labels": metadata["labels"]}});
             api.patch(&it.kind, namespace, &it.name, &patch).await
+        } else if it.claims && !dry_run {
+            let created = api.create(&it.kind, namespace, &it.body).await;
+            created.map_err(|error| match error.reason() {
+                // Somebody was faster; whoever looks again sees who.
+                Reason::AlreadyExists => Error::new(Reason::Conflict, error.message()),
+                _ => error,
+            })
         } else {
             let sent = api.apply_ours(&it.kind, namespace, &it.body, dry_run);
             sent.await
         };
-        sent.map(drop).map_err(|error| self.named(&it.kind, error))
+        let sent = sent.map_err(|error| self.named(&it.kind, error))?;
+        Ok(sent.metadata)
     }
 
     /// Names the fields of the request in place of those of a service.

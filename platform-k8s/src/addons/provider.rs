@@ -1,32 +1,57 @@
 //! OIDC providers. Dex keeps clients, logins and signing keys as objects of its namespace, and does not tell whose they are:
 //! of two providers, each would take the logins of the other. So a namespace has one, and its objects go with it.
 
+use std::sync::Arc;
+
 use drover_core::{Error, Reason, Result};
 use drover_platform::addons::Owner;
 use drover_proto::platform::v1::AddonKind;
-use kube::api::DeleteParams;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{Backend, mark::Mark, read::Things};
 use crate::{
-    client::{ListQuery, Meta as _, Object, Shape},
+    client::{ListQuery, Object, Shape},
     delete::Item,
     errors, labels,
 };
 
 /// API group of the objects of Dex.
 const DEX: &str = "dex.coreos.com";
+/// Name of the Secret that a provider makes first, and that only one of a namespace can make: of two that are made at once,
+/// by whichever platforms, neither might see anything else of the other.
+pub(super) const CLAIM: &str = "drover-oidc-provider";
 
 impl Backend {
-    /// Checks that the namespace has no OIDC provider but this one.
+    /// Checks that the namespace has no OIDC provider but this one, whoever has made it.
     ///
     /// # Errors
-    /// `Precondition` with the one that is there.
+    /// `Precondition` with what is there.
     pub(super) async fn check_provider(&self, owner: &Owner, name: &str) -> Result<()> {
-        let there = self.read(labels::ADDON).await?;
-        let mut marks = there.all().filter_map(|item| Mark::of(&item.meta));
-        let other =
-            marks.find(|mark| mark.kind() == AddonKind::OidcProvider && !mark.is_of(owner, name));
-        other.map_or(Ok(()), |other| Err(self.second(&other)))
+        // Its labels may have been changed by hand.
+        let there = self.read_with("", labels::ADDON).await?;
+        let marks = there.all().filter_map(|item| Mark::of(&item.meta));
+        let providers = marks.filter(|mark| mark.kind() == AddonKind::OidcProvider);
+        let (own, others): (Vec<_>, Vec<_>) = providers.partition(|mark| mark.is_of(owner, name));
+        match others.first() {
+            Some(other) => Err(self.second(other)),
+            // What Dex keeps goes last but one with its provider, so that it is of somebody else.
+            None if own.is_empty() => match self.storage().await?.first() {
+                Some(stored) => Err(self.foreign(stored)),
+                None => Ok(()),
+            },
+            None => Ok(()),
+        }
+    }
+
+    fn foreign(&self, stored: &Item) -> Error {
+        let what = stored.label();
+        let message = format!(
+            "namespace {} has {what} of a Dex that this platform has not made: both would use it, and it would go with this \
+             one. Run another platform with an addons.namespace of its own, or delete the objects of {DEX} there if \
+             nobody needs them",
+            self.namespace
+        );
+        Error::new(Reason::Precondition, message).with_resource("object", &what)
     }
 
     fn second(&self, other: &Mark) -> Error {
@@ -47,20 +72,50 @@ impl Backend {
         if !workloads.is_empty() || !things.pods.is_empty() {
             return Ok(());
         }
-        self.delete_storage().await?;
+        let begun = things
+            .all()
+            .filter_map(|item| item.meta.creation_timestamp.as_ref());
+        self.delete_storage(begun.min()).await?;
         self.delete(things.items.iter()).await
     }
 
-    async fn delete_storage(&self) -> Result<()> {
+    /// Deletes what Dex keeps, but for what is older than its provider: that is of somebody else.
+    async fn delete_storage(&self, begun: Option<&Time>) -> Result<()> {
+        let stored = match self.storage().await {
+            // Without the right there is nothing to be done, and the addon must not stay for ever.
+            Err(error) if errors::is_forbidden(&error) => {
+                tracing::warn!(
+                    "objects of a removed OIDC provider stay: {}",
+                    error.message()
+                );
+                return Ok(());
+            }
+            stored => stored?,
+        };
+        let is_older = |item: &&Item| item.meta.creation_timestamp.as_ref() < begun;
+        let (older, own): (Vec<&Item>, Vec<&Item>) = stored.iter().partition(is_older);
+        if let Some(first) = older.first() {
+            let (count, what) = (older.len(), first.label());
+            tracing::warn!(
+                count,
+                "objects that are older than their OIDC provider stay: {what}"
+            );
+        }
+        self.delete(own.into_iter()).await
+    }
+
+    /// The objects of Dex in the namespace, whoever has made them.
+    async fn storage(&self) -> Result<Vec<Item>> {
         // Looked for by name, since they may be newer than what is known of the API server.
         match self.api.kind_of(&format!("{DEX}/v1"), "SigningKey").await {
-            Err(error) if error.reason() == Reason::Precondition => return Ok(()),
+            Err(error) if error.reason() == Reason::Precondition => return Ok(Vec::new()),
             found => found?,
         };
         let kinds = self.api.kinds().await?;
         let of_dex = kinds
             .iter()
             .filter(|kind| kind.resource.group == DEX && kind.namespaced && kind.can("list"));
+        let mut stored = Vec::new();
         for kind in of_dex {
             let query = ListQuery {
                 kind,
@@ -69,22 +124,12 @@ impl Backend {
                 fields: "",
                 shape: Shape::Metadata,
             };
-            let objects: Vec<Object> = match self.api.list_all(&query).await {
-                // Without the right there is nothing to be done, and the addon must not stay for ever.
-                Err(error) if errors::is_forbidden(&error) => {
-                    tracing::warn!(%kind, "objects of a removed OIDC provider stay: {}", error.message());
-                    continue;
-                }
-                listed => listed?,
-            };
-            for object in objects {
-                let name = object.metadata.name();
-                let options = DeleteParams::default();
-                self.api
-                    .delete(kind, &self.namespace, name, &options)
-                    .await?;
-            }
+            let objects: Vec<Object> = self.api.list_all(&query).await?;
+            stored.extend(objects.into_iter().map(|object| Item {
+                kind: Arc::clone(kind),
+                meta: object.metadata,
+            }));
         }
-        Ok(())
+        Ok(stored)
     }
 }

@@ -6,7 +6,8 @@ use drover_core::Result;
 use drover_platform::addons::Owner;
 use futures::future::try_join_all;
 use k8s_openapi::api::{
-    apps::v1::Deployment,
+    apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet},
+    batch::v1::Job,
     core::v1::{Pod, Service},
 };
 use kube::{
@@ -20,6 +21,7 @@ use super::{
     apply::is_due,
     context::Address,
     mark::{self, Mark},
+    workloads::Workload,
 };
 use crate::{
     client::{Deletion, Kind, ListQuery, Meta as _, Object, Shape},
@@ -48,6 +50,14 @@ impl Slot {
         mark::selector(&self.cluster_id, &self.name)
     }
 
+    fn of_mark(mark: &Mark) -> Self {
+        Self {
+            cluster_id: mark.cluster_id.clone(),
+            owner: mark.owner.clone(),
+            name: mark.name.clone(),
+        }
+    }
+
     /// The addon of an object. Labels that contradict its identity make it foreign.
     fn of_meta(meta: &ObjectMeta) -> Self {
         let label = |key: &str| meta.labels().get(key).cloned().unwrap_or_default();
@@ -57,11 +67,7 @@ impl Slot {
                 if labels::value(&mark.cluster_id) == cluster
                     && labels::value(&mark.name) == name =>
             {
-                Self {
-                    cluster_id: mark.cluster_id,
-                    owner: mark.owner,
-                    name: mark.name,
-                }
+                Self::of_mark(&mark)
             }
             _ => Self {
                 cluster_id: cluster,
@@ -71,9 +77,9 @@ impl Slot {
         }
     }
 
-    /// Whether a pod, which has no identity, has the labels of this addon.
-    fn has(&self, pod: &Pod) -> bool {
-        let label = |key: &str| pod.metadata.labels().get(key).map_or("", String::as_str);
+    /// Whether a pod, which has no identity, or what keeps it has the labels of this addon.
+    pub(super) fn has(&self, meta: &ObjectMeta) -> bool {
+        let label = |key: &str| meta.labels().get(key).map_or("", String::as_str);
         label(labels::ADDON) == labels::value(&self.name)
             && label(labels::ADDON_CLUSTER) == labels::value(&self.cluster_id)
             && label(labels::OWNER) == labels::value(&self.owner)
@@ -85,7 +91,8 @@ impl Slot {
 pub(super) struct Things {
     /// All but pods, and but those that a controller keeps.
     pub(super) items: Vec<Item>,
-    pub(super) deployments: Vec<Deployment>,
+    /// Those of them that run pods, or are pods.
+    pub(super) workloads: Vec<Workload>,
     pub(super) services: Vec<Service>,
     pub(super) pods: Vec<Pod>,
 }
@@ -149,13 +156,15 @@ impl Things {
 
     /// Only those of one addon.
     pub(super) fn of(&self, slot: &Slot) -> Self {
-        let of = |meta: &ObjectMeta| Slot::of_meta(meta) == *slot;
-        let only = |item: &&Item| of(&item.meta);
+        self.only(slot, |meta| Slot::of_meta(meta) == *slot)
+    }
+
+    fn only(&self, slot: &Slot, of: impl Fn(&ObjectMeta) -> bool) -> Self {
         Self {
-            items: self.items.iter().filter(only).cloned().collect(),
-            deployments: kept(&self.deployments, |it| of(&it.metadata)),
+            items: kept(&self.items, |it| of(&it.meta)),
+            workloads: kept(&self.workloads, |it| of(&it.meta)),
             services: kept(&self.services, |it| of(&it.metadata)),
-            pods: kept(&self.pods, |pod| slot.has(pod)),
+            pods: kept(&self.pods, |pod| slot.has(&pod.metadata)),
         }
     }
 }
@@ -167,38 +176,49 @@ fn kept<T: Clone>(all: &[T], fits: impl Fn(&T) -> bool) -> Vec<T> {
 /// A kind with the part of it that is read whole.
 enum Page {
     Metadata(Vec<Object>),
-    Deployments(Vec<Deployment>),
+    Workloads(Vec<Workload>),
     Services(Vec<Service>),
 }
 
 impl Backend {
     /// Reads everything with these labels: one list of each kind.
     pub(super) async fn read(&self, labels: &str) -> Result<Things> {
-        let lists = self.kinds.iter().map(|kind| async move {
-            let resource = &kind.resource;
-            let page = match (resource.group.as_str(), resource.plural.as_str()) {
-                ("apps", "deployments") => Page::Deployments(self.whole(kind, labels).await?),
-                ("", "services") => Page::Services(self.whole(kind, labels).await?),
-                _ => {
-                    let query = self.query(kind, labels, Shape::Metadata);
-                    Page::Metadata(self.api.list_all(&query).await?)
-                }
-            };
-            Ok((kind, page))
-        });
+        self.read_with(labels, labels).await
+    }
+
+    /// Reads everything of an addon, whatever its labels say: people change them. Pods have nothing else.
+    pub(super) async fn read_all(&self, slot: &Slot) -> Result<Things> {
+        let there = self.read(&slot.selector()).await?.of(slot);
+        // As long as these go, the others can wait: the list of all objects is large.
+        if !there.workloads.is_empty() {
+            return Ok(there);
+        }
+        let there = self.read_with("", &slot.selector()).await?;
+        let is_of = |mark: Mark| Slot::of_mark(&mark) == *slot;
+        Ok(there.only(slot, |meta| Mark::of(meta).is_some_and(is_of)))
+    }
+
+    /// Reads objects with these labels, and pods with those.
+    pub(super) async fn read_with(&self, labels: &str, pods: &str) -> Result<Things> {
+        let lists = self
+            .kinds
+            .iter()
+            .map(|kind| async move { Ok((kind, self.page(kind, labels).await?)) });
         // What was made last is read last: pods of a Deployment that was made meanwhile are no leftovers.
         let lists = try_join_all(lists);
-        let (lists, pods) = futures::try_join!(lists, self.whole(&self.pods, labels))?;
+        let (lists, pods) = futures::try_join!(lists, self.whole(&self.pods, pods))?;
         let mut things = Things {
             pods,
             ..Things::default()
         };
+        let is_own = |meta: &ObjectMeta| meta.controller().is_none();
         for (kind, page) in lists {
             let metas: Vec<ObjectMeta> = match page {
                 Page::Metadata(objects) => objects.into_iter().map(|it| it.metadata).collect(),
-                Page::Deployments(all) => {
-                    let metas = all.iter().map(|it| it.metadata.clone()).collect();
-                    things.deployments.extend(all);
+                Page::Workloads(all) => {
+                    let metas = all.iter().map(|it| it.meta.clone()).collect();
+                    let own = all.into_iter().filter(|it| is_own(&it.meta));
+                    things.workloads.extend(own);
                     metas
                 }
                 Page::Services(all) => {
@@ -207,13 +227,41 @@ impl Backend {
                     metas
                 }
             };
-            let own = metas.into_iter().filter(|meta| meta.controller().is_none());
-            things.items.extend(own.map(|meta| Item {
-                kind: Arc::clone(kind),
-                meta,
-            }));
+            things
+                .items
+                .extend(metas.into_iter().filter(is_own).map(|meta| Item {
+                    kind: Arc::clone(kind),
+                    meta,
+                }));
         }
         Ok(things)
+    }
+
+    /// The objects of a kind, as far as they are read.
+    async fn page(&self, kind: &Kind, labels: &str) -> Result<Page> {
+        let resource = &kind.resource;
+        Ok(match (resource.group.as_str(), resource.plural.as_str()) {
+            ("apps", "deployments") => self.workloads::<Deployment>(kind, labels).await?,
+            ("apps", "statefulsets") => self.workloads::<StatefulSet>(kind, labels).await?,
+            ("apps", "daemonsets") => self.workloads::<DaemonSet>(kind, labels).await?,
+            ("apps", "replicasets") => self.workloads::<ReplicaSet>(kind, labels).await?,
+            ("batch", "jobs") => self.workloads::<Job>(kind, labels).await?,
+            ("", "pods") => self.workloads::<Pod>(kind, labels).await?,
+            ("", "services") => Page::Services(self.whole(kind, labels).await?),
+            _ => {
+                let query = self.query(kind, labels, Shape::Metadata);
+                Page::Metadata(self.api.list_all(&query).await?)
+            }
+        })
+    }
+
+    async fn workloads<T: DeserializeOwned + Clone + Into<Workload>>(
+        &self,
+        kind: &Kind,
+        labels: &str,
+    ) -> Result<Page> {
+        let all: Vec<T> = self.whole(kind, labels).await?;
+        Ok(Page::Workloads(all.into_iter().map(Into::into).collect()))
     }
 
     async fn whole<T: DeserializeOwned + Clone>(

@@ -3,7 +3,7 @@
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use drover_core::Result;
 use k8s_openapi::api::core::v1::Secret;
-use serde_json::{Value, json};
+use serde_json::json;
 use uuid::Uuid;
 
 use super::Backend;
@@ -37,24 +37,31 @@ impl Backend {
 
     /// The Secret that keeps a salt.
     pub(super) fn salted(&self, name: &str, salt: &[u8]) -> Object {
-        let name = secret(name);
-        let body = json!({
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": name, "annotations": {labels::ONCE: "1"}},
-            "data": {KEY: BASE64.encode(salt)},
-        });
-        let body = match body {
-            Value::Object(body) => body,
-            _ => serde_json::Map::new(),
-        };
+        let mut object = self.secret(&secret(name));
+        let annotations = json!({labels::ONCE: "1"});
+        object.body["metadata"]["annotations"] = annotations;
+        let data = json!({KEY: BASE64.encode(salt)});
+        object.body.insert("data".to_owned(), data);
+        object
+    }
+
+    /// A Secret without content.
+    pub(super) fn secret(&self, name: &str) -> Object {
+        let body = [
+            ("apiVersion", json!("v1")),
+            ("kind", json!("Secret")),
+            ("metadata", json!({"name": name})),
+        ];
         Object {
             document: None,
             api_version: "v1".to_owned(),
             kind: "Secret".to_owned(),
             namespace: self.namespace.clone(),
-            name,
-            body,
+            name: name.to_owned(),
+            body: body
+                .map(|(key, value)| (key.to_owned(), value))
+                .into_iter()
+                .collect(),
         }
     }
 }

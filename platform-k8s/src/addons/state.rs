@@ -3,10 +3,7 @@
 use std::collections::BTreeSet;
 
 use drover_proto::platform::v1::{AddonKind, AddonState, Endpoint, Resource, ResourcePhase};
-use k8s_openapi::api::{
-    apps::v1::Deployment,
-    core::v1::{ContainerStatus, Pod, Service},
-};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, Service};
 
 use super::{
     Backend,
@@ -15,6 +12,7 @@ use super::{
     loaded::{self, Answer},
     mark::Mark,
     read::{Slot, Things},
+    workloads::Workload,
 };
 use crate::{client::Meta as _, delete::Item, discover::timestamp};
 
@@ -76,31 +74,17 @@ impl Backend {
             return (ResourcePhase::Gone, String::new());
         }
         if things.all().all(|item| item.meta.is_deleting()) {
-            return (ResourcePhase::Releasing, String::new());
+            return (ResourcePhase::Releasing, left(things));
         }
         let pending = |message: String| (ResourcePhase::Pending, message);
         if let Some(item) = things.all().find(|item| item.meta.is_deleting()) {
             return pending(format!("{} is being deleted", item.label()));
         }
-        if kind != AddonKind::Template && things.deployments.is_empty() {
+        if kind != AddonKind::Template && things.workloads.is_empty() {
             return pending("its Deployment is missing".to_owned());
         }
-        let behind: Vec<String> = things.deployments.iter().filter_map(behind).collect();
-        if !behind.is_empty() {
-            let words = things.pods.iter().find_map(stuck);
-            let words = words.or_else(|| things.deployments.iter().find_map(refused));
-            let words = match words {
-                None => self.refused_first(live, things).await,
-                words => words,
-            };
-            let none = things.deployments.iter().all(|it| available(it) == 0);
-            let phase = match words.is_some() && none {
-                true => ResourcePhase::Failed,
-                false => ResourcePhase::Pending,
-            };
-            let words = words.or_else(|| things.pods.iter().find_map(unscheduled));
-            let all = behind.into_iter().chain(words);
-            return (phase, all.collect::<Vec<_>>().join("; "));
+        if let Some(behind) = self.behind(live, things).await {
+            return behind;
         }
         for pod in things.pods.iter().filter(|pod| speaks(pod)) {
             let Some(content) = live.wanted(&pod.metadata) else {
@@ -129,6 +113,31 @@ impl Backend {
         (ResourcePhase::Ready, String::new())
     }
 
+    /// How it is with what runs pods, if that is not complete.
+    async fn behind(&self, live: &Live, things: &Things) -> Option<(ResourcePhase, String)> {
+        let workloads = &things.workloads;
+        if let Some(words) = workloads.iter().find_map(|it| it.failed.clone()) {
+            return Some((ResourcePhase::Failed, words));
+        }
+        let behind: Vec<String> = workloads.iter().filter_map(Workload::behind).collect();
+        if behind.is_empty() {
+            return None;
+        }
+        let words = things.pods.iter().find_map(stuck);
+        let words = words.or_else(|| workloads.iter().find_map(|it| it.refused.clone()));
+        let words = match words {
+            None => self.refused_first(live, things).await,
+            words => words,
+        };
+        let phase = match words.is_some() && workloads.iter().all(Workload::is_down) {
+            true => ResourcePhase::Failed,
+            false => ResourcePhase::Pending,
+        };
+        let words = words.or_else(|| things.pods.iter().find_map(unscheduled));
+        let all = behind.into_iter().chain(words);
+        Some((phase, all.collect::<Vec<_>>().join("; ")))
+    }
+
     /// Why a pod that runs is not ready: it has refused the first content that it was given.
     async fn refused_first(&self, live: &Live, things: &Things) -> Option<String> {
         let runs = |pod: &&Pod| {
@@ -153,35 +162,22 @@ fn speaks(pod: &Pod) -> bool {
     loaded::says(pod) && !pod.metadata.is_deleting() && !live::is_over(pod)
 }
 
-fn available(deployment: &Deployment) -> i32 {
-    let status = deployment.status.as_ref();
-    status
-        .and_then(|status| status.available_replicas)
-        .unwrap_or(0)
-}
-
-/// Why a Deployment is not complete. `None` if it is.
-fn behind(deployment: &Deployment) -> Option<String> {
-    let wanted = deployment
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.replicas)
-        .unwrap_or(1);
-    let status = deployment.status.clone().unwrap_or_default();
-    let current = status.observed_generation >= deployment.metadata.generation
-        && status.updated_replicas.unwrap_or(0) >= wanted
-        && status.replicas.unwrap_or(0) <= wanted;
-    let available = available(deployment);
-    (!current || available < wanted).then(|| format!("{available} of {wanted} pods are ready"))
-}
-
-/// Why a Deployment can make no pods: quotas, admission.
-fn refused(deployment: &Deployment) -> Option<String> {
-    let conditions = deployment.status.as_ref()?.conditions.as_ref()?;
-    let refused = conditions
-        .iter()
-        .find(|it| it.type_ == "ReplicaFailure" && it.status == "True");
-    refused?.message.clone()
+/// What a removal waits for.
+pub(super) fn left(things: &Things) -> String {
+    // A finalizer of the garbage collector waits for pods, which are named then.
+    let holds = |name: &&String| !matches!(name.as_str(), "foregroundDeletion" | "orphan");
+    let held = things.all().find_map(|item| {
+        let finalizer = item.meta.finalizers().iter().find(holds)?;
+        let label = item.label();
+        let is_deleting = item.meta.is_deleting();
+        is_deleting.then(|| format!("{label} waits for its finalizer {finalizer}"))
+    });
+    let pod = || {
+        let name = things.pods.first()?.metadata.name();
+        Some(format!("pod/{name} is still there"))
+    };
+    let item = || Some(format!("{} is still there", things.all().next()?.label()));
+    held.or_else(pod).or_else(item).unwrap_or_default()
 }
 
 /// Why the scheduler finds no place for a pod.
@@ -209,7 +205,7 @@ fn waiting(container: &ContainerStatus) -> Option<String> {
     Some(format!("{reason}: {message}"))
 }
 
-fn is_ready(pod: &Pod) -> bool {
+pub(super) fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|it| it.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
     conditions.any(|it| it.type_ == "Ready" && it.status == "True")

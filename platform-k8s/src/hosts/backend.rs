@@ -28,7 +28,7 @@ use super::{
     secrets::Secrets,
     view::Beside,
 };
-use crate::{labels, settings::Settings};
+use crate::settings::Settings;
 
 /// How often a write is tried again whose host has changed since it was read.
 pub(super) const MAX_CONFLICTS: usize = 20;
@@ -348,9 +348,7 @@ impl Backend {
                 return Ok(None);
             }
             target.matches(&found.node)?;
-            let mark = labels::read(&host.metadata, &self.settings.labels);
-            let identity = mark.and_then(|mark| mark.identity);
-            let Some(patch) = patch(&host, identity.as_ref()) else {
+            let Some(patch) = patch(&host, claim::identity(&host).as_ref()) else {
                 return Ok(None);
             };
             let permit = self.client.permit().await;

@@ -97,6 +97,19 @@ pub(super) fn claim(
     patch(host, &set, &annotations)
 }
 
+/// Whether the claim on a host is that of another host, of which it has a copy.
+pub(super) fn is_of_another(host: &BareMetalHost) -> bool {
+    let uid = host.annotations().get(HOST_UID);
+    uid.is_some_and(|uid| Some(uid) != host.uid().as_ref())
+}
+
+/// Whose a host is by its claim, whatever its labels say. `None` if nobody has claimed it, or that cannot be read.
+pub(super) fn identity(host: &BareMetalHost) -> Option<Identity> {
+    let json = host.annotations().get(IDENTITY)?;
+    let identity = serde_json::from_str(json).ok()?;
+    (!is_of_another(host)).then_some(identity)
+}
+
 /// Whether a host says that it is the first one of a request that may lack others.
 pub(super) fn is_unfinished(host: &BareMetalHost) -> bool {
     host.annotations().contains_key(UNFINISHED)
@@ -244,9 +257,9 @@ impl Edit<'_> {
         for key in removed.filter(|key| host.labels().contains_key(key)) {
             set.entry(key).or_insert(Value::Null);
         }
-        // The label of the cluster or the node never changes with an edit.
-        set.remove(&keys.cluster);
-        set.remove(&keys.node);
+        // A node that was taken over has kept its id.
+        let id = host.annotations().get(NODE_ID).unwrap_or(&changed.id);
+        set.insert(keys.node.clone(), json!(labels::value(id)));
         if let Some(wanted) = self.host_labels {
             let (lent, record) = lend(host.labels(), record_of(host), wanted);
             set.extend(lent);

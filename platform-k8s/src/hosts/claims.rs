@@ -26,7 +26,6 @@ use super::{
     claim,
     host::{self, BareMetalHost},
 };
-use crate::labels;
 
 /// Pause before hosts are chosen again that another request was about to claim.
 const RESERVED_PAUSE: Duration = Duration::from_millis(5);
@@ -193,9 +192,8 @@ impl<'a> Claims<'a> {
         Ok(())
     }
 
-    fn is_of(&self, host: &BareMetalHost, identity: &Identity) -> bool {
-        let mark = labels::read(&host.metadata, &self.backend.settings.labels);
-        mark.and_then(|mark| mark.identity).as_ref() == Some(identity)
+    fn is_of(host: &BareMetalHost, identity: &Identity) -> bool {
+        claim::identity(host).as_ref() == Some(identity)
     }
 
     fn key(&self, slot: &Slot) -> (String, u32) {
@@ -236,7 +234,7 @@ impl<'a> Claims<'a> {
                 }
                 // What is known of the host is not what it is; it may be this very claim, which arrived late.
                 let now = self.backend.get(&host::id(host)).await?;
-                match now.filter(|now| self.is_of(now, &identity)) {
+                match now.filter(|now| Self::is_of(now, &identity)) {
                     Some(now) => self.made.push((slot, now)),
                     None => return Err(changed()),
                 }
@@ -272,7 +270,7 @@ impl<'a> Claims<'a> {
                 .map_err(|_| error.clone())
         };
         match look().await? {
-            Some(now) if self.is_of(&now, identity) => return Ok(now),
+            Some(now) if Self::is_of(&now, identity) => return Ok(now),
             Some(now) if now.resource_version() == host.resource_version() => {}
             _ => return Err(changed()),
         }
@@ -280,7 +278,7 @@ impl<'a> Claims<'a> {
         match self.backend.patch(permit, host, patch).await {
             Ok(host) => Ok(host),
             Err(again) if again.reason() == Reason::Conflict => match look().await? {
-                Some(now) if self.is_of(&now, identity) => Ok(now),
+                Some(now) if Self::is_of(&now, identity) => Ok(now),
                 _ => Err(changed()),
             },
             // A refusal of the second says nothing about the first.

@@ -5,12 +5,13 @@ use async_trait::async_trait;
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use drover_core::Result;
 use drover_platform::addons::Owner;
-use drover_proto::platform::v1::{AddonTarget, Node};
+use drover_proto::platform::v1::{AddonTarget, Node, NodePhase};
 use futures::{StreamExt as _, stream};
 
 use super::{
     backend::{Backend, READ_TOGETHER},
-    host::{BareMetalHost, Bmc},
+    host::{self, BareMetalHost, Bmc},
+    view::Beside,
 };
 use crate::addons::{ControllerFiles, Controllers};
 
@@ -24,7 +25,7 @@ impl Controllers for Backend {
                 None => None,
             };
             let files = match host {
-                Some(host) => self.controller(&host).await?,
+                Some(host) => self.controller_for(&host, owner, &target).await?,
                 None => Err("is not a host of this platform".to_owned()),
             };
             Ok((target.name, files))
@@ -49,6 +50,40 @@ impl Controllers for Backend {
 }
 
 impl Backend {
+    /// What leads to the controller of a host, if it is still the target.
+    ///
+    /// # Errors
+    /// As of [`Backend::controller`].
+    async fn controller_for(
+        &self,
+        host: &BareMetalHost,
+        owner: &Owner,
+        target: &AddonTarget,
+    ) -> Result<Result<(String, String), String>> {
+        // It was chosen by what was known, and may have been given to another cluster since.
+        let known = self.cache.get(&host::id(host));
+        let mut beside = known.map_or_else(Beside::default, |known| known.beside.clone());
+        if beside.networks.is_none() {
+            beside.networks = Some(self.secrets.networks(host).await);
+        }
+        let now = self.cache.reader.node(host, &beside);
+        let node = now.map(|(found, _)| found.node);
+        let Some(mut node) = node.filter(|node| is_node(node, owner, target)) else {
+            return Ok(Err("its host is not of this cluster any more".to_owned()));
+        };
+        self.cache.hold_back(&mut node);
+        if node.phase() == NodePhase::Pending {
+            return Ok(Err(node.message));
+        }
+        // The platform does not know by which name it is registered, so that targets of others are known by where they are.
+        if is_elsewhere(&node, target) {
+            return Ok(Err(
+                "it has other addresses than the host of its id".to_owned()
+            ));
+        }
+        self.controller(host).await
+    }
+
     /// Address of the system at the management controller of a host, and the configuration of curl for it.
     ///
     /// # Errors
@@ -71,6 +106,13 @@ fn is_node(node: &Node, owner: &Owner, target: &AddonTarget) -> bool {
     node.node_id == target.node_id
         && node.cluster_id == owner.cluster_id
         && slot.is_none_or(|slot| slot.owner == owner.owner)
+}
+
+/// Whether a target has only addresses that this node has not.
+fn is_elsewhere(node: &Node, target: &AddonTarget) -> bool {
+    let known = !node.addresses.is_empty() && !target.addresses.is_empty();
+    let is_own = |value: &str| node.addresses.iter().any(|own| own.value == value);
+    known && !target.addresses.iter().any(|it| is_own(&it.value))
 }
 
 /// The configuration of curl, one option a line.

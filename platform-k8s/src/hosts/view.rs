@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use drover_core::{error::cut, sip};
 use drover_platform::{
     driver::Found,
-    identity::Identity,
     inventory::metal3::{self, RACK},
 };
 use drover_proto::platform::v1::{Host, HostState, Node, NodePhase, Warning};
@@ -119,24 +118,21 @@ impl Reader {
     fn claimed(&self, host: &BareMetalHost) -> Option<(Found, Option<String>)> {
         let shown = || labels::declared::shown(host.labels(), &self.keys, MAX_LABELS);
         let annotations = host.annotations();
-        if let Some(json) = annotations.get(labels::IDENTITY) {
-            let uid = annotations.get(claim::HOST_UID);
-            if uid.is_some_and(|uid| Some(uid) != host.uid().as_ref()) {
-                // Another host with a copy of the labels is not that node.
-                return None;
-            }
-            if let Ok(identity) = serde_json::from_str::<Identity>(json) {
-                // The labels may have been changed by hand: they are for selectors, and say nothing against it.
-                let mark = labels::read(&host.metadata, &self.keys);
-                let lost = || Some(format!("its label {} is missing", self.keys.cluster));
-                let problem = mark.map_or_else(lost, |mark| mark.problem);
-                let id = annotations.get(labels::NODE_ID).unwrap_or(&identity.id);
-                let found = Found {
-                    node: identity.node(id),
-                    fingerprint: identity.fingerprint,
-                };
-                return Some((found, problem));
-            }
+        if annotations.contains_key(labels::IDENTITY) && claim::is_of_another(host) {
+            // Another host with a copy of the labels is not that node.
+            return None;
+        }
+        if let Some(identity) = claim::identity(host) {
+            // The labels may have been changed by hand: they are for selectors, and say nothing against it.
+            let mark = labels::read(&host.metadata, &self.keys);
+            let lost = || Some(format!("its label {} is missing", self.keys.cluster));
+            let problem = mark.map_or_else(lost, |mark| mark.problem);
+            let id = annotations.get(labels::NODE_ID).unwrap_or(&identity.id);
+            let found = Found {
+                node: identity.node(id),
+                fingerprint: identity.fingerprint,
+            };
+            return Some((found, problem));
         }
         let Some(mark) = labels::read(&host.metadata, &self.keys) else {
             if claim::is_marked(host, &self.keys) {

@@ -3,6 +3,7 @@
 
 mod balancer;
 mod bench;
+mod by_hand;
 mod crashes;
 mod faults;
 mod kubelet;
@@ -10,6 +11,7 @@ mod others;
 mod provider;
 mod refused;
 mod rights;
+mod workloads;
 
 use bench::{Bench, mapping, target};
 pub(crate) use others::KEY;

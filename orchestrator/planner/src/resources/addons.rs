@@ -102,6 +102,7 @@ impl<'a> Planner<'a> {
             let known = seen.phase != Phase::Unseen && node.node_id.is_some();
             let mark = &self.marks[at];
             let goes = mark.forgotten || mark.leaving || mark.dead || node.is_adopting();
+            let known = known && seen.phase != Phase::Pending;
             if !targeted || !known || goes || seen.addresses.len() + seen.endpoints.len() == 0 {
                 continue;
             }
@@ -142,8 +143,12 @@ impl<'a> Planner<'a> {
                 continue;
             };
             let seen = &node.seen;
-            let over = matches!(seen.phase, Phase::Terminated | Phase::Failed);
-            if mark.dead || seen.gone || over {
+            // One that is pending may have an address and not be whole: its platform may give it back.
+            let is_none = matches!(
+                seen.phase,
+                Phase::Pending | Phase::Terminated | Phase::Failed
+            );
+            if mark.dead || seen.gone || is_none {
                 continue;
             }
             let (mut addresses, mut endpoints) = (&seen.addresses, &seen.endpoints);

@@ -162,6 +162,33 @@ fn an_addon_before_a_group_without_nodes_is_as_wanted_and_begins_with_the_first(
 }
 
 #[test]
+fn a_node_that_is_pending_is_no_target_until_it_runs() {
+    let mut world = world::steps::still(vec![group("data", 2, &["a"])]);
+    world.want_addons(vec![addon("lb", "b", &["data"])]);
+    let planned = step(&mut world);
+    world.answer_all(&planned);
+    step(&mut world);
+    // As hosts are shown whose request lacks others: they have addresses already.
+    show(&mut world);
+    let (first, second) = (world.state.nodes[0].slot, world.state.nodes[1].slot);
+    world.state.nodes[1].seen.phase = Phase::Pending;
+    world.state.nodes[1].seen.ready = Some(false);
+    let planned = step(&mut world);
+    assert_eq!(asked(&planned), [Asked::Ensure]);
+    assert_eq!(targets(&world), [(first, false)]);
+    let held = &world.state.nodes[1];
+    assert!(held.reached.is_none(), "nor is it one after a restart");
+    answer(&mut world, Asked::Ensure, Ok(seen(ResourcePhase::Ready)));
+    step(&mut world);
+    world.state.nodes[1].seen.phase = Phase::Running;
+    world.state.nodes[1].seen.ready = Some(true);
+    let planned = step(&mut world);
+    assert_eq!(asked(&planned), [Asked::Ensure]);
+    assert_eq!(targets(&world), [(first, false), (second, false)]);
+    assert!(world.state.nodes[1].reached.is_some());
+}
+
+#[test]
 fn a_change_of_membership_is_sent_at_once_also_while_a_call_is_in_flight() {
     let mut world = ready(group("data", 2, &["a"]));
     let before = targets(&world);

@@ -51,7 +51,7 @@ fn decoded(object: &Value, key: &str) -> String {
 }
 
 /// What makes new pods.
-async fn pod_template(bench: &Bench) -> Value {
+pub(super) async fn pod_template(bench: &Bench) -> Value {
     bench.object("deployments.apps", "").await["spec"]["template"].clone()
 }
 

@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 
 use super::{
     bench::{balancer, owner},
+    by_hand::orphan,
     mapping,
     others::addon,
     target,
@@ -143,11 +144,26 @@ async fn the_rights_of_the_manifests_suffice_and_each_of_them_is_used() {
     .await;
     live(&addons).await.unwrap();
     let [balancer, _] = both();
-    addons.ensure(&owner("green"), 1, &balancer).await.unwrap();
-    until("pods are told", || async {
-        (proxy.count("patch", "pods") > 0).then_some(())
-    })
-    .await;
+    let green = owner("green");
+    for kinds in [
+        &["deployments.apps"][..],
+        &["deployments.apps", "replicasets.apps"],
+    ] {
+        let told = proxy.count("patch", "pods");
+        addons.ensure(&green, 1, &balancer).await.unwrap();
+        until("pods are told", || async {
+            (proxy.count("patch", "pods") >= told + 2).then_some(())
+        })
+        .await;
+        for kind in kinds {
+            orphan(&namespace, kind).await;
+        }
+        until("what was orphaned is gone", || async {
+            let removed = addons.remove(&green, "api").await.unwrap();
+            (removed.state.phase() == ResourcePhase::Gone).then_some(())
+        })
+        .await;
+    }
     let used: BTreeSet<(String, String)> = proxy
         .calls()
         .into_iter()

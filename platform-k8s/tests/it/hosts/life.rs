@@ -1,8 +1,11 @@
 //! What the state of a host means for the node on it, and for whoever wants to claim it.
 
-use drover_proto::platform::v1::{HostState, Node, NodePhase, RemovalEvidence};
+use drover_proto::platform::v1::{
+    HostLabels, HostState, Node, NodeAdoption, NodeChange, NodePhase, NodeRole, RemovalEvidence,
+    Slot, SlotKey, update_node_request::Update,
+};
 use drover_testing::kubernetes::until;
-use serde_json::json;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::{Place, host};
@@ -143,6 +146,87 @@ async fn labels_removed_by_hand_neither_free_a_host_nor_lose_its_node() {
     place
         .until_host("h1", |host| host.state() == HostState::Free)
         .await;
+}
+
+/// Changes the labels by which a host is found, and waits until that is seen.
+async fn relabel(place: &Place, name: &str, value: &Value) {
+    for key in ["drover.dev/cluster", "drover.dev/node"] {
+        place
+            .merge(name, json!({"metadata": {"labels": {key: value}}}))
+            .await;
+    }
+    until_node(place, "the label is said to be wrong", |node| {
+        node.message.contains("its label drover.dev/")
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_whose_labels_were_changed_by_hand_is_promoted_and_has_them_again() {
+    let place = Place::with(&[host("h1", &[])]).await;
+    let request = place.request(("blue", Uuid::new_v4()), 0..1, &[]);
+    let node = place.provision(&request).await.unwrap().remove(0);
+    for (by_hand, role, said) in [
+        (Value::Null, NodeRole::Standby, "standby"),
+        (json!("red"), NodeRole::Active, "active"),
+    ] {
+        relabel(&place, "h1", &by_hand).await;
+        let change = Update::Change(NodeChange {
+            role: role.into(),
+            host_labels: Some(HostLabels {
+                labels: [("tenant".to_owned(), said.to_owned())].into(),
+            }),
+            ..NodeChange::default()
+        });
+        place.update(&node, change).await.unwrap();
+        let labels = place.object("h1").await["metadata"]["labels"].clone();
+        assert_eq!(labels["drover.dev/role"], said);
+        assert_eq!(labels["tenant"], said);
+        assert_eq!(labels["drover.dev/cluster"], "blue");
+        assert_eq!(labels["drover.dev/node"], node.node_id);
+        let now = until_node(&place, "nothing is wrong", |node| node.message.is_empty()).await;
+        assert_eq!((now.role(), now.slot), (role, node.slot.clone()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_without_its_labels_remembers_its_former_owner_when_another_takes_it_over() {
+    let place = Place::with(&[host("h1", &[])]).await;
+    let former = Uuid::new_v4();
+    let request = place.request(("blue", former), 0..1, &[]);
+    let node = place.provision(&request).await.unwrap().remove(0);
+    relabel(&place, "h1", &Value::Null).await;
+    let adoption = NodeAdoption {
+        cluster_id: "blue".to_owned(),
+        key: Some(SlotKey {
+            owner: Uuid::new_v4().to_string(),
+            request_id: Uuid::new_v4().to_string(),
+            index: Some(0),
+        }),
+        slot: Some(Slot {
+            host_id: None,
+            ..request.slots[0].clone()
+        }),
+        sequence: 9,
+        group: "control-plane".to_owned(),
+        spec_hash: "h1-x".to_owned(),
+    };
+    place
+        .update(&node, Update::Adoption(adoption))
+        .await
+        .unwrap();
+    let object = place.object("h1").await;
+    let slots = object["metadata"]["annotations"]["drover.dev/former"].as_str();
+    let slots: Value = serde_json::from_str(slots.unwrap()).unwrap();
+    assert_eq!(slots[0]["owner"], former.to_string());
+    assert_eq!(slots[0]["request"], request.request_id);
+    assert_eq!(object["metadata"]["labels"]["drover.dev/cluster"], "blue");
+    // Else its former owner would get another host.
+    let error = super::place::refused(place.provision(&request).await);
+    assert!(
+        error.message().contains("belongs to another owner now"),
+        "{error}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,11 +6,12 @@ use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use drover_client::PlatformClient;
 use drover_platform_k8s::{PlatformServer, Settings, addons::AddonsSettings};
 use drover_proto::platform::v1::{
-    AddonSpec, AddonTarget, BmcAccess, EnsureAddonRequest, JumpHost, addon_spec::Kind,
+    AddonSpec, AddonState, AddonTarget, BmcAccess, EnsureAddonRequest, JumpHost, Node, NodePhase,
+    ProvisionRequest, addon_spec::Kind,
 };
 use drover_test_emulators::redfish::Controller;
 use drover_testing::{
-    kubernetes::{Options, Rig},
+    kubernetes::{FaultProxy, Options, Rig, until},
     wait::PATIENCE,
 };
 use serde_json::{Value, json};
@@ -18,7 +19,10 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use uuid::Uuid;
 
-use super::{Place, host, place::settings};
+use super::{
+    Place, host,
+    place::{HOSTS, settings},
+};
 
 /// Seconds after which the command gives up in these tests, in place of those of the jump host.
 const LIMIT: (&str, &str) = ("--max-time 30", "--max-time 3");
@@ -28,6 +32,47 @@ fn controlled(name: &str, address: &str) -> Value {
     let mut host = host(name, &[]);
     host["spec"]["bmc"]["address"] = json!(address);
     host
+}
+
+/// A node as jump hosts are told of it.
+fn target(node: &Node) -> AddonTarget {
+    AddonTarget {
+        node_id: node.node_id.clone(),
+        name: node.host_id.as_deref().unwrap().replace('/', "."),
+        addresses: node.addresses.clone(),
+        ..AddonTarget::default()
+    }
+}
+
+/// Makes a jump host for the cluster of a request, or tells it of these targets.
+async fn ensure(
+    place: &Place,
+    of: &ProvisionRequest,
+    sequence: u64,
+    targets: impl Iterator<Item = AddonTarget>,
+) -> AddonState {
+    let jump = JumpHost {
+        authorized_keys: vec![crate::addons::KEY.to_owned()],
+        bmc: Some(BmcAccess::default()),
+        ..JumpHost::default()
+    };
+    let request = EnsureAddonRequest {
+        expected_platform_uid: place.uid.clone(),
+        fence: of.fence.clone(),
+        cluster_id: "blue".to_owned(),
+        owner: of.owner.clone(),
+        sequence,
+        spec: Some(AddonSpec {
+            name: "jump".to_owned(),
+            kind: Some(Kind::JumpHost(jump)),
+            ..AddonSpec::default()
+        }),
+        targets: targets.collect(),
+        ..EnsureAddonRequest::default()
+    };
+    let client = PlatformClient::new(drover_client::in_process(place.server.routes()));
+    let ensured = client.ensure_addon(request, PATIENCE).await.unwrap();
+    ensured.state.unwrap()
 }
 
 /// What a jump host has in its pod.
@@ -44,33 +89,7 @@ impl Jump {
             slot.host_id = Some(format!("{}/{name}", place.namespace.name));
         }
         let nodes = place.provision(&request).await.unwrap();
-        let target = |node: &drover_proto::platform::v1::Node| AddonTarget {
-            node_id: node.node_id.clone(),
-            name: node.host_id.as_deref().unwrap().replace('/', "."),
-            addresses: node.addresses.clone(),
-            ..AddonTarget::default()
-        };
-        let jump = JumpHost {
-            authorized_keys: vec![crate::addons::KEY.to_owned()],
-            bmc: Some(BmcAccess::default()),
-            ..JumpHost::default()
-        };
-        let request = EnsureAddonRequest {
-            expected_platform_uid: place.uid.clone(),
-            fence: request.fence.clone(),
-            cluster_id: "blue".to_owned(),
-            owner: owner.to_string(),
-            sequence: 2,
-            spec: Some(AddonSpec {
-                name: "jump".to_owned(),
-                kind: Some(Kind::JumpHost(jump)),
-                ..AddonSpec::default()
-            }),
-            targets: nodes.iter().map(target).collect(),
-            ..EnsureAddonRequest::default()
-        };
-        let client = PlatformClient::new(drover_client::in_process(place.server.routes()));
-        client.ensure_addon(request, PATIENCE).await.unwrap();
+        ensure(place, &request, 2, nodes.iter().map(target)).await;
         Self::mounted(place).await
     }
 
@@ -116,8 +135,14 @@ impl Jump {
 }
 
 async fn place(hosts: &[Value]) -> Place {
+    with(hosts, Rig::shared(Options::default()).kubeconfig()).await
+}
+
+/// A platform that makes jump hosts, with these credentials.
+async fn with(hosts: &[Value], kubeconfig: &Path) -> Place {
     let place = Place::with(hosts).await;
     let settings = Settings {
+        kubeconfig: Some(kubeconfig.to_path_buf()),
         addons: AddonsSettings {
             namespace: Some(place.namespace.name.clone()),
             ..AddonsSettings::default()
@@ -126,6 +151,32 @@ async fn place(hosts: &[Value]) -> Place {
     };
     let server = PlatformServer::open(settings).await.unwrap();
     place.served_by(server).await
+}
+
+/// The files by which a jump host reaches management controllers.
+async fn files(place: &Place) -> Vec<String> {
+    let secrets = place.namespace.list("secrets").await;
+    let is_bmc = |it: &&Value| {
+        let name = it["metadata"]["name"].as_str().unwrap();
+        name.ends_with("-bmc") && it["metadata"]["labels"]["drover.dev/addon"] == "jump"
+    };
+    let bmc = secrets.iter().find(is_bmc).unwrap();
+    let files = bmc["data"].as_object();
+    files.map_or_else(Vec::new, |files| files.keys().cloned().collect())
+}
+
+/// Gives a host to another cluster, as another platform does.
+async fn give_away(place: &Place, name: &str) {
+    let object = place.object(name).await;
+    let identity = object["metadata"]["annotations"]["drover.dev/identity"].as_str();
+    let mut identity: Value = serde_json::from_str(identity.unwrap()).unwrap();
+    identity["cluster_id"] = json!("red");
+    identity["owner"] = json!(Uuid::new_v4());
+    let claim = json!({
+        "labels": {"drover.dev/cluster": "red", "drover.dev/owner": identity["owner"]},
+        "annotations": {"drover.dev/identity": identity.to_string()},
+    });
+    place.merge(name, json!({"metadata": claim})).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -198,4 +249,60 @@ async fn hosts_are_powered_by_their_names_and_each_failure_of_a_controller_is_to
         assert_eq!(code, 64, "{wrong:?}: {said}");
     }
     assert_eq!(well.resets().len(), 3, "nothing else has reached it");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_has_another_cluster_by_now_gives_its_controller_to_no_jump_host_of_the_former()
+{
+    let proxy = FaultProxy::start(Rig::shared(Options::default())).await;
+    let hosts = [host("kept", &[]), host("given", &[])];
+    let place = with(&hosts, &proxy.kubeconfig()).await;
+    let request = place.request(("blue", Uuid::new_v4()), 0..2, &[]);
+    let nodes = place.provision(&request).await.unwrap();
+    ensure(&place, &request, 2, nodes.iter().map(target)).await;
+    assert_eq!(files(&place).await.len(), 4, "both hosts");
+
+    // Nobody tells the platform.
+    proxy.watches().until_running(HOSTS).await;
+    proxy.watches().silence(HOSTS);
+    give_away(&place, "given").await;
+    let state = ensure(&place, &request, 3, nodes.iter().map(target)).await;
+    let named = |name: &str| format!("{}.{name}", place.namespace.name);
+    let kept = named("kept");
+    let only = [format!("{kept}.curl"), format!("{kept}.url")];
+    assert_eq!(files(&place).await, only);
+    let words = format!("{} has no power control", named("given"));
+    assert!(state.message.contains(&words), "{}", state.message);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_whose_request_lacks_others_gives_its_controller_to_no_jump_host() {
+    let place = place(&[host("first", &[])]).await;
+    let request = place.request(("blue", Uuid::new_v4()), 0..1, &[]);
+    let nodes = place.provision(&request).await.unwrap();
+    let mark = format!("2 {}", jiff::Timestamp::now());
+    let open = json!({"annotations": {"drover.dev/unfinished-request": mark}});
+    place.merge("first", json!({"metadata": open})).await;
+    until("its request is not whole", || async {
+        let node = place.nodes().await.remove(0);
+        (node.phase() == NodePhase::Pending).then_some(())
+    })
+    .await;
+    let state = ensure(&place, &request, 2, nodes.iter().map(target)).await;
+    assert_eq!(files(&place).await, Vec::<String>::new());
+    let words = "other hosts of its request are not claimed yet";
+    assert!(state.message.contains(words), "{}", state.message);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_of_another_platform_with_the_same_id_is_powered_by_no_host_of_this_one() {
+    let place = place(&[host("h1", &[])]).await;
+    let request = place.request(("blue", Uuid::new_v4()), 0..1, &[]);
+    let nodes = place.provision(&request).await.unwrap();
+    let mut other = target(&nodes[0]);
+    other.platform = "elsewhere".to_owned();
+    other.addresses[0].value = "203.0.113.9".to_owned();
+    let state = ensure(&place, &request, 2, std::iter::once(other)).await;
+    assert_eq!(files(&place).await, Vec::<String>::new());
+    assert!(state.message.contains("addresses"), "{}", state.message);
 }
