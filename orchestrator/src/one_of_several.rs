@@ -55,8 +55,15 @@ pub(crate) async fn serve(
     match site.take_turns(standby).await {
         Ok(Last::Leader(replica, orchestrator)) => {
             // Calls go to the next one from then on, also those that come while this server ends.
-            replica.hand_over(&orchestrator).await;
-            tokio::join!(running.shutdown(), orchestrator.settle());
+            let handed_over = replica.hand_over(&orchestrator).await;
+            let settled = async {
+                if handed_over {
+                    orchestrator.settle().await;
+                } else {
+                    orchestrator.kill().await;
+                }
+            };
+            tokio::join!(running.shutdown(), settled);
             replica.leave().await;
         }
         Ok(Last::Standby(replica)) => {

@@ -189,15 +189,16 @@ impl Standby {
     }
 
     /// Lets another replica lead, and forwards calls to it from then on. What is under way goes on, and its outcome is
-    /// the next leader's business: it repeats every call whose answer is not in the store.
-    pub async fn hand_over(&self, orchestrator: &Orchestrator) {
+    /// the next leader's business: it repeats every call whose answer is not in the store. `false` if the store does not
+    /// answer: nothing that is under way can be written down any more.
+    pub async fn hand_over(&self, orchestrator: &Orchestrator) -> bool {
         // Calls wait from here on, and go to the next one.
         self.routing.resigns();
         orchestrator.pause(HAND_OVER).await;
         let released = timeout(RELEASE, self.store.release_all(&orchestrator.shared.shards));
         if !matches!(released.await, Ok(Ok(()))) {
             tracing::debug!("the lead ends with the lease");
-            return;
+            return false;
         }
         let next = async {
             loop {
@@ -214,6 +215,7 @@ impl Standby {
         if timeout(NEXT, next).await.is_err() {
             tracing::debug!("no other replica has taken the lead yet");
         }
+        true
     }
 
     /// Half a lead is none: the others need not wait for its end.

@@ -181,10 +181,15 @@ impl Apply<'_> {
             return Ok(None);
         };
         // Somebody may have taken its labels away.
-        let is_ours = Mark::of(&meta).is_some_and(|it| it.is_of(self.owner, &self.mark.name));
-        is_ours
-            .then_some(Some(meta))
-            .ok_or_else(|| not_owned(&kind.object(name)))
+        match Mark::of(&meta) {
+            Some(mark) if mark.is_of(self.owner, &self.mark.name) => Ok(Some(meta)),
+            // Of a provider that was faster; whoever looks again sees which.
+            Some(_) if name == CLAIM => {
+                let message = format!("{} was made meanwhile", kind.object(name));
+                Err(Error::new(Reason::Conflict, message))
+            }
+            _ => Err(not_owned(&kind.object(name))),
+        }
     }
 
     /// The version of an object that is written once and has lost a key: of two that write it again, the other then takes

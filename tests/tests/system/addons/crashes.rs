@@ -194,7 +194,7 @@ fn it_dies_while_an_addon_changes_and_another_is_dropped() {
         let three = [both(), vec![provider]].concat();
         apply(world, three, 2).await.unwrap();
         world.pass(Duration::from_secs(5)).await;
-        apply(world, vec![balancer(30_002), jump_host()], 2)
+        apply(world, vec![balancer(31_001), jump_host()], 2)
             .await
             .unwrap();
         let only_two = async |world: &mut World| world.site.backend.addons().len() == 2;

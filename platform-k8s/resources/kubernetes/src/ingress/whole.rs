@@ -209,8 +209,10 @@ impl IngressBackends {
 async fn remove(objects: Objects, kind: Kind, namespace: String, name: String) -> Result<bool> {
     let (mut asked, mut deleted) = (BTreeSet::new(), Vec::new());
     loop {
-        let all = objects.with_followers(kind, &namespace, &name).await;
-        let all = all.map_err(|error| half_way(error, kind, &deleted))?;
+        let all = match objects.with_followers(kind, &namespace, &name).await {
+            Err(error) if !deleted.is_empty() => return Err(after_write(error)),
+            all => all?,
+        };
         // Leading ones first: without them nobody completes what is behind.
         let (behind, leading): (Vec<_>, Vec<_>) = all
             .into_iter()
@@ -225,6 +227,9 @@ async fn remove(objects: Objects, kind: Kind, namespace: String, name: String) -
                 Ok(false) => {}
                 Err(error) => return Err(half_way(error, kind, &deleted)),
             }
+        }
+        if kind == Kind::Ingress {
+            return Ok(!deleted.is_empty());
         }
         // A host that was added meanwhile is seen now; who adds one later finds no ingress.
     }

@@ -189,14 +189,15 @@ impl Bench {
         self.tidy(world, &name).await;
     }
 
-    /// Whether the change has reached the API server, as the proxy saw it. `None`: the call makes none.
+    /// Whether the change has reached the API server and was not taken back, as the proxy saw it. `None`: the call makes
+    /// none.
     fn is_done(&self, calls: &[Call], column: Column) -> Option<bool> {
         self.row.effect.as_ref()?;
-        Some(
-            calls
-                .iter()
-                .any(|call| self.is_effect(call) && (call.fault.is_none() || column.executes())),
-        )
+        let executed = |call: &&Call| call.fault.is_none() || column.executes();
+        let mut executed = calls.iter().filter(executed);
+        let done = executed.any(|call| self.is_effect(call));
+        let creates = self.row.call == "IngressService/CreateIngress";
+        Some(done && !(creates && executed.any(|call| call.verb == "delete")))
     }
 
     /// Whether it has said what was done before it says what cannot be.
