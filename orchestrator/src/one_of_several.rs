@@ -135,13 +135,11 @@ impl Site {
                 vacancy = standby.vacancy() => vacancy?,
             }
             // Half a lead that is not waited for ends with the lease.
-            match self.stop.run_until_cancelled(standby.lead()).await {
-                None => return Ok(None),
-                Some(led) => {
-                    if let Some(orchestrator) = led? {
-                        return Ok(Some(orchestrator));
-                    }
-                }
+            let Some(led) = self.stop.run_until_cancelled(standby.lead()).await else {
+                return Ok(None);
+            };
+            if let Some(orchestrator) = led? {
+                return Ok(Some(orchestrator));
             }
         }
     }

@@ -99,10 +99,10 @@ impl<'a> Planner<'a> {
         for (at, node) in state.nodes.iter().enumerate() {
             let seen = &node.seen;
             let targeted = wanted.iter().any(|addon| addon.serves(&node.group));
-            let known = seen.phase != Phase::Unseen && node.node_id.is_some();
+            let shown = !matches!(seen.phase, Phase::Unseen | Phase::Pending);
+            let known = shown && node.node_id.is_some();
             let mark = &self.marks[at];
             let goes = mark.forgotten || mark.leaving || mark.dead || node.is_adopting();
-            let known = known && seen.phase != Phase::Pending;
             if !targeted || !known || goes || seen.addresses.len() + seen.endpoints.len() == 0 {
                 continue;
             }

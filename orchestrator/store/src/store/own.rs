@@ -580,7 +580,7 @@ impl Store {
                     .delete(fence.key.clone());
             }
             match self.backend.commit(txn, Lane::Urgent).await {
-                // They are not ours any more in either case.
+                // They have one lease, so that none is ours any more if one is not.
                 Ok(_) | Err(CommitError::Conflict(_)) => {}
                 Err(error) => return Err(error.into()),
             }

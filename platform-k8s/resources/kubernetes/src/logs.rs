@@ -11,7 +11,7 @@ use drover_proto::{
 };
 use drover_resources::parts::Answers;
 use futures::{AsyncBufRead, AsyncBufReadExt as _, StreamExt as _, stream};
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::LogParams;
 
 use self::runs::{Run, Runs};
@@ -43,7 +43,8 @@ pub(crate) async fn logs(
         body: None,
         partial: Vec::new(),
     };
-    let started = has_started(log.runs.place.status(&pod));
+    let status = log.runs.place.status(&pod);
+    let started = status.is_some_and(|it| runs::has_started(it) || it.restart_count > 0);
     if request.follow && !request.previous && !started {
         // Opened as soon as it has started, with the first piece.
         return Ok(log.stream());
@@ -98,12 +99,6 @@ fn refused(place: &Place, pod: &Pod, previous: bool, (call, error): Failure) -> 
         return place.not_running("was never started again");
     }
     place.refused(&call, pod, error)
-}
-
-fn has_started(status: Option<&ContainerStatus>) -> bool {
-    let state = status.and_then(|it| it.state.as_ref());
-    let runs = state.is_some_and(|it| it.running.is_some() || it.terminated.is_some());
-    runs || status.is_some_and(|it| it.restart_count > 0)
 }
 
 struct Log {

@@ -4,9 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use drover_core::{Reason, Result};
-use drover_proto::platform::v1::{
-    HostState, Node, NodeAdoption, ProvisionRequest, Slot, SlotKey, update_node_request::Update,
-};
+use drover_proto::platform::v1::{HostState, Node, ProvisionRequest};
 use drover_testing::kubernetes::{Options, Rig, until};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -372,25 +370,7 @@ async fn a_request_whose_host_belongs_to_another_owner_now_is_refused_and_claims
     let request = place.request(("blue", Uuid::new_v4()), 0..1, &[]);
     let node = place.provision(&request).await.unwrap().remove(0);
     let heir = Uuid::new_v4();
-    let adoption = NodeAdoption {
-        cluster_id: "blue".to_owned(),
-        key: Some(SlotKey {
-            owner: heir.to_string(),
-            request_id: Uuid::new_v4().to_string(),
-            index: Some(0),
-        }),
-        slot: Some(Slot {
-            host_id: None,
-            ..request.slots[0].clone()
-        }),
-        sequence: 9,
-        group: "control-plane".to_owned(),
-        spec_hash: "h1-x".to_owned(),
-    };
-    place
-        .update(&node, Update::Adoption(adoption))
-        .await
-        .unwrap();
+    place.take_over(&node, heir, &request.slots[0]).await;
     let error = refused(place.provision(&request).await);
     assert!(
         error.message().contains("belongs to another owner now"),

@@ -1,8 +1,8 @@
 //! What the state of a host means for the node on it, and for whoever wants to claim it.
 
 use drover_proto::platform::v1::{
-    HostLabels, HostState, Node, NodeAdoption, NodeChange, NodePhase, NodeRole, RemovalEvidence,
-    Slot, SlotKey, update_node_request::Update,
+    HostLabels, HostState, Node, NodeChange, NodePhase, NodeRole, RemovalEvidence,
+    update_node_request::Update,
 };
 use drover_testing::kubernetes::until;
 use serde_json::{Value, json};
@@ -196,25 +196,9 @@ async fn a_host_without_its_labels_remembers_its_former_owner_when_another_takes
     let request = place.request(("blue", former), 0..1, &[]);
     let node = place.provision(&request).await.unwrap().remove(0);
     relabel(&place, "h1", &Value::Null).await;
-    let adoption = NodeAdoption {
-        cluster_id: "blue".to_owned(),
-        key: Some(SlotKey {
-            owner: Uuid::new_v4().to_string(),
-            request_id: Uuid::new_v4().to_string(),
-            index: Some(0),
-        }),
-        slot: Some(Slot {
-            host_id: None,
-            ..request.slots[0].clone()
-        }),
-        sequence: 9,
-        group: "control-plane".to_owned(),
-        spec_hash: "h1-x".to_owned(),
-    };
     place
-        .update(&node, Update::Adoption(adoption))
-        .await
-        .unwrap();
+        .take_over(&node, Uuid::new_v4(), &request.slots[0])
+        .await;
     let object = place.object("h1").await;
     let slots = object["metadata"]["annotations"]["drover.dev/former"].as_str();
     let slots: Value = serde_json::from_str(slots.unwrap()).unwrap();

@@ -6,9 +6,9 @@ use drover_core::{Error, Result};
 use drover_platform_k8s::{PlatformServer, Settings, settings::DriverKind};
 use drover_proto::platform::v1::{
     DeprovisionRequest, DiscoverRequest, Fence, GetPlatformRequest, Host, ListHostsRequest, Node,
-    Placement, ProvisionRequest, ProvisionResponse, RemovalEvidence, Spread, WatchNodesRequest,
-    platform_service_client::PlatformServiceClient, update_node_request::Update,
-    watch_nodes_response::Event,
+    NodeAdoption, Placement, ProvisionRequest, ProvisionResponse, RemovalEvidence, Slot, SlotKey,
+    Spread, WatchNodesRequest, platform_service_client::PlatformServiceClient,
+    update_node_request::Update, watch_nodes_response::Event,
 };
 use drover_testing::{
     kubernetes::{Namespace, Options, Rig, definitions, until},
@@ -181,6 +181,26 @@ impl Place {
         let client = PlatformClient::new(self.channel.clone());
         let request = requests::update(&self.uid, self.fence(), node, update);
         client.update_node(request, PATIENCE).await.map(drop)
+    }
+
+    /// Has another owner take a node of cluster `blue` over.
+    pub(super) async fn take_over(&self, node: &Node, heir: Uuid, slot: &Slot) {
+        let adoption = NodeAdoption {
+            cluster_id: "blue".to_owned(),
+            key: Some(SlotKey {
+                owner: heir.to_string(),
+                request_id: Uuid::new_v4().to_string(),
+                index: Some(0),
+            }),
+            slot: Some(Slot {
+                host_id: None,
+                ..slot.clone()
+            }),
+            sequence: 9,
+            group: "control-plane".to_owned(),
+            spec_hash: "h1-x".to_owned(),
+        };
+        self.update(node, Update::Adoption(adoption)).await.unwrap();
     }
 
     /// Watches nodes; the answer ends with how the platform knows that this one is gone.

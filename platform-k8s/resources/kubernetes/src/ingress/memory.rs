@@ -26,8 +26,8 @@ struct Inner {
     objects: BTreeMap<(String, String, String), Value>,
     /// Paths of all calls, as they were written.
     calls: Vec<String>,
-    /// A call with this method to an object of this name fails, once.
-    fails: Option<(Method, String)>,
+    /// A call with this method to an object of this name fails, so many times.
+    fails: Option<(Method, String, usize)>,
     /// Such a call is done, and its answer is lost, once.
     loses: Option<(Method, String)>,
     /// What happens while such a call is under way, once.
@@ -77,7 +77,11 @@ impl Memory {
     }
 
     pub(super) fn fail(&self, method: Method, name: &str) {
-        self.0.lock().fails = Some((method, name.to_owned()));
+        self.fail_times(1, method, name);
+    }
+
+    pub(super) fn fail_times(&self, times: usize, method: Method, name: &str) {
+        self.0.lock().fails = Some((method, name.to_owned(), times));
     }
 
     pub(super) fn lose(&self, method: Method, name: &str) {
@@ -205,8 +209,13 @@ impl Inner {
     }
 
     fn failed(&mut self, method: &Method, name: &str) -> bool {
-        let fails = |it: &mut (Method, String)| it.0 == *method && it.1 == name;
-        self.fails.take_if(fails).is_some()
+        let fails = |it: &&mut (Method, String, usize)| it.0 == *method && it.1 == name;
+        let Some((.., times)) = self.fails.as_mut().filter(fails) else {
+            return false;
+        };
+        let fails = *times > 0;
+        *times = times.saturating_sub(1);
+        fails
     }
 
     fn lost(&mut self, method: &Method, name: &str) -> bool {

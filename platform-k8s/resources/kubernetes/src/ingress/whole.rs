@@ -240,6 +240,7 @@ fn half_way(error: Error, kind: Kind, deleted: &[String]) -> Error {
 }
 
 /// An ingress that is to be created whole or not at all.
+#[derive(Clone)]
 struct New {
     objects: Objects,
     kind: Kind,

@@ -241,7 +241,12 @@ fn write<'a, O: Object>(
             }
             let written = object.write(&before, &after).await;
             let contested = match &written {
-                Ok(written) => contested(object, &written.version, &adds).await,
+                Ok(written) => {
+                    // Those that were refused are not there.
+                    let there = |host: &&str| after.contains_key(*host);
+                    let adds = adds.iter().copied().filter(there).collect();
+                    contested(object, &written.version, &adds).await
+                }
                 Err(_) => BTreeMap::new(),
             };
             // A smaller batch reserves again.

@@ -181,7 +181,7 @@ impl Runs {
 }
 
 /// Whether the container of a status runs or has run.
-fn has_started(status: &ContainerStatus) -> bool {
+pub(super) fn has_started(status: &ContainerStatus) -> bool {
     let state = status.state.as_ref();
     state.is_some_and(|it| it.running.is_some() || it.terminated.is_some())
 }

@@ -221,11 +221,18 @@ async fn parts_that_cannot_be_removed_again_are_named() {
     let new = new(&memory.objects(), Kind::HttpRoute);
     let first = new.built[0].name_any();
     memory.put(&Kind::HttpRoute.resource(), other(&new));
-    memory.fail(http::Method::DELETE, &first);
-    // A second attempt removes it.
-    let error = new.create().await.unwrap_err();
+    // The last attempt removes it.
+    memory.fail_times(2, http::Method::DELETE, &first);
+    let error = new.clone().create().await.unwrap_err();
     assert_eq!(error.reason(), Reason::Precondition, "{error}");
     assert_eq!(memory.names(&Kind::HttpRoute.resource()).len(), 1);
+    // Nobody may take it for a refusal then.
+    memory.fail_times(3, http::Method::DELETE, &first);
+    let error = new.create().await.unwrap_err();
+    assert_eq!(error.reason(), Reason::Unavailable, "{error}");
+    let said = format!("HTTPRoute {first}), delete the ingress");
+    assert!(error.message().contains(&said), "{error}");
+    assert_eq!(memory.names(&Kind::HttpRoute.resource()).len(), 2);
 }
 
 #[tokio::test]
