@@ -340,7 +340,7 @@ async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
         .chain(patch.then_some(Capability::Adopt))
         .collect(),
         limits: limits(settings),
-        failure_domains: Vec::new(),
+        failure_domains: Arc::default(),
         node_classes: settings
             .node_classes
             .iter()

@@ -6,6 +6,7 @@
 //!         │   ├─ choice ── candidates, after their life, networks and credentials
 //!         │   └─ claim ─── what is written on a host, and removed again
 //!         ├─ backend ─ the API server, and its watch
+//!         ├─ lookups ─ hosts by a label, many calls together
 //!         ├─ cache ─── hosts as they are known: nodes and inventory
 //!         ├─ describe  what the platform is, and what it may
 //!         └─ view ──── a host as node, as entry of the inventory, as foreign node
@@ -22,6 +23,7 @@ mod describe;
 mod driver;
 mod host;
 mod life;
+mod lookups;
 mod secrets;
 mod settings;
 mod unfinished;

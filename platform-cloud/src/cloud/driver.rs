@@ -237,7 +237,7 @@ impl<C: Cloud> Driver for CloudDriver<C> {
             scope: info.scope.clone(),
             capabilities,
             limits,
-            failure_domains: info.failure_domains.clone(),
+            failure_domains: info.failure_domains.as_slice().into(),
             node_classes: info.node_classes.clone(),
             properties_schema: Some(Arc::clone(&info.properties_schema)),
             properties_example: Some(Arc::clone(&info.properties_example)),

@@ -25,6 +25,7 @@ use super::{
     cache::{Cache, Known, Source},
     claim,
     host::{self, BareMetalHost, KIND},
+    lookups::Lookups,
     secrets::Secrets,
     view::Beside,
 };
@@ -47,6 +48,7 @@ pub(super) struct Backend {
     pub(super) settings: Arc<Settings>,
     pub(super) cache: Cache,
     pub(super) secrets: Secrets,
+    pub(super) lookups: Lookups,
 }
 
 impl Backend {
@@ -76,15 +78,18 @@ impl Backend {
         if !token.is_empty() {
             params = params.continue_token(token);
         }
-        let list = self.api(namespace).list(&params).await.map_err(|error| {
-            let error = errors::of(&Call::new("list", KIND, namespace, ""), &error);
-            if error.reason() == Reason::NotFound {
-                let message = format!("the API server does not serve {KIND}: is metal3 installed?");
-                return Error::new(Reason::Precondition, message);
-            }
-            error
-        })?;
+        let list = self.api(namespace).list(&params).await;
+        let list = list.map_err(|error| Self::list_error(namespace, &error))?;
         Ok((list.items, list.metadata.continue_.unwrap_or_default()))
+    }
+
+    pub(super) fn list_error(namespace: &str, error: &kube::Error) -> Error {
+        let error = errors::of(&Call::new("list", KIND, namespace, ""), error);
+        if error.reason() == Reason::NotFound {
+            let message = format!("the API server does not serve {KIND}: is metal3 installed?");
+            return Error::new(Reason::Precondition, message);
+        }
+        error
     }
 
     /// Whether the settings name the namespace of a host.
@@ -360,14 +365,15 @@ impl Backend {
         Err(last.unwrap_or_else(|| Error::unavailable("the host changes all the time")))
     }
 
-    /// Nodes that fit, as they are now: those that have these labels, and those that are known, as somebody may have
-    /// changed their labels.
+    /// Nodes that fit, as they are now: those that have this label, and those that are known, as somebody may have changed
+    /// their labels.
     pub(super) async fn find(
         &self,
-        labels: &str,
+        key: &str,
+        value: String,
         fits: impl Fn(&Node) -> bool,
     ) -> Result<Vec<Found>> {
-        let mut hosts = self.list(labels).await?;
+        let mut hosts = self.lookups.of(key, value).await?;
         let listed: BTreeSet<String> = hosts.iter().map(host::id).collect();
         for found in self.cache.found(&fits) {
             let id = found.node.host_id.unwrap_or_default();

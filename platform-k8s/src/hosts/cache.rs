@@ -6,8 +6,11 @@ use std::{
     time::Duration,
 };
 
-use drover_platform::driver::{Changes, Found};
-use drover_proto::platform::v1::{Node, NodePhase, RemovalEvidence};
+use drover_platform::{
+    driver::{Changes, Found},
+    inventory::metal3::RACK,
+};
+use drover_proto::platform::v1::{FailureDomain, Node, NodePhase, RemovalEvidence};
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
 use tokio::{sync::watch, time::Instant};
@@ -46,6 +49,8 @@ struct State {
     changes: Option<Changes>,
     /// Hosts by failure domain.
     racks: BTreeMap<String, usize>,
+    /// The racks as failure domains, since they were asked for and as long as they are the same.
+    domains: Option<Arc<[FailureDomain]>>,
     /// Uids of hosts that are gone, and since when.
     gone: HashMap<String, Instant>,
     /// Hosts that are being claimed.
@@ -202,9 +207,17 @@ impl Cache {
         self.state.lock().open.get(slot).cloned()
     }
 
-    /// Names of the failure domains.
-    pub(super) fn racks(&self) -> Vec<String> {
-        self.state.lock().racks.keys().cloned().collect()
+    /// The racks.
+    pub(super) fn failure_domains(&self) -> Arc<[FailureDomain]> {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let domain = |name: &String| FailureDomain {
+            labels: BTreeMap::from([(RACK.to_owned(), name.clone())]),
+            name: name.clone(),
+            control_plane: true,
+        };
+        let made = || state.racks.keys().map(domain).collect();
+        Arc::clone(state.domains.get_or_insert_with(made))
     }
 
     pub(super) fn get(&self, id: &str) -> Option<Arc<Known>> {
@@ -576,9 +589,14 @@ impl State {
             return;
         }
         let count = self.racks.entry(rack.to_owned()).or_default();
-        *count = if one_more { *count + 1 } else { *count - 1 };
-        if *count == 0 {
+        let before = *count;
+        *count = if one_more { before + 1 } else { before - 1 };
+        let now = *count;
+        if now == 0 {
             self.racks.remove(rack);
+        }
+        if before == 0 || now == 0 {
+            self.domains = None;
         }
     }
 

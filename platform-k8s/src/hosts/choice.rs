@@ -1,6 +1,6 @@
 //! Which hosts a request gets.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use drover_convert::selector::selects;
 use drover_core::{Error, Reason, Result};
@@ -26,6 +26,10 @@ const READ_TOGETHER: usize = 16;
 
 /// Hosts from which on their choice takes longer than other tasks should wait.
 const MANY: usize = 500;
+
+/// How many free hosts are looked at first for each slot, and for all of them, before all hosts are.
+const FIRST_PER_SLOT: usize = 4;
+const FIRST: usize = 64;
 
 /// Whether what is asked of hosts stands in their secrets.
 fn reads_networks(properties: &Properties, placement: &Placement) -> bool {
@@ -53,75 +57,49 @@ struct Seen {
     unusable: Option<String>,
 }
 
-/// The hosts that are seen, and what is asked of them.
-pub(super) struct Choice {
-    seen: Vec<Seen>,
+impl Seen {
+    fn candidate(&self) -> Candidate<'_> {
+        Candidate {
+            id: &self.id,
+            labels: &self.known.labels,
+            failure_domain: &self.known.rack,
+            availability: match &self.unusable {
+                _ if self.claimed => Availability::Claimed,
+                None => Availability::Free,
+                Some(why) => Availability::Unusable(why),
+            },
+        }
+    }
+}
+
+/// What is asked of the hosts of a request.
+pub(super) struct Asked<'a> {
+    cache: &'a Cache,
+    secrets: &'a Secrets,
+    properties: &'a Properties,
     placement: Placement,
     cluster: String,
     /// Path of the group.
     path: String,
 }
 
-impl Choice {
-    /// Sees all hosts as they are known.
-    pub(super) async fn new(
-        cache: &Cache,
-        secrets: &Secrets,
+impl<'a> Asked<'a> {
+    pub(super) fn new(
+        cache: &'a Cache,
+        secrets: &'a Secrets,
         batch: &Batch,
-        properties: &Properties,
+        properties: &'a Properties,
     ) -> Self {
         let group = batch.request.group.as_ref();
         let placement = group.and_then(|group| group.placement.as_ref());
-        let placement = hosts::spread_by_default(placement, RACK);
-        let reads = reads_networks(properties, &placement);
-        let fits = |known: &Known| {
-            // What stands in secrets is not known yet.
-            let selector = placement
-                .selector
-                .as_ref()
-                .filter(|_| !networks_are_selected(&placement));
-            let domains = &placement.failure_domains;
-            selector.is_none_or(|selector| selects(selector, &known.labels))
-                && (domains.is_empty() || domains.contains(&known.rack))
-        };
-        let reserved = cache.reserved();
-        let see = |known: Arc<Known>| async {
-            let mut known = known;
-            let obstacle = match known.node {
-                Some(_) => None,
-                None => cache.reader.obstacle(&known.host, &known.beside),
-            };
-            let unusable = match obstacle {
-                Some(Obstacle::Unusable(why)) => Some(why),
-                Some(Obstacle::Claimed(_)) | None => None,
-            };
-            // Of a host that is not chosen anyway, its secrets do not matter.
-            let matters = known.node.is_none() && unusable.is_none() && fits(&known);
-            if matters && reads {
-                let networks = secrets.networks(&known.host).await;
-                let with = Arc::make_mut(&mut known);
-                with.labels = cache.reader.labels(&with.host, Some(&networks));
-                with.beside.networks = Some(networks);
-            }
-            let id = super::host::id(&known.host);
-            let mut seen = Seen {
-                claimed: known.node.is_some() || reserved.contains(&id),
-                unusable,
-                id,
-                known,
-            };
-            if matters {
-                seen.unusable = lack(&seen, secrets, properties).await;
-            }
-            seen
-        };
-        let seen = stream::iter(cache.all().into_iter().map(see)).buffered(READ_TOGETHER);
         let cluster = batch.request.cluster.as_ref();
         Self {
+            cache,
+            secrets,
+            properties,
+            placement: hosts::spread_by_default(placement, RACK),
             cluster: cluster.map_or_else(String::new, |it| it.id.clone()),
             path: group.map_or_else(String::new, |it| it.path.clone()),
-            seen: seen.collect().await,
-            placement,
         }
     }
 
@@ -131,29 +109,123 @@ impl Choice {
     /// # Errors
     /// `HostNotFound`, `HostClaimed`, or `NoCapacity` with what there are too few hosts for.
     pub(super) async fn choose(self, wanted: Vec<Option<String>>) -> Result<Vec<Arc<Known>>> {
-        if self.seen.len() < MANY {
-            return self.chosen(&wanted);
+        let all = self.cache.all();
+        // Hosts that other calls are about to claim.
+        let reserved = self.cache.reserved();
+        if wanted.iter().all(Option::is_none) {
+            let count = FIRST + FIRST_PER_SLOT * wanted.len();
+            let choice = self
+                .see(self.first(&all, &reserved, count), &reserved)
+                .await;
+            if let Some(chosen) = choice.among_first(wanted.len()) {
+                return Ok(chosen);
+            }
+        }
+        let choice = self.see(all, &reserved).await;
+        if choice.seen.len() < MANY {
+            return choice.chosen(&wanted);
         }
         // Other calls must not wait for it.
-        let chosen = tokio::task::spawn_blocking(move || self.chosen(&wanted)).await;
+        let chosen = tokio::task::spawn_blocking(move || choice.chosen(&wanted)).await;
         chosen.map_err(|_| Error::internal("the choice of hosts was not finished"))?
     }
 
-    fn chosen(&self, wanted: &[Option<String>]) -> Result<Vec<Arc<Known>>> {
-        let mut candidates: Vec<Candidate<'_>> = self
-            .seen
-            .iter()
-            .map(|seen| Candidate {
-                id: &seen.id,
-                labels: &seen.known.labels,
-                failure_domain: &seen.known.rack,
-                availability: match &seen.unusable {
-                    _ if seen.claimed => Availability::Claimed,
-                    None => Availability::Free,
-                    Some(why) => Availability::Unusable(why),
-                },
-            })
-            .collect();
+    /// The hosts of the cluster, and the first free ones that may fit: in a large inventory these usually suffice.
+    fn first(
+        &self,
+        all: &[Arc<Known>],
+        reserved: &HashSet<String>,
+        count: usize,
+    ) -> Vec<Arc<Known>> {
+        let reader = &self.cache.reader;
+        let mut left = count;
+        let is_among = |known: &&Arc<Known>| match &known.node {
+            Some(found) => found.node.cluster_id == self.cluster,
+            None if left == 0 || !self.fits(known) => false,
+            None => {
+                let is_free = !reserved.contains(&super::host::id(&known.host))
+                    && reader.obstacle(&known.host, &known.beside).is_none();
+                left -= usize::from(is_free);
+                is_free
+            }
+        };
+        all.iter().filter(is_among).cloned().collect()
+    }
+
+    /// Whether nothing that is known without secrets speaks against a host.
+    fn fits(&self, known: &Known) -> bool {
+        let placement = &self.placement;
+        let selector = placement.selector.as_ref();
+        let selector = selector.filter(|_| !networks_are_selected(placement));
+        let domains = &placement.failure_domains;
+        selector.is_none_or(|selector| selects(selector, &known.labels))
+            && (domains.is_empty() || domains.contains(&known.rack))
+    }
+
+    async fn see(&self, hosts: Vec<Arc<Known>>, reserved: &HashSet<String>) -> Choice {
+        let reads = reads_networks(self.properties, &self.placement);
+        let see = |known| self.see_one(known, reads, reserved);
+        let seen = stream::iter(hosts.into_iter().map(see)).buffered(READ_TOGETHER);
+        Choice {
+            seen: seen.collect().await,
+            placement: self.placement.clone(),
+            cluster: self.cluster.clone(),
+            path: self.path.clone(),
+        }
+    }
+
+    async fn see_one(
+        &self,
+        mut known: Arc<Known>,
+        reads: bool,
+        reserved: &HashSet<String>,
+    ) -> Seen {
+        let reader = &self.cache.reader;
+        let obstacle = match known.node {
+            Some(_) => None,
+            None => reader.obstacle(&known.host, &known.beside),
+        };
+        let unusable = match obstacle {
+            Some(Obstacle::Unusable(why)) => Some(why),
+            Some(Obstacle::Claimed(_)) | None => None,
+        };
+        // Of a host that is not chosen anyway, its secrets do not matter.
+        let matters = known.node.is_none() && unusable.is_none() && self.fits(&known);
+        if matters && reads {
+            let networks = self.secrets.networks(&known.host).await;
+            let with = Arc::make_mut(&mut known);
+            with.labels = reader.labels(&with.host, Some(&networks));
+            with.beside.networks = Some(networks);
+        }
+        let id = super::host::id(&known.host);
+        let mut seen = Seen {
+            claimed: known.node.is_some() || reserved.contains(&id),
+            unusable,
+            id,
+            known,
+        };
+        if matters {
+            seen.unusable = lack(&seen, self.secrets, self.properties).await;
+        }
+        seen
+    }
+}
+
+/// The hosts that are seen, and what is asked of them.
+struct Choice {
+    seen: Vec<Seen>,
+    placement: Placement,
+    cluster: String,
+    path: String,
+}
+
+impl Choice {
+    fn candidates(&self) -> Vec<Candidate<'_>> {
+        self.seen.iter().map(Seen::candidate).collect()
+    }
+
+    /// The nodes of the cluster.
+    fn placed(&self) -> Vec<Placed<'_>> {
         let placed = self.seen.iter().filter_map(|seen| {
             let node = &seen.known.node.as_ref()?.node;
             let counts = node.cluster_id == self.cluster && node.phase() != NodePhase::Failed;
@@ -162,7 +234,21 @@ impl Choice {
                 same_group: node.group == self.path,
             })
         });
-        let mut placed: Vec<Placed<'_>> = placed.collect();
+        placed.collect()
+    }
+
+    /// The choice if these hosts are the first ones, and decide it.
+    fn among_first(&self, count: usize) -> Option<Vec<Arc<Known>>> {
+        let (candidates, placed) = (self.candidates(), self.placed());
+        let chosen = hosts::choose_among_first(&candidates, &placed, &self.placement, count)?;
+        let known = chosen
+            .iter()
+            .map(|at| Some(self.seen.get(*at)?.known.clone()));
+        known.collect()
+    }
+
+    fn chosen(&self, wanted: &[Option<String>]) -> Result<Vec<Arc<Known>>> {
+        let (mut candidates, mut placed) = (self.candidates(), self.placed());
         let mut chosen: Vec<Option<usize>> = Vec::new();
         for id in wanted {
             let Some(id) = id else {

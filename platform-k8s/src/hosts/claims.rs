@@ -22,7 +22,7 @@ use serde_json::Value;
 use super::{
     backend::{Backend, MAX_CONFLICTS},
     cache::Begun,
-    choice::Choice,
+    choice::Asked,
     claim,
     host::{self, BareMetalHost},
 };
@@ -158,9 +158,9 @@ impl<'a> Claims<'a> {
     async fn round(&mut self) -> Result<()> {
         self.settle().await?;
         let Backend { cache, secrets, .. } = self.backend;
-        let choice = Choice::new(cache, secrets, self.batch, &self.properties).await;
         let named = self.left.iter().map(|slot| slot.host_id.clone());
-        let chosen = choice.choose(named.collect()).await?;
+        let asked = Asked::new(cache, secrets, self.batch, &self.properties);
+        let chosen = asked.choose(named.collect()).await?;
         let ids = chosen.iter().map(|known| host::id(&known.host)).collect();
         let Some(_reserved) = cache.reserve(ids) else {
             // Another request has one of them in its hands, and not for long.

@@ -65,7 +65,7 @@ pub(super) async fn describe(client: &ApiClient, settings: &Settings) -> Result<
             replay_delay: Some(to_duration(settings.call_timeout() + API_SERVER_TIMEOUT)),
             ..Limits::default()
         },
-        failure_domains: Vec::new(),
+        failure_domains: Arc::default(),
         node_classes: Vec::new(),
         properties_schema: Some(Arc::new(properties::schema())),
         properties_example: Some(Arc::new(properties::example())),

@@ -1,6 +1,6 @@
 //! The driver: hosts are claimed, released and changed by patches of their labels.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use drover_core::{Error, Reason, Result};
@@ -11,15 +11,11 @@ use drover_platform::{
         Outcome, Target, index,
     },
     identity::Identity,
-    inventory::{
-        Inventory,
-        metal3::{self, RACK},
-        properties::Properties,
-    },
+    inventory::{Inventory, metal3, properties::Properties},
     locks::Locks,
     placement::domains,
 };
-use drover_proto::platform::v1::{DeprovisionState, FailureDomain, Host, Node, Slot};
+use drover_proto::platform::v1::{DeprovisionState, Host, Node, Slot};
 use drover_resources_kubernetes::client::Clients;
 use futures::{StreamExt as _, stream};
 use tokio_util::task::AbortOnDropHandle;
@@ -31,6 +27,7 @@ use super::{
     claims::Claims,
     describe::{describe, rights},
     host::{self, BareMetalHost},
+    lookups::Lookups,
     secrets::Secrets,
     view::{Beside, Reader},
 };
@@ -78,7 +75,9 @@ impl HostDriver {
             .collect();
         let settings = Arc::new(settings);
         let api = Api::over(client.clone(), &settings);
+        let (lookups, waiting) = Lookups::new();
         let backend = Arc::new(Backend {
+            lookups,
             cache: Cache::new(reader, scopes.iter().cloned()),
             secrets: Secrets::new(client.clone()),
             settings: Arc::clone(&settings),
@@ -105,6 +104,10 @@ impl HostDriver {
         ));
         let ending = Arc::clone(&backend);
         tasks.push(spawn(Box::pin(async move { ending.end_requests().await })));
+        let looking = Arc::clone(&backend);
+        tasks.push(spawn(Box::pin(
+            async move { looking.look_up(waiting).await },
+        )));
         let reading = Arc::clone(&backend);
         tasks.push(spawn(Box::pin(
             async move { reading.read_networks().await },
@@ -127,14 +130,8 @@ impl HostDriver {
 #[async_trait]
 impl Driver for HostDriver {
     fn description(&self) -> Description {
-        let domain = |name: String| FailureDomain {
-            labels: BTreeMap::from([(RACK.to_owned(), name.clone())]),
-            name,
-            control_plane: true,
-        };
-        let racks = self.backend.cache.racks();
         Description {
-            failure_domains: racks.into_iter().map(domain).collect(),
+            failure_domains: self.backend.cache.failure_domains(),
             ..self.fixed.clone()
         }
     }
@@ -174,12 +171,12 @@ impl Driver for HostDriver {
     }
 
     async fn of_request(&self, request_id: &str) -> Result<Vec<Found>> {
-        let labels = self.backend.settings.labels.of_request(request_id);
         let is = |node: &Node| {
             let slot = node.slot.as_ref();
             slot.is_some_and(|slot| slot.request_id == request_id)
         };
-        self.backend.find(&labels, is).await
+        let value = labels::value(request_id);
+        self.backend.find(labels::REQUEST, value, is).await
     }
 
     fn is_unfinished(&self, request_id: &str) -> bool {
@@ -188,9 +185,8 @@ impl Driver for HostDriver {
 
     async fn by_node_id(&self, node_id: &str) -> Result<Vec<Found>> {
         let key = &self.backend.settings.labels.node;
-        let labelled = format!("{key}={}", labels::value(node_id));
         let is = |node: &Node| node.node_id == node_id;
-        let found = self.backend.find(&labelled, is).await?;
+        let found = self.backend.find(key, labels::value(node_id), is).await?;
         if !found.is_empty() {
             return Ok(found);
         }

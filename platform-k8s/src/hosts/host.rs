@@ -107,8 +107,13 @@ pub(super) struct Provisioning {
 
 /// Id of a host in the inventory.
 pub(super) fn id(host: &BareMetalHost) -> String {
-    let namespace = host.namespace().unwrap_or_default();
-    format!("{namespace}/{}", host.name_any())
+    id_of(&host.metadata)
+}
+
+/// Id of the host with this metadata.
+pub(super) fn id_of(metadata: &ObjectMeta) -> String {
+    let part = |part: &Option<String>| part.clone().unwrap_or_default();
+    format!("{}/{}", part(&metadata.namespace), part(&metadata.name))
 }
 
 /// The secret with the host's network data.

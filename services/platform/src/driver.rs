@@ -207,8 +207,8 @@ pub struct Description {
     pub capabilities: Vec<Capability>,
     /// Rate and size limits for calls to the backend.
     pub limits: Limits,
-    /// Failure domains.
-    pub failure_domains: Vec<FailureDomain>,
+    /// Failure domains. Every call reads the description, and an inventory may have a thousand of them.
+    pub failure_domains: Arc<[FailureDomain]>,
     /// Node classes. Empty if they cannot be listed, in which case any name is passed on.
     pub node_classes: Vec<NodeClass>,
     /// JSON Schema (2020-12) of a group's properties. `None` if there are no constraints.

@@ -228,7 +228,7 @@ impl Platform {
                 .map(Into::into)
                 .collect(),
             limits: Some(description.limits),
-            failure_domains: description.failure_domains,
+            failure_domains: description.failure_domains.to_vec(),
             node_classes: description.node_classes,
             templates: self.template_entries(),
             properties_schema: free(description.properties_schema),

@@ -2,7 +2,7 @@
 //! of metal3 ([`hosts`]), and the resources one by one ([`resources`]). Run by `tests/bench`.
 //!
 //! `BENCH_RUNS` (5): number of runs of each side; the median counts. `BENCH_SMALL=1`: ten times smaller.
-//! `BENCH_ONLY=creation|memory|replacement|waits|paths|pods|files|hosts|choice`: one part.
+//! `BENCH_ONLY=creation|memory|replacement|waits|paths|pods|files|hosts|claims|choice`: one part.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -87,6 +87,8 @@ async fn main() {
     let rig = Rig::shared(Options::kwok(3));
     if wanted("hosts") {
         hosts::start(rig, of(10_000), runs).await;
+    }
+    if wanted("claims") {
         hosts::claims(rig, of(1000), runs.min(3)).await;
     }
     if wanted("creation") {

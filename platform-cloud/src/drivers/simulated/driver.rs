@@ -218,7 +218,7 @@ impl Driver for Simulated {
             scope: BTreeMap::from([("simulation".to_owned(), self.settings.name.clone())]),
             capabilities,
             limits: self.limits(),
-            failure_domains: world.failure_domains(),
+            failure_domains: world.failure_domains().into(),
             node_classes: self
                 .settings
                 .node_classes

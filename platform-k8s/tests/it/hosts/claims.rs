@@ -6,12 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use drover_core::{Reason, Result};
 use drover_proto::platform::v1::{HostState, Node, ProvisionRequest};
 use drover_testing::kubernetes::{Options, Rig, until};
+use futures::future::join_all;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::{
-    Place, host,
-    place::{add, names, refused},
+    Place, faults, host,
+    place::{HOSTS, add, names, refused},
 };
 use crate::process::Server;
 
@@ -399,4 +400,28 @@ async fn a_new_host_is_claimed_as_soon_as_it_is_there() {
         place.provision(&again).await.ok()
     });
     assert_eq!(names(&claimed.await), ["h1"]);
+}
+
+/// The API server goes through all hosts for each list.
+#[tokio::test(flavor = "multi_thread")]
+async fn clusters_that_claim_at_the_same_time_share_their_lists() {
+    const CLUSTERS: usize = 60;
+    let hosts: Vec<_> = (0..CLUSTERS)
+        .map(|at| host(&format!("h{at}"), &[]))
+        .collect();
+    let (place, proxy) = faults::over(&hosts).await;
+    proxy.forget();
+    let claims = (0..CLUSTERS).map(|at| {
+        let place = &place;
+        async move {
+            let cluster = format!("cluster-{at}");
+            let request = place.request((&cluster, Uuid::new_v4()), 0..1, &[]);
+            let nodes = place.provision(&request).await.unwrap();
+            nodes[0].host_id.clone().unwrap()
+        }
+    });
+    let claimed: BTreeSet<String> = join_all(claims).await.into_iter().collect();
+    assert_eq!(claimed.len(), CLUSTERS, "each has a host of its own");
+    let lists = proxy.count("list", HOSTS);
+    assert!(lists <= CLUSTERS / 4, "{lists} lists for {CLUSTERS} claims");
 }

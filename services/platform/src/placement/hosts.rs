@@ -81,6 +81,29 @@ pub fn choose(
     Err(shortage::explain(&problem, count, chosen.len()))
 }
 
+/// Chooses among the first hosts of an inventory as [`choose`] would among all of them. `None` if these do not say what the
+/// choice among all is: then it is to be made among all.
+#[must_use]
+pub fn choose_among_first(
+    first: &[Candidate<'_>],
+    placed: &[Placed<'_>],
+    placement: &Placement,
+    count: usize,
+) -> Option<Vec<usize>> {
+    let problem = Problem {
+        candidates: first,
+        placed,
+        placement,
+    };
+    let (search, allowed) = problem.search(count, None);
+    // How far a domain may exceed the others is measured over all.
+    if search.is_skewed() {
+        return None;
+    }
+    let chosen = search.run_among_empty()?;
+    Some(chosen.into_iter().map(|at| allowed[at]).collect())
+}
+
 /// A placement as it is meant: where it says nothing of a spread, over the domains of this key as well as possible.
 #[must_use]
 pub fn spread_by_default(placement: Option<&Placement>, key: &str) -> Placement {
@@ -157,6 +180,12 @@ struct Problem<'a> {
 
 impl Problem<'_> {
     fn choose(&self, count: usize, without: Option<Requirement>) -> Vec<usize> {
+        let (search, allowed) = self.search(count, without);
+        search.run().into_iter().map(|at| allowed[at]).collect()
+    }
+
+    /// The search among the hosts that the placement allows, and their positions among the candidates.
+    fn search(&self, count: usize, without: Option<Requirement>) -> (Search, Vec<usize>) {
         // Domains are those of all hosts that the placement allows, free or not: a skew is measured over them.
         let allowed: Vec<usize> = (0..self.candidates.len())
             .filter(|at| self.is_allowed(*at, without))
@@ -173,8 +202,7 @@ impl Problem<'_> {
             .filter(|at| self.is_open(allowed[*at], without))
             .filter(|at| axes.iter().all(|axis| axis.knows(*at)))
             .collect();
-        let chosen = Search::new(axes, open, count).run();
-        chosen.into_iter().map(|at| allowed[at]).collect()
+        (Search::new(axes, open, count), allowed)
     }
 
     fn is_allowed(&self, at: usize, without: Option<Requirement>) -> bool {

@@ -27,8 +27,13 @@ impl Search {
         }
     }
 
+    pub(super) fn is_skewed(&self) -> bool {
+        self.axes.iter().any(Axis::is_skewed)
+    }
+
     /// Chooses as many as are wanted and possible.
     pub(super) fn run(mut self) -> Vec<usize> {
+        self.take_empty();
         while self.chosen.len() < self.count {
             let Some(next) = self.next() else { break };
             self.take(next);
@@ -36,7 +41,7 @@ impl Search {
         let limited: Vec<usize> = (0..self.axes.len())
             .filter(|at| self.axes[*at].is_limited() || self.axes[*at].is_skewed())
             .collect();
-        let skewed = self.axes.iter().any(Axis::is_skewed);
+        let skewed = self.is_skewed();
         match limited[..] {
             _ if self.chosen.len() == self.count => {}
             // Within one maximum a domain, nothing that was chosen stands in the way of anything else.
@@ -55,6 +60,27 @@ impl Search {
             }
         }
         self.chosen
+    }
+
+    /// Chooses as many as are wanted, each where no node is by any spread. `None` if there are too few of those.
+    pub(super) fn run_among_empty(mut self) -> Option<Vec<usize>> {
+        self.take_empty();
+        (self.chosen.len() == self.count).then_some(self.chosen)
+    }
+
+    /// Takes hosts whose domains have no node: none can be emptier, and one that was passed over stays unfit, so that one
+    /// pass finds what [`Search::next`] would.
+    fn take_empty(&mut self) {
+        for at in 0..self.open.len() {
+            if self.chosen.len() == self.count {
+                return;
+            }
+            let host = self.open[at];
+            let is_empty = self.axes.iter().all(|axis| axis.nodes(host) == 0);
+            if is_empty && self.fits(host) {
+                self.take(host);
+            }
+        }
     }
 
     /// The host whose domains have the fewest nodes, of those that fit.

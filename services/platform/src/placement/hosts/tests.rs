@@ -257,6 +257,16 @@ impl World {
     }
 
     fn choose(&self) -> std::result::Result<Vec<usize>, Shortage> {
+        self.ask(|hosts, placed| choose(hosts, placed, &self.placement, self.wanted))
+    }
+
+    fn choose_among_first(&self, count: usize) -> Option<Vec<usize>> {
+        self.ask(|hosts, placed| {
+            choose_among_first(&hosts[..count], placed, &self.placement, self.wanted)
+        })
+    }
+
+    fn ask<T>(&self, question: impl FnOnce(&[Candidate<'_>], &[Placed<'_>]) -> T) -> T {
         let ids: Vec<String> = (0..self.labels.len()).map(|at| at.to_string()).collect();
         let mut hosts: Vec<_> = (ids.iter().zip(&self.labels))
             .map(|(id, labels)| host(id, labels))
@@ -274,7 +284,7 @@ impl World {
                 same_group: *same_group,
             })
             .collect();
-        choose(&hosts, &placed, &self.placement, self.wanted)
+        question(&hosts, &placed)
     }
 
     /// Whether these hosts may be claimed together, from the words of the contract.
@@ -338,12 +348,19 @@ fn compare(worlds: usize, keys: std::ops::RangeInclusive<usize>, skews: bool) {
     let given = std::env::var("DROVER_SEED").map(|seed| seed.parse().unwrap());
     let seed = given.unwrap_or_else(|_| fastrand::u64(..));
     let mut rng = Rng::with_seed(seed);
-    let mut short = 0;
+    let (mut short, mut early) = (0, 0);
     for world in 0..worlds {
         let keys = rng.usize(keys.clone());
         let world_of = World::random(&mut rng, keys, skews);
         let place = format!("seed {seed}, world {world}");
-        match world_of.choose() {
+        let chosen = world_of.choose();
+        for first in 1..world_of.labels.len() {
+            if let Some(among_first) = world_of.choose_among_first(first) {
+                early += 1;
+                assert_eq!(chosen, Ok(among_first), "{place}: among the first {first}");
+            }
+        }
+        match chosen {
             Ok(chosen) => {
                 assert_eq!(chosen.len(), world_of.wanted, "{place}");
                 let mut distinct = chosen.clone();
@@ -365,6 +382,10 @@ fn compare(worlds: usize, keys: std::ops::RangeInclusive<usize>, skews: bool) {
         }
     }
     assert!(short > worlds / 10, "{short} of {worlds} were short");
+    assert!(
+        early > worlds / 10,
+        "{early} of {worlds} were decided early"
+    );
 }
 
 #[test]
