@@ -2,12 +2,13 @@
 //! one.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     sync::Arc,
 };
 
 use drover_cluster::{Cluster, ClusterState};
 use drover_core::{Millis, NodeState, Sym, resource::ResourceRecord};
+use drover_platforms::Platforms;
 use drover_proto::orchestrator::v1::ClusterPhase;
 use drover_server::telemetry::Exposition;
 use metrics::{describe_counter, describe_histogram};
@@ -15,8 +16,10 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::{
-    api::status::{self, Visible},
-    shared::Shared,
+    queue::Queue,
+    records::Records,
+    space::Space,
+    status::{self, Viewer, Visible},
 };
 
 /// Cluster phases and their label values.
@@ -28,11 +31,12 @@ const PHASES: [(ClusterPhase, &str); 5] = [
     (ClusterPhase::Deleting, "deleting"),
 ];
 
-/// State of the metrics.
-#[derive(Debug, Default)]
+/// Counts what exists.
 pub(crate) struct Gauges {
-    /// Clusters that must be counted again.
-    changed: Mutex<HashSet<Uuid>>,
+    records: Arc<Records>,
+    viewer: Viewer,
+    queue: Queue,
+    space: Arc<Space>,
     counted: Mutex<Counted>,
 }
 
@@ -81,17 +85,27 @@ impl Sums {
 }
 
 impl Gauges {
-    /// Marks a cluster to be counted again.
-    pub(crate) fn changed(&self, cluster: Uuid) {
-        self.changed.lock().insert(cluster);
+    pub(crate) fn new(
+        records: Arc<Records>,
+        viewer: Viewer,
+        queue: Queue,
+        space: Arc<Space>,
+    ) -> Self {
+        Self {
+            records,
+            viewer,
+            queue,
+            space,
+            counted: Mutex::default(),
+        }
     }
 
-    fn count(&self, shared: &Shared, now: Millis) {
-        let changed = std::mem::take(&mut *self.changed.lock());
+    fn count(&self, now: Millis) {
+        let changed = self.records.take_uncounted();
         if changed.is_empty() {
             return;
         }
-        let visible = status::visible(shared);
+        let visible = self.viewer.visible();
         let mut counted = self.counted.lock();
         let Counted { clusters, all } = &mut *counted;
         for uid in changed {
@@ -99,7 +113,7 @@ impl Gauges {
             if let Some(before) = &before {
                 all.add(&before.sums, -1);
             }
-            let Some(cluster) = shared.clusters.get(uid) else {
+            let Some(cluster) = self.records.clusters().get(uid) else {
                 continue;
             };
             let mut one = one(&cluster, &visible, now);
@@ -111,23 +125,25 @@ impl Gauges {
         }
     }
 
-    /// Writes all current values.
-    pub(crate) fn write(shared: &Shared, out: &mut Exposition) {
-        let now = shared.now();
-        let figures = &shared.gauges;
-        figures.count(shared, now);
+    /// Writes all current values of a process that leads.
+    pub(crate) fn write(&self, out: &mut Exposition) {
+        leads(out, true);
+        let (clock, platforms) = (&self.viewer.clock, &self.viewer.platforms);
+        let now = clock.now();
+        self.count(now);
         {
-            let counted = figures.counted.lock();
+            let counted = self.counted.lock();
             let waiting = counted
                 .clusters
                 .values()
                 .filter_map(|one| one.waiting_since);
             let oldest = waiting.min().map_or(0, |since| now.saturating_sub(since));
             write_clusters(&counted.all, oldest, out);
-            write_addons(shared, &counted.all.addons, out);
-            write_platforms(shared, &counted.all.back_offs, now, out);
+            write_addons(platforms, &counted.all.addons, out);
+            write_platforms(platforms, &counted.all.back_offs, (clock.start(), now), out);
         }
-        write_queue(shared, out);
+        write_queue(&self.queue, out);
+        self.space.write(out);
     }
 }
 
@@ -241,12 +257,12 @@ fn write_clusters(all: &Sums, oldest: Millis, out: &mut Exposition) {
 
 /// Each platform has all states, so that the first addon that fails is an increase and not a new series.
 fn write_addons(
-    shared: &Shared,
+    platforms: &Platforms,
     counts: &BTreeMap<(Sym, &'static str), i64>,
     out: &mut Exposition,
 ) {
     let none = {
-        let platforms = shared.platforms.read();
+        let platforms = platforms.read();
         let all = platforms
             .keys()
             .flat_map(|name| ADDON_STATES.map(|state| ((Sym::clone(name), state), 0)));
@@ -270,8 +286,8 @@ fn write_addons(
     );
 }
 
-fn write_queue(shared: &Shared, out: &mut Exposition) {
-    let waiting = shared.queue.waiting();
+fn write_queue(queue: &Queue, out: &mut Exposition) {
+    let waiting = queue.waiting();
     let lane = |lane: drover_core::Urgency| vec![("lane", lane.as_str().to_owned())];
     #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
     let depths = waiting.map(|(urgency, count, _)| (lane(urgency), count as f64));
@@ -289,14 +305,13 @@ fn write_queue(shared: &Shared, out: &mut Exposition) {
 }
 
 fn write_platforms(
-    shared: &Shared,
+    platforms: &Platforms,
     back_offs: &BTreeMap<Sym, i64>,
-    now: Millis,
+    (start, now): (Millis, Millis),
     out: &mut Exposition,
 ) {
-    let start = shared.clock.start();
     let platforms: Vec<_> = {
-        let platforms = shared.platforms.read();
+        let platforms = platforms.read();
         platforms
             .iter()
             .map(|(name, registered)| (name.to_string(), registered.platform.health(now)))
@@ -386,7 +401,6 @@ pub(crate) fn platform(name: &str) {
     metrics::counter!("drover_back_offs_total", "platform" => name.to_owned()).increment(0);
 }
 
-/// The collector for scrapes.
 /// Whether this process leads.
 pub(crate) fn leads(out: &mut Exposition, leads: bool) {
     out.gauge(
@@ -394,10 +408,4 @@ pub(crate) fn leads(out: &mut Exposition, leads: bool) {
         "1 if this orchestrator keeps the clusters, 0 while it stands by for another one that does.",
         [(Vec::new(), if leads { 1.0 } else { 0.0 })],
     );
-}
-
-pub(crate) fn collect(shared: &Arc<Shared>, out: &mut Exposition) {
-    leads(out, true);
-    Gauges::write(shared, out);
-    shared.space.write(out);
 }

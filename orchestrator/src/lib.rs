@@ -8,46 +8,78 @@
 mod api;
 mod calls;
 mod changes;
+mod commit;
+mod fenced;
 mod gauges;
 mod intake;
 mod limits;
+mod load;
 mod locks;
+mod observer;
+mod planning;
 mod queue;
+mod readiness;
 mod rebind;
 mod reconcile;
+mod records;
 mod registry;
 mod replica;
 mod resources;
+mod safety;
 mod secrets;
 mod shared;
 mod show;
 mod space;
-mod step;
+mod status;
+mod tasks;
 mod tombstones;
 mod trace;
 mod waiter;
 mod watchdog;
 
-use std::{
-    path::PathBuf,
-    pin::pin,
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use drover_cluster::{Cluster, Clusters};
-use drover_core::{Error, Millis, Result, Urgency};
+use drover_cluster::Clusters;
+use drover_core::{Result, Urgency};
 use drover_executor::Executor;
 use drover_platforms::Platforms;
 use drover_probes::{Probes, Reach};
+use drover_proto::orchestrator::v1::{
+    cluster_service_server::ClusterServiceServer,
+    platform_registry_service_server::PlatformRegistryServiceServer,
+    secret_service_server::SecretServiceServer,
+};
 use drover_secrets::Vault;
-use drover_store::{Clock, ClusterRow, Keyring, Shards, Store};
-use futures::{TryStreamExt, stream};
-use parking_lot::Mutex;
+use drover_store::{Clock, Keyring, Shards, Store};
 use serde::{Deserialize, Serialize};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
-use crate::{limits::Limits, locks::Locks, replica::Ahead, shared::Shared, waiter::Waiters};
+use crate::{
+    api::Api,
+    calls::Dispatcher,
+    commit::Committer,
+    gauges::Gauges,
+    intake::Intake,
+    limits::Limits,
+    locks::Locks,
+    observer::Observer,
+    planning::Planner,
+    queue::Queue,
+    readiness::ReadinessReporter,
+    rebind::Rebinder,
+    reconcile::{Finisher, Preparer, Reconciler},
+    records::Records,
+    registry::Registry,
+    replica::Ahead,
+    resources::{Leaks, sweep::Sweep},
+    safety::SafetySweep,
+    secrets::Secrets,
+    space::Space,
+    status::Viewer,
+    tasks::Tasks,
+    tombstones::{Expiry, LateNodes, Tombstones},
+    waiter::Waiters,
+};
 
 pub use drover_executor::{Hooks, Point};
 pub use drover_platforms::{Connector, PlatformTlsSettings};
@@ -66,11 +98,6 @@ const STOP_GRACE: Duration = Duration::from_secs(10);
 /// How long the first plans wait for platforms to show what they have, and how often it is looked.
 const FIRST_LOOK: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-
-/// Clusters that are decoded in one piece when the store is loaded.
-const LOADED_TOGETHER: usize = 256;
-/// Pieces that are decoded at the same time.
-const MAX_DECODING: usize = 4;
 
 /// Settings of the orchestrator, beside those of every server.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -189,9 +216,22 @@ pub fn new_key() -> Result<String> {
 }
 
 /// A running orchestrator.
-#[derive(Debug)]
 pub struct Orchestrator {
-    shared: Arc<Shared>,
+    store: Arc<Store>,
+    records: Arc<Records>,
+    queue: Queue,
+    tasks: Tasks,
+    readiness: ReadinessReporter,
+    space: Arc<Space>,
+    services: Arc<Services>,
+}
+
+impl std::fmt::Debug for Orchestrator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Orchestrator")
+            .field("store", &self.store.id())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Orchestrator {
@@ -270,102 +310,269 @@ impl Orchestrator {
             clock.clone(),
             reach,
         ));
-        let shared = Arc::new(Shared {
-            executor: Executor {
-                clusters: clusters.clone(),
-                platforms: platforms.clone(),
-                probes: probes.clone(),
-                vault: vault.clone(),
-                interner: interner.clone(),
-                clock: clock.clone(),
-                hooks: hooks.clone(),
-            },
-            clock,
-            store,
-            shards,
-            interner,
-            queue: queue::Queue::default(),
-            clusters,
-            changing: Locks::default(),
-            reconciling: Locks::default(),
-            waiters: Waiters::default(),
-            platforms,
-            tombstones: tombstones::Tombstones::default(),
-            leaks: resources::Leaks::default(),
-            changes: Arc::default(),
-            probes,
-            limits,
-            secrets_changing: tokio::sync::RwLock::default(),
-            vault,
-            digests,
-            gauges: gauges::Gauges::default(),
-            space: space::Space::default(),
-            tasks: TaskTracker::new(),
-            stop: CancellationToken::new(),
-            kill: CancellationToken::new(),
-            written: Mutex::new(0),
-            readiness: tokio::sync::watch::Sender::new(drover_server::Readiness::Ready),
-            hooks,
+        let records = Arc::new(Records::new(
+            store.clone(),
+            shards.clone(),
+            interner.clone(),
+            digests.clone(),
+            clusters.clone(),
+        ));
+        let executor = Arc::new(Executor {
+            clusters: clusters.clone(),
+            platforms: platforms.clone(),
+            probes: probes.clone(),
+            vault: vault.clone(),
+            interner: interner.clone(),
+            clock: clock.clone(),
+            hooks: hooks.clone(),
         });
-        let listener: Weak<Shared> = Arc::downgrade(&shared);
-        shared.platforms.listen(listener);
+        let tasks = Tasks::default();
+        let queue = Queue::default();
+        let tombstones = Arc::new(Tombstones::default());
+        let leaks = Arc::new(Leaks::default());
+        let waiters = Arc::new(Waiters::default());
+        let space = Arc::new(Space::default());
+        let readiness = ReadinessReporter::new(tasks.stop().clone());
+        let observer = Observer {
+            interner: interner.clone(),
+            platforms: platforms.clone(),
+            probes: probes.clone(),
+        };
+        let committer = Arc::new(Committer {
+            store: store.clone(),
+            records: records.clone(),
+            digests: digests.clone(),
+            tombstones: tombstones.clone(),
+            platforms: platforms.clone(),
+            probes: probes.clone(),
+            clock: clock.clone(),
+        });
+        let planner = Planner {
+            platforms: platforms.clone(),
+            vault: vault.clone(),
+            store: store.clone(),
+            clock: clock.clone(),
+        };
+        let viewer = Viewer {
+            platforms: platforms.clone(),
+            digests: digests.clone(),
+            clock: clock.clone(),
+        };
+        let intake = Arc::new(Intake {
+            records: records.clone(),
+            queue: queue.clone(),
+            platforms: platforms.clone(),
+            observer: observer.clone(),
+            tombstones: tombstones.clone(),
+            vault: vault.clone(),
+            interner: interner.clone(),
+            clock: clock.clone(),
+        });
+        let registry = Arc::new(Registry {
+            store: store.clone(),
+            records: records.clone(),
+            platforms: platforms.clone(),
+            intake,
+            rebinder: Rebinder {
+                records: records.clone(),
+                committer: committer.clone(),
+                interner: interner.clone(),
+                queue: queue.clone(),
+                clock: clock.clone(),
+            },
+            tombstones: tombstones.clone(),
+            leaks: leaks.clone(),
+            interner: interner.clone(),
+            queue: queue.clone(),
+            tasks: tasks.clone(),
+            clock: clock.clone(),
+        });
+        let secrets = Secrets::new(vault.clone(), clusters.clone(), platforms.clone());
         gauges::describe();
         let loaded = async {
-            load(&shared, ahead).await?;
-            registry::load(&shared).await?;
-            secrets::keep_purposes(&shared).await
+            load::clusters(&store, &records, &clock, ahead).await?;
+            load::tombstones(&store, &tombstones).await?;
+            records.wrote(store.revision());
+            registry.load().await?;
+            secrets.keep_purposes(&store, &records).await
         };
         if let Err(error) = loaded.await {
             // What has begun already ends with it.
-            Self { shared }.kill().await;
+            tasks.kill().await;
             return Err(error);
         }
-        shared.spawn(plan_all(shared.clone()));
-        shared.spawn(reconcile::run(shared.clone()));
-        let queue = shared.queue.clone();
-        let crossed = move |cluster| queue.push(cluster, Urgency::Urgent);
-        let (probes, stop, tasks) = (&shared.probes, &shared.stop, &shared.tasks);
-        shared.spawn(probes.clone().run(stop.clone(), tasks.clone(), crossed));
-        shared.spawn(tombstones::run(shared.clone()));
-        shared.spawn(tombstones::remove_late(shared.clone()));
-        shared.spawn(resources::sweep::run(shared.clone()));
-        Ok(Self { shared })
+        let reconciler = Reconciler {
+            queue: queue.clone(),
+            tasks: tasks.clone(),
+            records: records.clone(),
+            waiters: waiters.clone(),
+            preparer: Preparer {
+                planner: planner.clone(),
+                records: records.clone(),
+                platforms: platforms.clone(),
+                probes: probes.clone(),
+                vault: vault.clone(),
+                waiters: waiters.clone(),
+                queue: queue.clone(),
+            },
+            committer: committer.clone(),
+            finisher: Finisher {
+                store: store.clone(),
+                records: records.clone(),
+                committer: committer.clone(),
+                tombstones: tombstones.clone(),
+                queue: queue.clone(),
+                clock: clock.clone(),
+                hooks: hooks.clone(),
+            },
+            dispatcher: Dispatcher {
+                executor: executor.clone(),
+                tasks: tasks.clone(),
+                leaks: leaks.clone(),
+                waiters: waiters.clone(),
+                observer,
+                records: records.clone(),
+                queue: queue.clone(),
+            },
+            clock: clock.clone(),
+            hooks: hooks.clone(),
+        };
+        tasks.spawn_until_stop(plan_all(
+            clusters.clone(),
+            platforms.clone(),
+            queue.clone(),
+            clock.clone(),
+        ));
+        tasks.spawn(Arc::new(reconciler).run());
+        let crossed = {
+            let queue = queue.clone();
+            move |cluster| queue.push(cluster, Urgency::Urgent)
+        };
+        let (stop, tracker) = (tasks.stop().clone(), tasks.tracker().clone());
+        tasks.spawn(probes.clone().run(stop, tracker, crossed));
+        let safety = SafetySweep {
+            records: records.clone(),
+            queue: queue.clone(),
+            platforms: platforms.clone(),
+            clock: clock.clone(),
+            hooks: hooks.clone(),
+        };
+        tasks.spawn_until_stop(safety.run());
+        let expiry = Expiry {
+            tombstones: tombstones.clone(),
+            leaks: leaks.clone(),
+            store: store.clone(),
+            shards,
+            clock: clock.clone(),
+        };
+        tasks.spawn(expiry.run(tasks.stop().clone()));
+        let late = LateNodes {
+            tombstones: tombstones.clone(),
+            platforms: platforms.clone(),
+            executor: executor.clone(),
+            store: store.clone(),
+            clock: clock.clone(),
+        };
+        tasks.spawn_until_stop(late.run());
+        let sweep = Sweep {
+            records: records.clone(),
+            queue: queue.clone(),
+            tombstones: tombstones.clone(),
+            leaks,
+            platforms: platforms.clone(),
+            executor,
+            store: store.clone(),
+            clock: clock.clone(),
+        };
+        tasks.spawn_until_stop(sweep.run());
+        let gauges = Gauges::new(
+            records.clone(),
+            viewer.clone(),
+            queue.clone(),
+            space.clone(),
+        );
+        let shared = Arc::new(shared::Shared {
+            clock,
+            store: store.clone(),
+            records: records.clone(),
+            interner,
+            queue: queue.clone(),
+            clusters,
+            changing: Locks::default(),
+            reconciling: Locks::default(),
+            waiters,
+            platforms,
+            tombstones,
+            probes,
+            limits,
+            vault,
+            secrets,
+            digests,
+            tasks: tasks.clone(),
+            readiness: readiness.clone(),
+            space: space.clone(),
+            registry,
+            committer,
+            planner,
+            viewer,
+            hooks,
+        });
+        let services = Arc::new(Services {
+            clusters: api::cluster_service(&shared),
+            platforms: api::platform_service(&shared),
+            secrets: api::secret_service(&shared),
+            gauges,
+            store: store.clone(),
+        });
+        Ok(Self {
+            store,
+            records,
+            queue,
+            tasks,
+            readiness,
+            space,
+            services,
+        })
     }
 
     /// The gRPC routes of the orchestrator's services.
     #[must_use]
     pub fn routes(&self) -> tonic::service::Routes {
-        api::routes(&self.shared)
+        let services = &self.services;
+        tonic::service::Routes::new(services.clusters.clone())
+            .add_service(services.platforms.clone())
+            .add_service(services.secrets.clone())
+            .add_service(replica::alone(&self.store))
     }
 
     /// The same services as a server, with health, reflection and the common middleware.
     #[must_use]
     pub fn service(&self) -> drover_server::Service {
-        api::service(&self.shared)
+        let services = self.services.clone();
+        drover_server::Service::new("drover-orchestrator", VERSION)
+            .add(services.clusters.clone())
+            .add(services.platforms.clone())
+            .add(services.secrets.clone())
+            .add(replica::alone(&self.store))
+            .readiness(self.readiness.subscribe())
+            .metrics(move |out| services.gauges.write(out))
     }
 
     /// Cancelled when the orchestrator must stop because another process owns its clusters now.
     #[must_use]
     pub fn stopped(&self) -> CancellationToken {
-        self.shared.stop.clone()
+        self.tasks.stop().clone()
     }
 
     /// Number of clusters that wait to be planned.
     #[must_use]
     pub fn queue_depth(&self) -> usize {
-        self.shared.queue.depth()
-    }
-
-    /// Begins nothing more, and waits for so long for what is under way.
-    async fn pause(&self, grace: Duration) {
-        self.shared.stop.cancel();
-        self.shared.tasks.close();
-        let _ = tokio::time::timeout(grace, self.shared.tasks.wait()).await;
+        self.queue.depth()
     }
 
     /// Stops gracefully, waiting at most 10 s for work in progress. Unfinished work continues after the next start.
     pub async fn shutdown(self) {
-        let store = self.shared.store.clone();
+        let store = self.store.clone();
         self.settle().await;
         // The next replica need not wait for the end of the lease.
         if !store.info().exclusive
@@ -377,8 +584,8 @@ impl Orchestrator {
 
     /// The same for one of several replicas, which leaves them afterwards.
     pub async fn settle(self) {
-        self.pause(STOP_GRACE).await;
-        if !self.shared.tasks.is_empty() {
+        self.tasks.pause(STOP_GRACE).await;
+        if !self.tasks.is_empty() {
             tracing::debug!(
                 "cutting off work that takes too long; it goes on after the next start"
             );
@@ -388,90 +595,40 @@ impl Orchestrator {
 
     /// Stops immediately, as in a crash.
     pub async fn kill(self) {
-        self.shared.stop.cancel();
-        self.shared.kill.cancel();
-        self.shared.tasks.close();
-        self.shared.tasks.wait().await;
+        self.tasks.kill().await;
+    }
+}
+
+/// What answers calls here.
+struct Services {
+    clusters: ClusterServiceServer<Api>,
+    platforms: PlatformRegistryServiceServer<Api>,
+    secrets: SecretServiceServer<Api>,
+    gauges: Gauges,
+    store: Arc<Store>,
+}
+
+impl std::fmt::Debug for Services {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Services").finish_non_exhaustive()
     }
 }
 
 /// Plans every cluster once. Without what platforms show a plan can only say that it does not know, and ten thousand of
 /// them would hold up just that.
-async fn plan_all(shared: Arc<Shared>) {
+async fn plan_all(
+    clusters: Arc<Clusters>,
+    platforms: Arc<Platforms>,
+    queue: Queue,
+    clock: Arc<Clock>,
+) {
     let looks = async {
-        while shared.platforms.are_hidden(shared.now()) {
+        while platforms.are_hidden(clock.now()) {
             tokio::time::sleep(LOOK_AGAIN).await;
         }
     };
-    let looked = tokio::time::timeout(FIRST_LOOK, looks);
-    if shared.stop.run_until_cancelled(looked).await.is_none() {
-        return;
+    let _ = tokio::time::timeout(FIRST_LOOK, looks).await;
+    for cluster in clusters.all() {
+        queue.push(cluster.uid(), Urgency::Bulk);
     }
-    for cluster in shared.clusters.all() {
-        shared.queue.push(cluster.uid(), Urgency::Bulk);
-    }
-}
-
-async fn load(shared: &Arc<Shared>, ahead: Option<Ahead>) -> Result<()> {
-    let decoded = match ahead {
-        Some(ahead) => ahead.finish(&shared.store).await?,
-        None => None,
-    };
-    let latest = match decoded {
-        Some(clusters) => {
-            for cluster in &clusters {
-                cluster.count_from(shared.shards.of(cluster.uid()).first_sequence());
-            }
-            add(shared, clusters)
-        }
-        None => load_all(shared).await?,
-    };
-    let behind = shared.clock.not_before(latest);
-    if behind > 0 {
-        tracing::warn!(
-            behind_ms = behind,
-            "the clock of this machine is behind what the store has recorded; time goes on from there"
-        );
-    }
-    for (uid, tombstone) in shared.store.tombstones().await? {
-        shared.tombstones.load(uid, &tombstone.value);
-    }
-    let revision = shared.store.revision();
-    shared.wrote(revision);
-    Ok(())
-}
-
-/// Returns the latest time that they name.
-fn add(shared: &Shared, clusters: Vec<Cluster>) -> Millis {
-    let mut latest = 0;
-    for cluster in clusters {
-        latest = latest.max(cluster.lock().latest_time());
-        shared.add(cluster);
-    }
-    latest
-}
-
-async fn load_all(shared: &Arc<Shared>) -> Result<Millis> {
-    let rows = stream::try_unfold(shared.store.load().await?, async |mut loader| {
-        let rows = loader.next_some(LOADED_TOGETHER).await?;
-        Ok((!rows.is_empty()).then_some((rows, loader)))
-    });
-    let pieces = rows.map_ok(|rows| decode(Arc::clone(shared), rows));
-    let mut pieces = pin!(pieces.try_buffered(MAX_DECODING));
-    let mut latest = 0;
-    while let Some(clusters) = pieces.try_next().await? {
-        latest = latest.max(add(shared, clusters));
-    }
-    Ok(latest)
-}
-
-/// Decodes clusters beside the task that reads them, which takes less time than this.
-async fn decode(shared: Arc<Shared>, rows: Vec<ClusterRow>) -> Result<Vec<Cluster>> {
-    let decoding = tokio::task::spawn_blocking(move || {
-        let clusters = rows.into_iter().map(|row| shared.read(row));
-        clusters.collect()
-    });
-    decoding
-        .await
-        .map_err(|_| Error::internal("loading was interrupted"))?
 }

@@ -3,16 +3,16 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
-use drover_cluster::{Cluster, ClusterState, request};
+use drover_cluster::{Cluster, ClusterState, Interner, request};
 use drover_core::{
     Error, Millis, Reason, Result, Sym, Urgency, node::Call as Attempt, resource::ResourceKey,
 };
 use drover_planner::{MAX_BYTES, MAX_ROWS, Op, Plan, ResourceChange};
 use drover_proto::orchestrator::v1 as pb;
-use drover_store::{Lane, NewEvent, Step};
+use drover_store::{Clock, NewEvent, Step};
 use uuid::Uuid;
 
-use crate::{api::refusal::of_a_part, shared::Shared, step};
+use crate::{commit::Committer, fenced::of_a_part, queue::Queue, records::Records};
 
 /// Maximum number of retries of a step that conflicted with a reconcile pass.
 const MAX_TURNS: usize = 64;
@@ -27,81 +27,100 @@ struct Move {
     last: bool,
 }
 
-/// Moves all records of a backend to its new uid. Resumable: when repeated after an interruption, it continues where it
-/// stopped. Records with the new uid count as unknown until the registration has that uid, too. Returns whether there
-/// were any records.
-///
-/// # Errors
-/// Those of the store; `Conflict` if a cluster keeps changing meanwhile.
-async fn records(shared: &Arc<Shared>, name: &str, old: &str, new: &str) -> Result<bool> {
-    let (name, old, new) = (
-        shared.interner.get(name),
-        shared.interner.get(old),
-        shared.interner.get(new),
-    );
-    let mut moved = false;
-    for cluster in shared.clusters.all() {
-        let mut turns = 0;
-        while let Some(next) = next(shared, &cluster, &name, &old, &new)? {
-            let now = shared.now();
-            let owned = shared.shards.of(cluster.uid());
-            match shared.store.step(owned, next.step, Lane::Bulk).await {
-                Ok(done) => {
-                    moved = true;
-                    step::take_over(shared, &cluster, &next.plan, next.bodies, done, now);
-                    if next.last {
-                        break;
-                    }
-                }
-                Err(error) if error.reason() == Reason::Conflict && turns < MAX_TURNS => {
-                    turns += 1;
-                    tokio::time::sleep(SHORT_WAIT).await;
-                }
-                Err(error) if moved => return Err(of_a_part(error)),
-                Err(error) => return Err(error),
-            }
-        }
-        shared.queue.push(cluster.uid(), Urgency::Bulk);
-    }
-    Ok(moved)
+/// Moves the records of all clusters.
+pub(crate) struct Rebinder {
+    pub(crate) records: Arc<Records>,
+    pub(crate) committer: Arc<Committer>,
+    pub(crate) interner: Arc<Interner>,
+    pub(crate) queue: Queue,
+    pub(crate) clock: Arc<Clock>,
 }
 
-/// Moves all records of a platform to one uid: those under its previous uid, and those under others that an interrupted
-/// move left behind. Returns whether there were any.
-///
-/// # Errors
-/// As for [`records`].
-pub(crate) async fn all(shared: &Arc<Shared>, name: &str, before: &str, uid: &str) -> Result<bool> {
-    let mut others = BTreeSet::from([shared.interner.get(before)]);
-    for cluster in shared.clusters.all() {
-        let inner = cluster.lock();
-        let state = &inner.state();
-        let nodes = state.nodes.iter();
-        let nodes = nodes.map(|it| (&it.platform, &it.platform_uid));
-        let requests = (state.requests.values()).map(|it| (&it.platform, &it.platform_uid));
-        let resources = state.resources.keys().map(|key| (&key.platform, &key.uid));
-        others.extend(
-            (nodes.chain(requests).chain(resources))
-                .filter(|(platform, _)| ***platform == *name)
-                .map(|(_, other)| other.clone()),
+impl Rebinder {
+    /// Moves all records of a backend to its new uid. Resumable: when repeated after an interruption, it continues where it
+    /// stopped. Records with the new uid count as unknown until the registration has that uid, too. Returns whether there
+    /// were any records.
+    ///
+    /// # Errors
+    /// Those of the store; `Conflict` if a cluster keeps changing meanwhile.
+    async fn move_from(&self, name: &str, old: &str, new: &str) -> Result<bool> {
+        let (name, old, new) = (
+            self.interner.get(name),
+            self.interner.get(old),
+            self.interner.get(new),
         );
+        let mut moved = false;
+        for cluster in self.records.clusters().all() {
+            let mut turns = 0;
+            while let Some(next) = next_step(&cluster, &name, &old, &new, self.clock.now())? {
+                let now = self.clock.now();
+                let Move {
+                    step,
+                    plan,
+                    bodies,
+                    last,
+                } = next;
+                match self
+                    .committer
+                    .commit(&cluster, step, &plan, bodies, now)
+                    .await
+                {
+                    Ok(()) => {
+                        moved = true;
+                        if last {
+                            break;
+                        }
+                    }
+                    Err(error) if error.reason() == Reason::Conflict && turns < MAX_TURNS => {
+                        turns += 1;
+                        tokio::time::sleep(SHORT_WAIT).await;
+                    }
+                    Err(error) if moved => return Err(of_a_part(error)),
+                    Err(error) => return Err(error),
+                }
+            }
+            self.queue.push(cluster.uid(), Urgency::Bulk);
+        }
+        Ok(moved)
     }
-    others.retain(|other| **other != *uid);
-    let mut moved = false;
-    for other in others {
-        let of_other = records(shared, name, &other, uid).await;
-        moved |= of_other.map_err(|error| if moved { of_a_part(error) } else { error })?;
+
+    /// Moves all records of a platform to one uid: those under its previous uid, and those under others that an interrupted
+    /// move left behind. Returns whether there were any.
+    ///
+    /// # Errors
+    /// As for [`Self::move_from`].
+    pub(crate) async fn move_all(&self, name: &str, before: &str, uid: &str) -> Result<bool> {
+        let mut others = BTreeSet::from([self.interner.get(before)]);
+        for cluster in self.records.clusters().all() {
+            let inner = cluster.lock();
+            let state = &inner.state();
+            let nodes = state.nodes.iter();
+            let nodes = nodes.map(|it| (&it.platform, &it.platform_uid));
+            let requests = (state.requests.values()).map(|it| (&it.platform, &it.platform_uid));
+            let resources = state.resources.keys().map(|key| (&key.platform, &key.uid));
+            others.extend(
+                (nodes.chain(requests).chain(resources))
+                    .filter(|(platform, _)| ***platform == *name)
+                    .map(|(_, other)| other.clone()),
+            );
+        }
+        others.retain(|other| **other != *uid);
+        let mut moved = false;
+        for other in others {
+            let of_other = self.move_from(name, &other, uid).await;
+            moved |= of_other.map_err(|error| if moved { of_a_part(error) } else { error })?;
+        }
+        Ok(moved)
     }
-    Ok(moved)
 }
 
 /// The next step of a cluster. `None` if it has no records under the old uid.
-fn next(
-    shared: &Shared,
+fn next_step(
     cluster: &Cluster,
     name: &Sym,
     old: &Sym,
     new: &Sym,
+    now: Millis,
 ) -> Result<Option<Move>> {
     let inner = cluster.lock();
     let state = &inner.state();
@@ -178,11 +197,11 @@ fn next(
             change,
         });
     }
-    let mut step = inner.encode_step(&ops, &bodies, shared.now());
+    let mut step = inner.encode_step(&ops, &bodies, now);
     step.uid = cluster.uid();
     step.expect_desired = None;
     if last && state.used.contains(&(name.clone(), old.clone())) {
-        step.events = vec![event(name, old, new, shared.now())];
+        step.events = vec![event(name, old, new, now)];
     }
     let plan = Plan {
         ops,

@@ -26,7 +26,7 @@ use tokio::{
 
 use self::ahead::Shelf;
 pub use self::routing::Routing;
-pub(crate) use self::{ahead::Ahead, list::Replicas};
+pub(crate) use self::{ahead::Ahead, list::alone};
 use crate::{Orchestrator, Preparation, Settings, VERSION, space::Room};
 
 /// How old a standby's word about who leads may be.
@@ -179,7 +179,7 @@ impl Standby {
         match begun.await {
             Ok(orchestrator) => {
                 let (clusters, loaded) =
-                    (orchestrator.shared.clusters.all().len(), began.elapsed());
+                    (orchestrator.records.clusters().all().len(), began.elapsed());
                 orchestrator.keep_the_lead(self.room.clone(), &self.routing);
                 tracing::info!(clusters, ?claimed, ?loaded, "this replica leads");
                 Ok(Some(orchestrator))
@@ -194,8 +194,11 @@ impl Standby {
     pub async fn hand_over(&self, orchestrator: &Orchestrator) -> bool {
         // Calls wait from here on, and go to the next one.
         self.routing.resigns();
-        orchestrator.pause(HAND_OVER).await;
-        let released = timeout(RELEASE, self.store.release_all(&orchestrator.shared.shards));
+        orchestrator.tasks.pause(HAND_OVER).await;
+        let released = timeout(
+            RELEASE,
+            self.store.release_all(orchestrator.records.shards()),
+        );
         if !matches!(released.await, Ok(Ok(()))) {
             tracing::debug!("the lead ends with the lease");
             return false;

@@ -9,8 +9,6 @@ use drover_store_etcd::EtcdBackend;
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
-use crate::shared::Shared;
-
 /// How often etcd is asked.
 const LOOK: Duration = Duration::from_secs(30);
 /// Part of the quota, in percent, from which on nothing new is accepted. The rest is for healing and for changes of what
@@ -99,7 +97,7 @@ fn float(bytes: u64) -> f64 {
 }
 
 /// Measures the room again and again. While etcd does not answer, what was known goes on to count.
-pub(crate) async fn run(shared: Arc<Shared>, room: Room) {
+pub(crate) async fn run(known: Arc<Space>, room: Room) {
     loop {
         match room.backend.space().await {
             Ok(space) => {
@@ -108,7 +106,7 @@ pub(crate) async fn run(shared: Arc<Shared>, room: Room) {
                     quota: space.quota.unwrap_or(room.quota),
                     alarmed: space.alarmed,
                 };
-                if let Some(short) = shared.space.learn(now) {
+                if let Some(short) = known.learn(now) {
                     say(now, space.in_use, short);
                 }
             }

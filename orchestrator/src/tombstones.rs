@@ -1,44 +1,36 @@
 //! Tombstones of deleted clusters: nodes that show up late are still ours to remove.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     sync::Arc,
     time::Duration,
 };
 
 use drover_cluster::codec::UsedList;
-use drover_core::{Class, Millis, Phase, Sym, Urgency};
-use drover_executor::{Envelope, Kind};
+use drover_core::{Millis, Phase, Sym};
 use drover_planner::{Skipped, State};
 use drover_platforms::Platform;
 use drover_proto::platform::v1 as wire;
-use futures::{
-    StreamExt,
-    stream::{self, FuturesUnordered},
-};
+use drover_store::{Clock, Shards, Store};
 use parking_lot::Mutex;
 use prost::Message;
-use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::shared::Shared;
+use crate::resources::Leaks;
+
+mod late;
+
+pub(crate) use late::LateNodes;
 
 /// Retention of tombstones.
 const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Time for which a late node of a deleted cluster must be visible before it is removed.
 const GRACE: Millis = 120_000;
-/// Interval between checks for late nodes.
-const INTERVAL: Duration = Duration::from_secs(5);
 /// Interval between checks for expired tombstones and idle logs.
 const FORGET_INTERVAL: Duration = Duration::from_secs(3600);
-/// Every cluster is planned at least once in this period, spread evenly.
-const SAFETY_SWEEP: Duration = Duration::from_secs(300);
-/// Maximum concurrent removals per platform, within the platform's call limits.
-const AT_ONCE: usize = 8;
 /// Maximum removals on one platform before the due ones are determined again.
 const MOST_AT_A_TIME: usize = 64;
-/// Deadline of a removal.
-const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Deleted clusters and their late nodes.
 #[derive(Debug, Default)]
@@ -261,6 +253,17 @@ impl Tombstones {
         due
     }
 
+    /// Deleted clusters of which a platform still shows nodes.
+    fn late_owners(&self) -> Vec<Uuid> {
+        self.late.lock().values().map(|late| late.owner).collect()
+    }
+
+    /// Forgets what was deleted until then, except some clusters.
+    fn expire(&self, oldest: Millis, except: &[Uuid]) {
+        let mut clusters = self.clusters.lock();
+        clusters.retain(|uid, t| t.deleted > oldest || except.contains(uid));
+    }
+
     fn asked(&self, platform: &Sym, node_id: &str, now: Millis) {
         let mut late = self.late.lock();
         if let Some(late) = late.get_mut(&(platform.clone(), node_id.to_owned())) {
@@ -269,221 +272,38 @@ impl Tombstones {
     }
 }
 
-/// Expires tombstones, and periodically plans every cluster.
-pub(crate) async fn run(shared: Arc<Shared>) {
-    let mut forget = tokio::time::interval(FORGET_INTERVAL);
-    let mut look = tokio::time::interval(INTERVAL);
-    let mut wall = Wall::new(&shared);
-    loop {
-        tokio::select! {
-            () = shared.stop.cancelled() => return,
-            _ = look.tick() => {
-                wall.check(&shared);
-                visit_some(&shared);
+/// Forgets tombstones of which nothing can show up any more.
+pub(crate) struct Expiry {
+    pub(crate) tombstones: Arc<Tombstones>,
+    pub(crate) leaks: Arc<Leaks>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) shards: Shards,
+    pub(crate) clock: Arc<Clock>,
+}
+
+impl Expiry {
+    /// Goes on until the orchestrator stops.
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let mut forget = tokio::time::interval(FORGET_INTERVAL);
+        while stop.run_until_cancelled(forget.tick()).await.is_some() {
+            self.forget_expired().await;
+        }
+    }
+
+    async fn forget_expired(&self) {
+        let mut late = self.leaks.owners();
+        late.extend(self.tombstones.late_owners());
+        let settled = |uid: Uuid, _: &drover_store::Tombstone| !late.contains(&uid);
+        let swept = self
+            .store
+            .sweep_tombstones(self.shards.all(), KEPT, settled);
+        match swept.await {
+            Ok(0) => {}
+            Ok(_) => {
+                let oldest = self.clock.now().saturating_sub(drover_core::millis(KEPT));
+                self.tombstones.expire(oldest, &late);
             }
-            _ = forget.tick() => tidy(&shared).await,
+            Err(error) => tracing::warn!(%error, "deleted clusters could not be forgotten"),
         }
-    }
-}
-
-/// Plans a share of all clusters, so that each is planned once per safety sweep.
-fn visit_some(shared: &Shared) {
-    let all = shared.clusters.all();
-    let rounds = (SAFETY_SWEEP.as_secs() / INTERVAL.as_secs()).max(1);
-    let share = all.len().div_ceil(usize::try_from(rounds).unwrap_or(1));
-    let turn = usize::try_from(shared.now() / drover_core::millis(INTERVAL) % rounds).unwrap_or(0);
-    for cluster in all.iter().skip(turn * share).take(share) {
-        shared.queue.push(cluster.uid(), Urgency::Bulk);
-    }
-}
-
-/// Removes late nodes until the orchestrator stops. In a task of its own with one round per platform, so that a slow
-/// platform does not delay anything else.
-pub(crate) async fn remove_late(shared: Arc<Shared>) {
-    let mut look = tokio::time::interval(INTERVAL);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut rounds = FuturesUnordered::new();
-    let mut busy: BTreeSet<Sym> = BTreeSet::new();
-    loop {
-        tokio::select! {
-            () = shared.stop.cancelled() => return,
-            Some(platform) = rounds.next() => {
-                busy.remove(&platform);
-            }
-            _ = look.tick() => {
-                if shared.store.restored_hold() {
-                    continue;
-                }
-                for (platform, late) in shared.tombstones.due(shared.now()) {
-                    if busy.insert(platform.clone()) {
-                        rounds.push(round(&shared, platform, late));
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Removes late nodes of one platform. Returns the platform.
-async fn round(shared: &Arc<Shared>, platform: Sym, late: Vec<(String, Late)>) -> Sym {
-    let late = late.into_iter();
-    let removals = late.map(|(node_id, late)| remove(shared, platform.clone(), node_id, late));
-    stream::iter(removals)
-        .buffer_unordered(AT_ONCE)
-        .collect::<()>()
-        .await;
-    platform
-}
-
-/// Removes one late node, subject to the platform's call limits and circuit breaker like every call.
-async fn remove(shared: &Arc<Shared>, platform: Sym, node_id: String, late: Late) {
-    let Some(registered) = shared.platform(&platform) else {
-        return;
-    };
-    let health = registered.platform.health(shared.now());
-    if !health.visible || health.suspended {
-        return;
-    }
-    let uid = registered.platform.uid();
-    let envelope = Envelope {
-        executor: &shared.executor,
-        kind: Kind::Deprovision,
-        platform: &platform,
-        uid: &uid,
-        owner: late.owner,
-        urgency: Urgency::Bulk,
-    };
-    let answer = envelope
-        .send(async |open| {
-            // The tombstone is the durable intent; the platform's compare-and-delete guards against removing another
-            // node.
-            let message = wire::DeprovisionRequest {
-                expected_platform_uid: uid.to_string(),
-                expected_instance_id: open.instance.clone(),
-                fence: Some(open.fence.clone()),
-                request_id: Uuid::now_v7().to_string(),
-                owner: late.owner.to_string(),
-                cluster_id: late.cluster.clone(),
-                node_request_id: late.request,
-                index: late.index,
-                node_id: node_id.clone(),
-                reason: "Orphan".to_owned(),
-                // The node may have taken over retained storage, and the storage policy of its cluster is no longer
-                // known.
-                retain_storage: open.registered.platform.has(wire::Capability::RetainStorage),
-                ..wire::DeprovisionRequest::default()
-            };
-            tracing::info!(%platform, %node_id, cluster = %late.cluster, "removing a late node of a deleted cluster");
-            shared.tombstones.asked(&platform, &node_id, shared.now());
-            open.call(async |client| client.deprovision(message, TIMEOUT).await)
-                .await
-        })
-        .await;
-    match answer {
-        // If the node is shown again after all, it is remembered as late again.
-        Ok(answer) if answer.state() == wire::DeprovisionState::Gone => {
-            shared.tombstones.gone(&platform, &node_id);
-        }
-        Ok(_) => {}
-        Err(error) => {
-            tracing::debug!(%platform, %node_id, %error, "a late node could not be removed");
-            // Not if the platform was unregistered, so that nobody was asked.
-            if error.class() == Class::Cannot && shared.platform(&platform).is_some() {
-                shared.tombstones.gone(&platform, &node_id);
-            }
-        }
-    }
-}
-
-async fn tidy(shared: &Arc<Shared>) {
-    let mut late = shared.leaks.owners();
-    let nodes: Vec<Uuid> = shared
-        .tombstones
-        .late
-        .lock()
-        .values()
-        .map(|late| late.owner)
-        .collect();
-    late.extend(nodes);
-    let settled = |uid: Uuid, _: &drover_store::Tombstone| !late.contains(&uid);
-    match shared
-        .store
-        .sweep_tombstones(shared.shards.all(), KEPT, settled)
-        .await
-    {
-        Ok(0) => {}
-        Ok(_) => {
-            let oldest = shared.now().saturating_sub(drover_core::millis(KEPT));
-            shared
-                .tombstones
-                .clusters
-                .lock()
-                .retain(|uid, t| t.deleted > oldest || late.contains(uid));
-        }
-        Err(error) => tracing::warn!(%error, "deleted clusters could not be forgotten"),
-    }
-}
-
-/// Detects jumps between wall clock and monotonic clock: the machine was suspended, and earlier observations no longer
-/// count.
-struct Wall {
-    behind: i128,
-}
-
-/// A larger gap is a suspend, not a clock correction.
-const GAP: i128 = 30_000;
-
-impl Wall {
-    fn new(shared: &Shared) -> Self {
-        Self {
-            behind: Self::difference(shared.hooks.wall(), shared.now()),
-        }
-    }
-
-    fn difference(wall: Millis, monotonic: Millis) -> i128 {
-        i128::from(wall) - i128::from(monotonic)
-    }
-
-    /// By how many milliseconds the clocks have diverged since the last jump.
-    fn jumped(&mut self, wall: Millis, monotonic: Millis) -> Option<i128> {
-        let now = Self::difference(wall, monotonic);
-        let gap = now - self.behind;
-        if gap.abs() <= GAP {
-            return None;
-        }
-        self.behind = now;
-        Some(gap)
-    }
-
-    fn check(&mut self, shared: &Shared) {
-        if let Some(gap) = self.jumped(shared.hooks.wall(), shared.now()) {
-            tracing::warn!(gap_ms = %gap, "the clock jumped; platforms are looked at anew");
-            for registered in shared.platforms.read().values() {
-                registered.platform.doubt();
-                registered.retry();
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_clock_that_is_corrected_is_none_that_jumped_and_each_jump_counts_once() {
-        let mut wall = Wall {
-            behind: Wall::difference(1_000_000, 0),
-        };
-        assert_eq!(wall.jumped(1_005_000, 5_000), None);
-        assert_eq!(
-            wall.jumped(1_039_000, 10_000),
-            None,
-            "29 s are a correction"
-        );
-        assert_eq!(wall.jumped(1_046_000, 15_000), Some(31_000), "a suspend");
-        assert_eq!(wall.jumped(1_051_000, 20_000), None, "once");
-        assert_eq!(wall.jumped(1_020_000, 25_000), Some(-36_000), "set back");
-        assert_eq!(wall.jumped(4_620_000, 30_000), Some(3_595_000), "and on");
     }
 }

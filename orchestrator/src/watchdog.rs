@@ -9,9 +9,11 @@ use std::{
     time::Duration,
 };
 
+use drover_store::Store;
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
-use crate::{queue::Queue, shared::Shared};
+use crate::{queue::Queue, tasks::Tasks};
 
 /// Longer than a round of a pass takes with a store that answers late: a commit may be sent nine times, wait four seconds
 /// for each answer and five for each look whether it was done, and twice as long for its place.
@@ -49,37 +51,37 @@ impl Watch {
 }
 
 /// Looks from a thread of its own, which no task can hold up.
-pub(crate) fn start(shared: &Arc<Shared>) {
+pub(crate) fn start(tasks: &Tasks, store: &Arc<Store>, queue: Queue) {
     // Without a lock, which a task could keep.
     let pulse = Arc::new(AtomicU64::new(0));
-    let (beating, stop) = (pulse.clone(), shared.stop.clone());
-    shared.spawn(async move {
+    let (beating, stop) = (pulse.clone(), tasks.stop().clone());
+    tasks.spawn(async move {
         while !stop.is_cancelled() {
             beating.fetch_add(1, Ordering::Relaxed);
             let _ = stop.run_until_cancelled(sleep(BEAT)).await;
         }
     });
-    let shared = Arc::downgrade(shared);
+    let (store, stop) = (Arc::downgrade(store), tasks.stop().clone());
     let started = thread::Builder::new()
         .name("watchdog".to_owned())
-        .spawn(move || watch(&shared, &pulse));
+        .spawn(move || watch(&store, &queue, &stop, &pulse));
     if let Err(error) = started {
         tracing::warn!(%error, "nobody looks whether this process does its work");
     }
 }
 
-fn watch(shared: &Weak<Shared>, pulse: &AtomicU64) {
+fn watch(store: &Weak<Store>, queue: &Queue, stop: &CancellationToken, pulse: &AtomicU64) {
     let mut watch = Watch::default();
     loop {
         thread::sleep(LOOK);
-        let Some(shared) = shared.upgrade() else {
+        let Some(store) = store.upgrade() else {
             return;
         };
-        if shared.stop.is_cancelled() {
+        if stop.is_cancelled() {
             return;
         }
         let beats = pulse.load(Ordering::Relaxed);
-        if let Some(why) = watch.look(beats, shared.store.holds(), &shared.queue) {
+        if let Some(why) = watch.look(beats, store.holds(), queue) {
             tracing::error!(
                 why,
                 "this process is stuck; it ends, so that it is started anew and another replica leads"

@@ -9,10 +9,10 @@ use drover_cluster::{Cluster, ClusterState, events::sign};
 use drover_core::{Error, Millis, Reason, Result, Sym, Urgency, resource::ResourceKey};
 use drover_planner::{Op, Plan};
 use drover_proto::orchestrator::v1 as pb;
-use drover_store::{Lane, NewEvent, Step};
+use drover_store::{NewEvent, Step};
 
-use super::{Api, refusal::of_a_part};
-use crate::{resources, step};
+use super::Api;
+use crate::{fenced::of_a_part, resources};
 
 /// Maximum number of nodes per step of the store. Larger than a request, so that the nodes of a request stay together.
 const MAX_NODES: usize = drover_planner::MAX_ROWS;
@@ -31,7 +31,7 @@ impl Api {
         let _change = self.shared.changing.lock(cluster.uid()).await;
         let Some(backend) = chosen(&cluster.lock(), &request)? else {
             // The backend was abandoned before, or is proven to have nothing of the cluster.
-            let registered = self.shared.platform(&request.platform);
+            let registered = self.shared.platforms.get(&request.platform);
             let shown = registered.map(|it| it.platform.registration().uid);
             let given_up = |(name, _): &Backend| **name == *request.platform;
             if shown.is_none() && !cluster.lock().state().abandoned.iter().any(given_up) {
@@ -49,9 +49,9 @@ impl Api {
             let shown = shown.map(|uid| self.shared.interner.get(&uid));
             self.sweep_after_all(&cluster, &request, shown.as_ref())
                 .await?;
-            let revision = self.shared.revision();
+            let revision = self.shared.records.revision();
             return Ok(pb::AbandonPlatformResponse {
-                cluster: Some(self.shown(&cluster)),
+                cluster: Some(self.shared.viewer.shown(&cluster)),
                 nodes: Vec::new(),
                 revision,
             });
@@ -61,9 +61,9 @@ impl Api {
         if reachable.is_err() && again && request.delete_nodes {
             self.sweep_after_all(&cluster, &request, Some(&backend.1))
                 .await?;
-            let revision = self.shared.revision();
+            let revision = self.shared.records.revision();
             return Ok(pb::AbandonPlatformResponse {
-                cluster: Some(self.shown(&cluster)),
+                cluster: Some(self.shared.viewer.shown(&cluster)),
                 nodes: Vec::new(),
                 revision,
             });
@@ -74,20 +74,18 @@ impl Api {
         let mut nodes = Vec::new();
         let (mut turns, mut is_begun) = (0, false);
         loop {
-            let now = self.shared.now();
+            let now = self.shared.clock.now();
             let (mut step, plan, ids, last) =
                 next_step(&cluster, &cluster.lock(), &backend, keep, now);
             for event in &mut step.events {
                 sign(event, author);
             }
-            match self
-                .shared
-                .store
-                .step(self.shared.shards.of(cluster.uid()), step, Lane::Bulk)
+            let committer = &self.shared.committer;
+            match committer
+                .commit(&cluster, step, &plan, Vec::new(), now)
                 .await
             {
-                Ok(done) => {
-                    step::take_over(&self.shared, &cluster, &plan, Vec::new(), done, now);
+                Ok(()) => {
                     nodes.extend(ids);
                     is_begun = true;
                 }
@@ -106,9 +104,9 @@ impl Api {
             }
         }
         self.shared.queue.push(cluster.uid(), Urgency::Bulk);
-        let revision = self.shared.revision();
+        let revision = self.shared.records.revision();
         Ok(pb::AbandonPlatformResponse {
-            cluster: Some(self.shown(&cluster)),
+            cluster: Some(self.shared.viewer.shown(&cluster)),
             nodes,
             revision,
         })
@@ -116,11 +114,11 @@ impl Api {
 
     fn refuse_reachable(&self, cluster: &Cluster, backend: &Backend) -> Result<()> {
         let (platform, uid) = backend;
-        let Some(registered) = self.shared.platform(platform) else {
+        let Some(registered) = self.shared.platforms.get(platform) else {
             return Ok(());
         };
         let bound = registered.platform.registration().uid;
-        let (unseen, wait) = registered.platform.unseen(self.shared.now());
+        let (unseen, wait) = registered.platform.unseen(self.shared.clock.now());
         if unseen >= wait {
             return Ok(());
         }
@@ -140,7 +138,7 @@ impl Api {
             format!(
                 "{platform} answers, and lost many nodes at once; confirm the loss instead of abandoning it"
             )
-        } else if registered.platform.is_visible(self.shared.now()) {
+        } else if registered.platform.is_visible(self.shared.clock.now()) {
             format!("{platform} answers; delete or change what is there instead of abandoning it")
         } else {
             format!(
@@ -161,7 +159,7 @@ impl Api {
         shown: Option<&Sym>,
     ) -> Result<()> {
         for _ in 0..MAX_TURNS {
-            let now = self.shared.now();
+            let now = self.shared.clock.now();
             let bound = self.shared.platforms.bound();
             let (step, plan) = {
                 let inner = cluster.lock();
@@ -180,10 +178,12 @@ impl Api {
                 };
                 (step, plan)
             };
-            let owned = self.shared.shards.of(cluster.uid());
-            match self.shared.store.step(owned, step, Lane::Bulk).await {
-                Ok(done) => {
-                    step::take_over(&self.shared, cluster, &plan, Vec::new(), done, now);
+            let committer = &self.shared.committer;
+            match committer
+                .commit(cluster, step, &plan, Vec::new(), now)
+                .await
+            {
+                Ok(()) => {
                     self.shared.queue.push(cluster.uid(), Urgency::Bulk);
                     return Ok(());
                 }

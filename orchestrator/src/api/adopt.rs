@@ -19,7 +19,7 @@ impl Others {
     /// Adds the nodes to the cluster's foreign nodes.
     pub(super) fn show(&self, api: &Api, cluster: &Cluster) {
         let mut inner = cluster.lock();
-        let now = api.shared.now();
+        let now = api.shared.clock.now();
         for (platform, uid, nodes) in &self.0 {
             for node in nodes {
                 let source = Source { platform, uid };
@@ -78,15 +78,15 @@ impl Api {
                 continue;
             }
             last = Some(platform);
-            if let Some(registered) = self.shared.platform(platform) {
+            if let Some(registered) = self.shared.platforms.get(platform) {
                 refuse_unable(platform, &registered)?;
             }
         }
         refuse_removed(inner.state(), resolved, removed)?;
         refuse_unnamed(inner.state(), resolved)?;
-        let now = self.shared.now();
+        let now = self.shared.clock.now();
         let hidden = |choice: &drover_core::spec::Choice| {
-            let platform = self.shared.platform(&choice.platform);
+            let platform = self.shared.platforms.get(&choice.platform);
             platform.is_some_and(|registered| !registered.platform.is_visible(now))
         };
         let mut choices = resolved.groups.iter().flat_map(|group| &group.choices);

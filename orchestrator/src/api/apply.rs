@@ -20,11 +20,10 @@ use super::{
     adopt::{self, Others},
     check::Checked,
     clusters::{expect, find_group, refuse_deleting},
-    digests::{self, shown_spec},
-    rollout, status,
+    rollout,
     user_data::names_secrets,
 };
-use crate::reconcile;
+use crate::status::{self, shown_spec};
 
 /// Maximum number of retries after the cluster was created concurrently.
 const MAX_TURNS: usize = 8;
@@ -62,7 +61,7 @@ impl Api {
         self.caller.about("cluster", &document.name);
         // Held so that the secrets that validation finds still exist when the reference to them is stored.
         let _secrets = if names_secrets(document) && !request.validate_only {
-            Some(self.shared.secrets_changing.read().await)
+            Some(self.shared.secrets.refer().await)
         } else {
             None
         };
@@ -172,9 +171,9 @@ impl Api {
             return Ok(());
         };
         if let Some(row) = self.shared.store.load_cluster(uid).await? {
-            self.shared.wrote(row.desired.revision);
-            let cluster = self.shared.add(self.shared.read(row)?);
-            self.shared.changed(&cluster, &mut cluster.lock());
+            self.shared.records.wrote(row.desired.revision);
+            let cluster = self.shared.records.add(self.shared.records.decode(row)?);
+            self.shared.records.changed(&cluster, &mut cluster.lock());
             self.shared.queue.push(uid, Urgency::Bulk);
         }
         Ok(())
@@ -195,7 +194,7 @@ impl Api {
         } else {
             self.shared.limits.plan(self.record.payer())?
         };
-        self.shared.reach(request.min_revision).await?;
+        self.shared.records.reach(request.min_revision).await?;
         match request.subject {
             Some(Subject::Name(name)) => {
                 let cluster = self.find(&name)?;
@@ -204,8 +203,8 @@ impl Api {
                 Ok(pb::PlanClusterResponse {
                     plan: Some(plan),
                     warnings: Vec::new(),
-                    revision: self.shared.revision(),
-                    cluster: Some(self.shown(&cluster)),
+                    revision: self.shared.records.revision(),
+                    cluster: Some(self.shared.viewer.shown(&cluster)),
                 })
             }
             Some(Subject::Scale(request)) => {
@@ -268,7 +267,7 @@ impl Api {
         spec: Option<Arc<Resolved>>,
         former: &[Group],
     ) -> pb::PlanClusterResponse {
-        let mut shown = self.shown(cluster);
+        let mut shown = self.shared.viewer.shown(cluster);
         shown.generation = desired.value.generation;
         shown.spec = shown_spec(
             &desired.value.spec,
@@ -287,7 +286,7 @@ impl Api {
         pb::PlanClusterResponse {
             plan: Some(plan),
             warnings: Vec::new(),
-            revision: self.shared.revision(),
+            revision: self.shared.records.revision(),
             cluster: Some(shown),
         }
     }
@@ -329,7 +328,7 @@ impl Api {
             .warn_of_kept(name, &with_storage(&checked.resolved))
             .await;
         checked.warnings.extend(kept);
-        let now = self.shared.now();
+        let now = self.shared.clock.now();
         let time = i64::try_from(now).unwrap_or(i64::MAX);
         let mut value = Desired {
             name: name.to_owned(),
@@ -353,7 +352,7 @@ impl Api {
         };
         let cluster = if validate_only {
             let desired = Versioned { value, revision: 0 };
-            answer.revision = self.shared.revision();
+            answer.revision = self.shared.records.revision();
             Arc::new(Cluster::create(checked.uid, desired, checked.resolved))
         } else {
             self.shared.hooks.reach(Point::BeforeApply).await;
@@ -367,6 +366,7 @@ impl Api {
             let desired = Versioned { value, revision };
             answer.revision = revision;
             self.shared
+                .records
                 .add(Cluster::create(checked.uid, desired, checked.resolved))
         };
         if let Some(others) = others {
@@ -376,11 +376,11 @@ impl Api {
             let mut inner = cluster.lock();
             let plan = self.forecast(&cluster, &inner, &[]);
             if !validate_only {
-                self.shared.changed(&cluster, &mut inner);
+                self.shared.records.changed(&cluster, &mut inner);
             }
             plan
         };
-        let mut shown = self.shown(&cluster);
+        let mut shown = self.shared.viewer.shown(&cluster);
         if let Some(spec) = &mut shown.spec {
             checked.user_data.leave_out(spec);
         }
@@ -388,7 +388,7 @@ impl Api {
             plan.generation = 0;
             shown.uid.clear();
         } else {
-            self.shared.wrote(answer.revision);
+            self.shared.records.wrote(answer.revision);
             self.shared.queue.push(cluster.uid(), Urgency::Bulk);
         }
         answer.warnings.extend(adopt::warning(&plan));
@@ -412,7 +412,7 @@ impl Api {
             refuse_removed(&inner, &checked.resolved, remove_groups)?;
             refuse_shrinking(&inner, &checked.resolved)?;
             self.admit_groups(&inner, &checked.resolved)?;
-            crate::resources::check::refuse_removed(&inner, &checked.resolved)?;
+            super::check::resources::refuse_removed(&inner, &checked.resolved)?;
             let mut desired = inner.desired().clone();
             let same = desired.value.labels == checked.labels
                 && stored_spec(&desired.value.spec)? == checked.spec;
@@ -421,7 +421,8 @@ impl Api {
                 desired.value.spec = checked.spec.encode_to_vec().into();
                 inner.remember_leaving(&mut desired.value, &checked.resolved.groups);
                 desired.value.generation += 1;
-                desired.value.apply_time_ms = i64::try_from(self.shared.now()).unwrap_or(i64::MAX);
+                desired.value.apply_time_ms =
+                    i64::try_from(self.shared.clock.now()).unwrap_or(i64::MAX);
             }
             let adopts =
                 request.adopt && self.adoptable(&inner, &checked.resolved, remove_groups)?;
@@ -446,22 +447,22 @@ impl Api {
         if request.adopt {
             warnings.extend(adopt::warning(&plan));
         }
-        let mut shown = self.shown(cluster);
+        let mut shown = self.shared.viewer.shown(cluster);
         let revision = if validate_only || same {
             if validate_only && !same {
                 shown.generation = desired.value.generation;
                 shown.labels.clone_from(&desired.value.labels);
                 let digests = self.shared.digests.of_cluster(cluster.uid());
-                let mut spec = digests::shown(checked.spec, &digests);
+                let mut spec = status::shown(checked.spec, &digests);
                 checked.user_data.leave_out(&mut spec);
                 shown.spec = Some(spec);
                 plan.generation = before;
             }
-            self.shared.revision()
+            self.shared.records.revision()
         } else {
             let spec = Some(checked.resolved);
             let revision = self.store_with(cluster, desired, spec, data).await?;
-            shown = self.shown(cluster);
+            shown = self.shared.viewer.shown(cluster);
             revision
         };
         Ok(pb::ApplyClusterResponse {
@@ -486,14 +487,13 @@ impl Api {
 
     /// Everything that would be done at once for a record, combined from as many plans as that takes.
     fn forecast(&self, cluster: &Cluster, inner: &ClusterState, former: &[Group]) -> pb::Plan {
-        let now = self.shared.now();
+        let now = self.shared.clock.now();
         let mut ahead = inner.preview();
         let mut whole = Plan::default();
         let mut names: State = inner.state().clone();
-        let suggestions =
-            inner.suggestions(&self.shared.platforms.handshakes(&inner.spec().groups));
+        let suggestions = self.shared.planner.suggestions(&inner);
         for round in 0..MAX_PREVIEW {
-            let plan = reconcile::plan(&self.shared, &ahead, &suggestions, now, true);
+            let plan = self.shared.planner.plan(&ahead, &suggestions, now, true);
             ahead.step(&plan, now);
             adopt::suppose(&mut names, &plan);
             names.requests.extend(

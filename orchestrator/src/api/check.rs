@@ -22,9 +22,9 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{Api, clusters::find_group, suggest::instead, user_data::Known};
-use crate::resources;
 
 mod origin;
+pub(super) mod resources;
 mod template;
 
 pub(super) use origin::Origin;
@@ -94,13 +94,13 @@ impl Api {
         let Checked {
             resolved, warnings, ..
         } = &mut checked;
-        let of = resources::check::Of {
+        let of = resources::Of {
             name: &document.name,
             resolved,
             secrets: &secrets,
             cluster,
         };
-        resources::check::ask(&self.shared, &of, warnings).await?;
+        resources::ask(&self.shared.platforms, &of, warnings).await?;
         Ok(checked)
     }
 
@@ -155,7 +155,7 @@ impl Api {
         for group in &resolved.groups {
             let origin = Origin::of(&spec, &group.field);
             for (index, choice) in group.choices.iter().enumerate() {
-                if let Some(registered) = self.shared.platform(&choice.platform) {
+                if let Some(registered) = self.shared.platforms.get(&choice.platform) {
                     self.check_choice(
                         &origin,
                         index,
@@ -184,8 +184,13 @@ impl Api {
                 }
             }
         }
-        let missing =
-            resources::check::read(&self.shared, &resolved, assumed, &mut wrong, &mut warnings);
+        let missing = resources::read(
+            &self.shared.platforms,
+            &resolved,
+            assumed,
+            &mut wrong,
+            &mut warnings,
+        );
         for (field, name) in missing {
             let description = format!(
                 "no platform {name:?} {}",
@@ -418,7 +423,7 @@ impl Api {
                 if !known.insert(hashes(choice)) {
                     continue;
                 }
-                let Some(registered) = self.shared.platform(&choice.platform) else {
+                let Some(registered) = self.shared.platforms.get(&choice.platform) else {
                     continue;
                 };
                 let Some(client) = registered.platform.client() else {
@@ -522,7 +527,7 @@ impl Api {
             cluster: Some(cluster),
             group: Some(request::resolved_group(group, choice)),
             spec_hash: choice.spec_hash.to_string(),
-            infrastructure: resources::check::announced(resolved, &choice.platform),
+            infrastructure: resources::announced(resolved, &choice.platform),
             validate_only: true,
             ..wire::ProvisionRequest::default()
         }

@@ -9,6 +9,7 @@ use drover_cluster::{Cluster, ClusterState, Repairs, Resolved};
 use drover_convert::error::to_rpc_status;
 use drover_core::{Error, Reason, Result, Urgency, spec::Group};
 use drover_executor::Point;
+use drover_planner::State;
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Desired, Pause, UserData, Versioned};
 
@@ -16,9 +17,8 @@ use super::{
     Api,
     paging::{self, Page},
     rollout,
-    status::{self, Visible},
 };
-use crate::{reconcile, waiter::Outcome};
+use crate::{status, waiter::Outcome};
 
 pub(super) use selector::Selector;
 
@@ -32,10 +32,10 @@ impl Api {
         &self,
         request: pb::GetClusterRequest,
     ) -> Result<pb::GetClusterResponse> {
-        self.shared.reach(request.min_revision).await?;
+        self.shared.records.reach(request.min_revision).await?;
         let cluster = self.find(&request.name)?;
-        let visible = status::visible(&self.shared);
-        let revision = self.shared.revision();
+        let visible = self.shared.viewer.visible();
+        let revision = self.shared.records.revision();
         let inner = cluster.lock();
         Ok(pb::GetClusterResponse {
             cluster: Some(status::cluster(&cluster, &inner, &visible, true)),
@@ -47,13 +47,13 @@ impl Api {
         &self,
         request: pb::ListClustersRequest,
     ) -> Result<pb::ListClustersResponse> {
-        self.shared.reach(request.min_revision).await?;
+        self.shared.records.reach(request.min_revision).await?;
         let full = is_full(request.view)?;
         let selector = Selector::new(request.selector)?;
         let after = paging::start(&request.page_token)?;
         let mut page = Page::new(request.page_size)?;
-        let visible = status::visible(&self.shared);
-        let revision = self.shared.revision();
+        let visible = self.shared.viewer.visible();
+        let revision = self.shared.records.revision();
         for cluster in self.shared.clusters.by_name() {
             if after
                 .as_deref()
@@ -88,7 +88,7 @@ impl Api {
         let desired = self.deleted(&cluster.lock(), &request)?;
         let revision = self.store(&cluster, desired, None).await?;
         Ok(pb::DeleteClusterResponse {
-            cluster: Some(self.shown(&cluster)),
+            cluster: Some(self.shared.viewer.shown(&cluster)),
             revision,
         })
     }
@@ -99,7 +99,7 @@ impl Api {
         inner: &ClusterState,
         request: &pb::DeleteClusterRequest,
     ) -> Result<Versioned<Desired>> {
-        let now = i64::try_from(self.shared.now()).unwrap_or(i64::MAX);
+        let now = i64::try_from(self.shared.clock.now()).unwrap_or(i64::MAX);
         let desired = {
             // The deletion itself incremented the generation; a repeated request may still expect the previous one.
             let asked_before = inner.state().deleting
@@ -138,7 +138,7 @@ impl Api {
         let _change = self.shared.changing.lock(cluster.uid()).await;
         let mut desired = cluster.lock().desired().clone();
         if desired.value.paused.is_none() {
-            let time_ms = i64::try_from(self.shared.now()).unwrap_or(i64::MAX);
+            let time_ms = i64::try_from(self.shared.clock.now()).unwrap_or(i64::MAX);
             desired.value.paused = Some(Pause {
                 reason: request.reason,
                 time_ms,
@@ -146,7 +146,7 @@ impl Api {
         }
         let revision = self.store(&cluster, desired, None).await?;
         Ok(pb::PauseClusterResponse {
-            cluster: Some(self.shown(&cluster)),
+            cluster: Some(self.shared.viewer.shown(&cluster)),
             revision,
         })
     }
@@ -161,7 +161,7 @@ impl Api {
         desired.value.paused = None;
         let revision = self.store(&cluster, desired, None).await?;
         Ok(pb::ResumeClusterResponse {
-            cluster: Some(self.shown(&cluster)),
+            cluster: Some(self.shared.viewer.shown(&cluster)),
             revision,
         })
     }
@@ -179,7 +179,7 @@ impl Api {
             refuse_deleting(&inner, cluster.name())?;
             let node = find_node(&cluster, &inner, &request.id)?;
             let mut desired = inner.desired().clone();
-            reconcile::living_marks(&mut desired.value, inner.state());
+            living_marks(&mut desired.value, inner.state());
             let id = node.id(cluster.uid());
             if !desired.value.marks.contains(&id) {
                 desired.value.marks.push(id);
@@ -190,7 +190,7 @@ impl Api {
         self.tell_of_node(&cluster, slot, "ReplacementAsked", "is to be replaced")
             .await;
         let plan = self.preview(&cluster);
-        let visible = status::visible(&self.shared);
+        let visible = self.shared.viewer.visible();
         let inner = cluster.lock();
         let node = inner
             .state()
@@ -237,7 +237,7 @@ impl Api {
             ("RepairEnded", "is not under repair any more")
         };
         self.tell_of_node(&cluster, slot, reason, words).await;
-        let visible = status::visible(&self.shared);
+        let visible = self.shared.viewer.visible();
         let inner = cluster.lock();
         let node = inner
             .state()
@@ -259,12 +259,12 @@ impl Api {
                 let error = Error::new(Reason::ClusterPaused, message);
                 return Err(error.with_metadata("cluster", cluster.name()));
             }
-            inner.retry_now(request.reset_back_off, self.shared.now());
+            inner.retry_now(request.reset_back_off, self.shared.clock.now());
             self.shared.waiters.add(cluster.uid())
         };
         self.shared.queue.push(cluster.uid(), Urgency::Urgent);
         let ended = tokio::time::timeout(RECONCILE_WAIT, waiter.ended());
-        let ended = self.shared.stop.run_until_cancelled(ended).await;
+        let ended = self.shared.tasks.stop().run_until_cancelled(ended).await;
         let is_stopped = ended.is_none();
         let has_ended = matches!(ended, Some(Ok(())));
         let seen = waiter.take();
@@ -309,8 +309,8 @@ impl Api {
         Ok(pb::ReconcileClusterResponse {
             results,
             plan: Some(plan),
-            cluster: Some(self.shown(&cluster)),
-            revision: self.shared.revision(),
+            cluster: Some(self.shared.viewer.shown(&cluster)),
+            revision: self.shared.records.revision(),
         })
     }
 
@@ -336,7 +336,7 @@ impl Api {
         let before = cluster.lock().desired().value.clone();
         self.record.generation(desired.value.generation);
         if before == desired.value {
-            return Ok(self.shared.revision());
+            return Ok(self.shared.records.revision());
         }
         let mut desired = desired;
         let author = || self.record.author().to_owned();
@@ -358,7 +358,7 @@ impl Api {
             Ok(revision) => revision,
             Err(error) => {
                 // The change may be durable all the same, or a concurrent one is: memory must show the stored state.
-                if let Err(error) = reconcile::refresh_desired(&self.shared, cluster).await {
+                if let Err(error) = self.shared.committer.reload_desired(cluster).await {
                     tracing::warn!(cluster = %cluster.name(), %error, "what is wanted could not be read again");
                 }
                 return Err(error);
@@ -376,19 +376,13 @@ impl Api {
             self.shared.probes.track_all(&mut inner);
         }
         // Readers and the next apply must not take the groups for such without templates until the next pass.
-        let suggestions =
-            inner.suggestions(&self.shared.platforms.handshakes(&inner.spec().groups));
+        let suggestions = self.shared.planner.suggestions(&inner);
         inner.follow_suggestions(suggestions);
-        self.shared.changed(cluster, &mut inner);
-        self.shared.wrote(revision);
+        self.shared.records.changed(cluster, &mut inner);
+        self.shared.records.wrote(revision);
         drop(inner);
         self.shared.queue.push(cluster.uid(), Urgency::Bulk);
         Ok(revision)
-    }
-
-    pub(super) fn shown(&self, cluster: &Cluster) -> pb::Cluster {
-        let visible = status::visible(&self.shared);
-        status::cluster(cluster, &cluster.lock(), &visible, true)
     }
 
     /// The next plan of a stored cluster.
@@ -399,10 +393,9 @@ impl Api {
     /// Like [`Self::preview`], with groups of former specs to explain the causes of an update.
     pub(super) fn preview_with(&self, cluster: &Cluster, former: &[Group]) -> pb::Plan {
         let inner = cluster.lock();
-        let now = self.shared.now();
-        let suggestions =
-            inner.suggestions(&self.shared.platforms.handshakes(&inner.spec().groups));
-        let plan = reconcile::plan(&self.shared, &inner, &suggestions, now, true);
+        let now = self.shared.clock.now();
+        let suggestions = self.shared.planner.suggestions(&inner);
+        let plan = self.shared.planner.plan(&inner, &suggestions, now, true);
         let mut shown = status::plan(
             &plan,
             inner.state(),
@@ -477,6 +470,13 @@ pub(super) fn no_group(cluster: &str, path: &str) -> Error {
     Error::not_found("group", path).with_metadata("cluster", cluster)
 }
 
+/// Removes the marks of nodes that are gone from the desired state.
+pub(super) fn living_marks(desired: &mut Desired, state: &State) {
+    let living = |id: &String| state.nodes.iter().any(|node| node.id(state.uid) == *id);
+    desired.marks.retain(living);
+    desired.scaled_away.retain(living);
+}
+
 /// The group at a path of a spec.
 pub(super) fn find_group<'a>(
     groups: &'a mut [pb::GroupSpec],
@@ -506,9 +506,4 @@ pub(super) fn find_node<'a>(
         .or_else(|| named().find(|node| node.removal.is_none()))
         .or_else(|| named().next_back())
         .ok_or_else(|| Error::not_found("node", format!("{}/{id}", cluster.name())))
-}
-
-/// The visible platforms, computed once for responses about many nodes.
-pub(super) fn seen(api: &Api) -> Visible {
-    status::visible(&api.shared)
 }

@@ -2,29 +2,13 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use drover_cluster::{Cluster, request::digest_not_stored, stored_spec};
+use drover_cluster::{Cluster, request::digest_not_stored};
 use drover_core::Result;
 use drover_proto::orchestrator::v1::{self as pb, bootstrap_source::Source};
-use drover_store::digest::{ClusterDigests, is_keyed};
+use drover_store::digest::is_keyed;
 
-use super::{Api, user_data::sources};
-
-/// A stored spec as it is shown. `None` if it cannot be decoded.
-pub(super) fn shown_spec(stored: &[u8], key: &ClusterDigests<'_>) -> Option<pb::ClusterSpec> {
-    stored_spec(stored).ok().map(|spec| shown(spec, key))
-}
-
-/// A decoded spec as it is shown.
-pub(super) fn shown(mut spec: pb::ClusterSpec, key: &ClusterDigests<'_>) -> pb::ClusterSpec {
-    for (_, source) in sources(&mut spec) {
-        if let Some(Source::Sha256(digest)) = &mut source.source
-            && !is_keyed(digest)
-        {
-            *digest = key.user_data(&digest.to_ascii_lowercase());
-        }
-    }
-    spec
-}
+use super::Api;
+use crate::status::sources;
 
 /// Whether a text has the form of a SHA-256.
 fn is_plain(text: &str) -> bool {

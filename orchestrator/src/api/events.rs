@@ -61,7 +61,7 @@ impl Api {
         &self,
         request: pb::ListEventsRequest,
     ) -> Result<pb::ListEventsResponse> {
-        self.shared.reach(request.min_revision).await?;
+        self.shared.records.reach(request.min_revision).await?;
         let log = self.log(&request.cluster, &request.cluster_uid)?;
         let mut page = Page::new(request.page_size)?;
         let mut after = request.after_sequence;
@@ -70,7 +70,7 @@ impl Api {
                 Error::new(Reason::PageTokenExpired, "the page token is none of ours")
             })?;
         }
-        let revision = self.shared.revision();
+        let revision = self.shared.records.revision();
         let (mut first, last) = bounds(&self.shared, log.uid).await?;
         // From the oldest retained event, whichever that is at the time of the read.
         let mut oldest = after == 0;
@@ -114,7 +114,7 @@ impl Api {
         &self,
         request: pb::WatchEventsRequest,
     ) -> Result<Answers<pb::WatchEventsResponse>> {
-        self.shared.reach(request.min_revision).await?;
+        self.shared.records.reach(request.min_revision).await?;
         let log = self.log(&request.cluster, &request.cluster_uid)?;
         let heartbeat = heartbeat(request.heartbeat_interval.as_ref())?;
         let (first, last) = bounds(&self.shared, log.uid).await?;
@@ -140,7 +140,7 @@ impl Api {
             ended: false,
             held: self.shared.limits.hold(self.record.payer(), STREAM_BYTES)?,
         };
-        let end = self.shared.not_to_be_believed();
+        let end = self.shared.readiness.ended();
         Ok(Box::pin(futures::StreamExt::take_until(
             stream::unfold(state, step),
             Box::pin(end),
@@ -174,7 +174,7 @@ async fn step(
             return None;
         }
         // Determined before the log is read, because later events may not have been sent.
-        let revision = state.api.shared.revision();
+        let revision = state.api.shared.records.revision();
         match tokio::time::timeout(state.heartbeat, state.watch.next(BATCH)).await {
             Err(_) => {
                 let mark = pb::WatchMark {
@@ -208,7 +208,7 @@ async fn step(
                 let since = shared
                     .tombstones
                     .deleted(state.log.uid)
-                    .unwrap_or_else(|| shared.now());
+                    .unwrap_or_else(|| shared.clock.now());
                 state.ready.push(Item::Closed(to_timestamp(since)));
             }
             Ok(Err(error)) if state.oldest && error.reason() == Reason::EventsTrimmed => {
@@ -242,8 +242,8 @@ fn started(heartbeat: Duration) -> pb::watch_events_response::Item {
 
 pub(super) fn mark(shared: &Shared) -> pb::WatchMark {
     pb::WatchMark {
-        send_time: Some(to_timestamp(shared.now())),
-        revision: shared.revision(),
+        send_time: Some(to_timestamp(shared.clock.now())),
+        revision: shared.records.revision(),
     }
 }
 

@@ -14,11 +14,10 @@ mod paging;
 mod places;
 mod platforms;
 mod probe_tls;
-pub(crate) mod refusal;
+mod refusal;
 mod rollout;
 mod secrets;
 mod service;
-pub(crate) mod status;
 mod storage;
 mod suggest;
 mod told;
@@ -30,11 +29,11 @@ use std::{sync::Arc, time::Duration};
 use drover_proto::orchestrator::v1::{
     cluster_service_server::ClusterServiceServer,
     platform_registry_service_server::PlatformRegistryServiceServer,
-    replica_service_server::ReplicaServiceServer, secret_service_server::SecretServiceServer,
+    secret_service_server::SecretServiceServer,
 };
 use drover_server::{CallRecord, Caller, MAX_MESSAGE_BYTES};
 
-use crate::{replica::Replicas, shared::Shared};
+use crate::shared::Shared;
 
 /// Poll interval while waiting for an imminent change.
 const SHORT_WAIT: Duration = Duration::from_millis(2);
@@ -49,27 +48,6 @@ pub(crate) struct Api {
     record: CallRecord,
 }
 
-/// A service of this process, over whatever keeps the clusters.
-pub(crate) type Local<S> = fn(&Arc<Shared>) -> S;
-
-pub(crate) fn routes(shared: &Arc<Shared>) -> tonic::service::Routes {
-    tonic::service::Routes::new(cluster_service(shared))
-        .add_service(platform_service(shared))
-        .add_service(secret_service(shared))
-        .add_service(replica_service(Replicas::alone(&shared.store)))
-}
-
-pub(crate) fn service(shared: &Arc<Shared>) -> drover_server::Service {
-    let gauges = shared.clone();
-    drover_server::Service::new("drover-orchestrator", crate::VERSION)
-        .add(cluster_service(shared))
-        .add(platform_service(shared))
-        .add(secret_service(shared))
-        .add(replica_service(Replicas::alone(&shared.store)))
-        .readiness(shared.readiness.subscribe())
-        .metrics(move |out| crate::gauges::collect(&gauges, out))
-}
-
 pub(crate) fn cluster_service(shared: &Arc<Shared>) -> ClusterServiceServer<Api> {
     ClusterServiceServer::new(Api::of_all(shared)).max_decoding_message_size(MAX_MESSAGE_BYTES)
 }
@@ -81,10 +59,6 @@ pub(crate) fn platform_service(shared: &Arc<Shared>) -> PlatformRegistryServiceS
 
 pub(crate) fn secret_service(shared: &Arc<Shared>) -> SecretServiceServer<Api> {
     SecretServiceServer::new(Api::of_all(shared)).max_decoding_message_size(MAX_MESSAGE_BYTES)
-}
-
-pub(crate) fn replica_service(list: Replicas) -> ReplicaServiceServer<Replicas> {
-    ReplicaServiceServer::new(list)
 }
 
 impl Api {

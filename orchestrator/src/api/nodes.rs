@@ -13,12 +13,11 @@ use tonic::Streaming;
 
 use super::{
     Api,
-    clusters::{find_node, seen},
+    clusters::find_node,
     paging::{self, Page},
-    status,
     watch::STREAM_BYTES,
 };
-use crate::{limits::Held, shared::Shared};
+use crate::{limits::Held, shared::Shared, status};
 
 /// Interval at which the access of a streaming caller is checked again.
 const LOOK: Duration = Duration::from_secs(1);
@@ -27,10 +26,10 @@ pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, tonic::Status>>
 
 impl Api {
     pub(super) async fn node(&self, request: pb::GetNodeRequest) -> Result<pb::GetNodeResponse> {
-        self.shared.reach(request.min_revision).await?;
+        self.shared.records.reach(request.min_revision).await?;
         let cluster = self.find(&request.cluster)?;
-        let visible = seen(self);
-        let revision = self.shared.revision();
+        let visible = self.shared.viewer.visible();
+        let revision = self.shared.records.revision();
         let inner = cluster.lock();
         let node = find_node(&cluster, &inner, &request.id)?;
         Ok(pb::GetNodeResponse {
@@ -43,12 +42,12 @@ impl Api {
         &self,
         request: pb::ListNodesRequest,
     ) -> Result<pb::ListNodesResponse> {
-        self.shared.reach(request.min_revision).await?;
+        self.shared.records.reach(request.min_revision).await?;
         let filter = Filter::new(self, request.cluster, request.group)?;
         let after = paging::start(&request.page_token)?;
         let mut page = Page::new(request.page_size)?;
-        let visible = seen(self);
-        let revision = self.shared.revision();
+        let visible = self.shared.viewer.visible();
+        let revision = self.shared.records.revision();
         let clusters = match &filter.found {
             Some(cluster) => vec![cluster.clone()],
             None => self.shared.clusters.by_name(),
@@ -230,7 +229,7 @@ impl Api {
         held: Held,
         stream: impl Stream<Item = Result<T>> + Send + 'static,
     ) -> Answers<T> {
-        let (stop, api) = (self.shared.stop.clone(), self.clone());
+        let (stop, api) = (self.shared.tasks.stop().clone(), self.clone());
         let stream = until(stream, async move {
             let mut look = tokio::time::interval(LOOK);
             loop {

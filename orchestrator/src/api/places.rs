@@ -97,7 +97,7 @@ impl Api {
         let before = cluster.map(|cluster| cluster.lock().spec().clone());
         let before = before.as_deref();
         let refusals = |platform: &str, class: Option<&str>, properties: &Object| {
-            let known = Properties::of(self.shared.platform(platform).as_ref());
+            let known = Properties::of(self.shared.platforms.get(platform).as_ref());
             let place = Place {
                 platform,
                 node_class: class,

@@ -13,7 +13,6 @@ use super::{
     Api,
     paging::{self, Page},
 };
-use crate::registry;
 
 /// Maximum time that a registration waits for a new platform to become visible.
 const ANSWER_WAIT: Duration = Duration::from_secs(3);
@@ -93,7 +92,7 @@ impl Api {
     /// A platform as the caller may see it. Callers who only see some clusters get what manifests need, namely what the
     /// platform offers and whether it responds, but not its address, its account, or how much others have on it.
     fn seen_of(&self, platform: &Platform) -> pb::Platform {
-        let mut shown = platform.to_proto(self.shared.now());
+        let mut shown = platform.to_proto(self.shared.clock.now());
         if self.caller.sees_all() {
             return shown;
         }
@@ -145,8 +144,8 @@ impl Api {
         self.caller.about("platform", &wanted.name);
         let spec = drover_platforms::registration::check(&wanted.name, wanted.spec.as_ref())?;
         // Held so that the secrets that validation finds still exist when the reference to them is stored.
-        let _secrets = self.shared.secrets_changing.read().await;
-        let stored = self.shared.platform(&wanted.name);
+        let _secrets = self.shared.secrets.refer().await;
+        let stored = self.shared.platforms.get(&wanted.name);
         let named = stored.map_or_else(Vec::new, |stored| {
             connect::secrets(&stored.platform.registration().spec)
         });
@@ -169,7 +168,7 @@ impl Api {
             }
             _ => Error::invalid("platform.spec.endpoint", error.message()),
         })?;
-        let known = self.shared.platform(&wanted.name);
+        let known = self.shared.platforms.get(&wanted.name);
         let before = known.as_ref().map(|known| known.platform.registration());
         let handshake = PlatformClient::new(channel).get_platform(ANSWER_WAIT).await;
         let mut warnings = Vec::new();
@@ -198,10 +197,10 @@ impl Api {
         }
         if request.validate_only {
             let (registration, outcome) = preview(before, spec, request.rebind_uid);
-            let now = self.shared.now();
+            let now = self.shared.clock.now();
             let platform =
                 Platform::new(wanted.name.as_str().into(), registration, now).to_proto(now);
-            let revision = self.shared.revision();
+            let revision = self.shared.records.revision();
             return Ok(pb::RegisterPlatformResponse {
                 platform: Some(platform),
                 outcome: outcome.into(),
@@ -209,18 +208,21 @@ impl Api {
                 revision,
             });
         }
-        let (outcome, registered) =
-            registry::register(&self.shared, &wanted.name, spec, request.rebind_uid).await?;
+        let (outcome, registered) = self
+            .shared
+            .registry
+            .register(&wanted.name, spec, request.rebind_uid)
+            .await?;
         if handshake.is_ok() {
             // The platform responds, so it becomes visible soon; waiting means that it is ready for the next apply.
             let end = Instant::now() + ANSWER_WAIT;
-            while !registered.platform.is_visible(self.shared.now()) && Instant::now() < end {
+            while !registered.platform.is_visible(self.shared.clock.now()) && Instant::now() < end {
                 tokio::time::sleep(LOOK).await;
             }
         }
-        let platform = registered.platform.to_proto(self.shared.now());
+        let platform = registered.platform.to_proto(self.shared.clock.now());
         self.record.generation(platform.generation);
-        let revision = self.shared.revision();
+        let revision = self.shared.records.revision();
         Ok(pb::RegisterPlatformResponse {
             platform: Some(platform),
             outcome: outcome.into(),
@@ -233,12 +235,12 @@ impl Api {
         &self,
         request: pb::GetPlatformRequest,
     ) -> Result<pb::GetPlatformResponse> {
-        self.shared.reach(request.min_revision).await?;
+        self.shared.records.reach(request.min_revision).await?;
         let registered = self.find_platform(&request.name)?;
         let platform = self.seen_of(&registered.platform);
         Ok(pb::GetPlatformResponse {
             platform: Some(platform),
-            revision: self.shared.revision(),
+            revision: self.shared.records.revision(),
         })
     }
 
@@ -246,10 +248,10 @@ impl Api {
         &self,
         request: pb::ListPlatformsRequest,
     ) -> Result<pb::ListPlatformsResponse> {
-        self.shared.reach(request.min_revision).await?;
+        self.shared.records.reach(request.min_revision).await?;
         let after = paging::start(&request.page_token)?;
         let mut page = Page::new(request.page_size)?;
-        let revision = self.shared.revision();
+        let revision = self.shared.records.revision();
         for (name, registered) in self.registered() {
             if after.as_deref().is_some_and(|after| *name <= *after)
                 || !self.caller.sees_platform(&name)
@@ -381,18 +383,19 @@ impl Api {
     ) -> Result<pb::ConfirmNodeLossResponse> {
         self.caller.about("platform", &request.platform);
         let registered = self.shared.platforms.require(&request.platform)?;
-        let now = self.shared.now();
+        let now = self.shared.clock.now();
         if registered.platform.vanished_count() != 0 || request.vanished_count != 0 {
             registered
                 .platform
                 .confirm_loss(request.vanished_count, now)?;
         }
         self.shared
-            .wake_users(&request.platform, drover_core::Urgency::Bulk);
+            .platforms
+            .changed(&request.platform, drover_core::Urgency::Bulk);
         let platform = registered.platform.to_proto(now);
         Ok(pb::ConfirmNodeLossResponse {
             platform: Some(platform),
-            revision: self.shared.revision(),
+            revision: self.shared.records.revision(),
         })
     }
 }

@@ -1,9 +1,10 @@
 //! Errors as they are returned to callers.
 
 use drover_convert::error::to_status;
-use drover_core::{Error, Reason, error::Violation};
-use drover_store::backend::CommitError;
+use drover_core::{Error, error::Violation};
 use tonic::Status;
+
+use crate::fenced::of_a_former_leader;
 
 /// Maximum length of a message. It is sent twice in the trailers, once with every space percent-encoded as three
 /// characters, and clients limit trailers to 16 KiB.
@@ -16,24 +17,6 @@ const MAX_TEXT: usize = 512;
 /// Converts an error to a status that is small enough for trailers.
 pub(super) fn refusal(error: Error) -> Status {
     to_status(&bounded(of_a_former_leader(error)))
-}
-
-/// Whoever was refused by the store because another process leads has written nothing: its caller is to ask that one.
-fn of_a_former_leader(error: Error) -> Error {
-    if error.reason() == Reason::Fenced && error.message() == CommitError::Fenced.to_string() {
-        return Error::new(Reason::NotLeader, "another replica leads by now");
-    }
-    error
-}
-
-/// The error of a change of which a part is stored: that another replica leads is no reason to make all of it again.
-pub(crate) fn of_a_part(error: Error) -> Error {
-    match of_a_former_leader(error) {
-        error if error.reason() == Reason::NotLeader => Error::unavailable(
-            "another replica leads by now, and a part of the change was made; look what is there",
-        ),
-        error => error,
-    }
 }
 
 fn bounded(error: Error) -> Error {
@@ -83,16 +66,10 @@ fn cut(text: &str, most: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use drover_core::Reason;
+    use drover_store::backend::CommitError;
 
-    #[test]
-    fn who_made_a_part_does_not_say_that_nothing_was_done() {
-        let reason = |error: Error| of_a_part(error).reason();
-        assert_eq!(reason(CommitError::Fenced.into()), Reason::Unavailable);
-        let leads = Error::new(Reason::NotLeader, "another one leads");
-        assert_eq!(reason(leads), Reason::Unavailable);
-        assert_eq!(reason(Error::new(Reason::NotFound, "x")), Reason::NotFound);
-    }
+    use super::*;
 
     #[test]
     fn a_caller_of_a_former_leader_is_sent_to_the_present_one() {

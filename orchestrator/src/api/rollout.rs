@@ -18,8 +18,8 @@ use drover_store::{Desired, RevisionRow, Versioned};
 use super::{
     Api,
     clusters::{expect, find_group, refuse_deleting},
-    digests::shown,
 };
+use crate::status::shown;
 
 /// Maximum number of retained revisions of a cluster, besides the current one.
 const MAX_REVISIONS: usize = 10;
@@ -31,7 +31,7 @@ impl Api {
         &self,
         request: pb::ListRevisionsRequest,
     ) -> Result<pb::ListRevisionsResponse> {
-        self.shared.reach(request.min_revision).await?;
+        self.shared.records.reach(request.min_revision).await?;
         let cluster = self.find(&request.cluster)?;
         let kept = self.kept(&cluster).await?;
         let digests = self.shared.digests.of_cluster(cluster.uid());
@@ -54,7 +54,7 @@ impl Api {
         revisions.reverse();
         Ok(pb::ListRevisionsResponse {
             revisions,
-            revision: self.shared.revision(),
+            revision: self.shared.records.revision(),
         })
     }
 
@@ -218,7 +218,7 @@ impl Api {
         .await;
         let plan = self.preview(&cluster);
         Ok(pb::RestartGroupResponse {
-            cluster: Some(self.shown(&cluster)),
+            cluster: Some(self.shared.viewer.shown(&cluster)),
             node_count,
             plan: Some(plan),
             revision,

@@ -20,7 +20,6 @@ use super::{
     Api,
     paging::{self, Page},
 };
-use crate::{registry, secrets};
 
 /// Maximum size of a secret in bytes, including the names of its keys.
 const MAX_SECRET: usize = 256 * 1024;
@@ -157,7 +156,7 @@ impl Api {
         check(&request)?;
         let store = &self.shared.store;
         store.keys()?;
-        let _changing = self.shared.secrets_changing.write().await;
+        let _changing = self.shared.secrets.change().await;
         let before = self.shared.vault.content(&name).await?;
         let present = before.as_ref().map_or(0, |(_, revision)| *revision);
         if let Some(expected) = request.expected_revision
@@ -174,7 +173,7 @@ impl Api {
         if let Some(old) = old {
             self.refuse_missing(&name, old, &keys).await?;
         }
-        let now = self.shared.now();
+        let now = self.shared.clock.now();
         let (outcome, content) = match old {
             None => (
                 pb::ApplyOutcome::Created,
@@ -204,9 +203,9 @@ impl Api {
             let value = content.encode_to_vec().into();
             let revision = store.put_secret(&name, value, Some(present)).await?;
             self.shared.hooks.reach(Point::AfterApply).await;
-            self.shared.wrote(revision);
+            self.shared.records.wrote(revision);
             let known = self.shared.vault.put(&name, &content, revision);
-            registry::secret_changed(&self.shared, &name).await;
+            self.shared.registry.secret_changed(&name).await;
             for cluster in self.shared.clusters.all() {
                 let addons = cluster.lock().spec().clone();
                 let mut named = addons.addons.iter().flat_map(|addon| &addon.secrets);
@@ -217,11 +216,11 @@ impl Api {
             (revision, known)
         } else {
             (
-                self.shared.revision(),
+                self.shared.records.revision(),
                 Arc::new(content.known(present, &self.shared.digests)),
             )
         };
-        let users = secrets::users(&self.shared, &name, None);
+        let users = self.shared.secrets.users(&name, None);
         Ok(pb::ApplySecretResponse {
             secret: Some(known.to_proto(&name, users)),
             outcome: outcome.into(),
@@ -242,7 +241,7 @@ impl Api {
         if wanted == Unspecified || wanted == named(old.purpose()) {
             return Ok(old.purpose);
         }
-        let users = secrets::users(&self.shared, &request.name, None);
+        let users = self.shared.secrets.users(&request.name, None);
         match users.first() {
             None => Ok(wanted.into()),
             Some(first) => {
@@ -267,10 +266,13 @@ impl Api {
             .iter()
             .filter(|old| new.iter().all(|new| new.name != old.name))
         {
-            let users = secrets::users(&self.shared, name, Some(&gone.name));
+            let users = self.shared.secrets.users(name, Some(&gone.name));
             let why = match users.first() {
                 Some(first) => Some(format!("is missing, and {first} names it")),
-                None => secrets::holders(&self.shared, name, Some(&gone.name))
+                None => self
+                    .shared
+                    .secrets
+                    .holders(name, Some(&gone.name))
                     .await?
                     .first()
                     .map(|first| format!("is missing, and nodes of {first} have it")),
@@ -291,11 +293,11 @@ impl Api {
         &self,
         request: pb::ListSecretsRequest,
     ) -> Result<pb::ListSecretsResponse> {
-        self.shared.reach(request.min_revision).await?;
+        self.shared.records.reach(request.min_revision).await?;
         let after = paging::start(&request.page_token)?;
         let mut page = Page::new(request.page_size)?;
-        let revision = self.shared.revision();
-        let mut users = secrets::all_users(&self.shared);
+        let revision = self.shared.records.revision();
+        let mut users = self.shared.secrets.all_users();
         for (name, known) in self.shared.vault.all() {
             let before = after.as_deref().is_some_and(|after| name.as_str() <= after);
             let other = request.name.as_ref().is_some_and(|wanted| *wanted != name);
@@ -323,11 +325,11 @@ impl Api {
         if name.is_empty() {
             return Err(Error::invalid("name", "is empty"));
         }
-        let _changing = self.shared.secrets_changing.write().await;
-        let mut users = secrets::users(&self.shared, name, None);
+        let _changing = self.shared.secrets.change().await;
+        let mut users = self.shared.secrets.users(name, None);
         let mut what = "is named by";
         if users.is_empty() {
-            users = secrets::holders(&self.shared, name, None).await?;
+            users = self.shared.secrets.holders(name, None).await?;
             what = "is in nodes of";
         }
         if let Some(first) = users.first() {
@@ -343,10 +345,10 @@ impl Api {
         }
         let revision = match self.shared.store.delete_secret(name, None).await {
             Ok(revision) => {
-                self.shared.wrote(revision);
+                self.shared.records.wrote(revision);
                 revision
             }
-            Err(error) if error.reason() == Reason::NotFound => self.shared.revision(),
+            Err(error) if error.reason() == Reason::NotFound => self.shared.records.revision(),
             Err(error) => return Err(error),
         };
         self.shared.vault.remove(name);

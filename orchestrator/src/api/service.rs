@@ -141,19 +141,14 @@ impl Api {
         change: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         // Boxed, because some of these futures are large, and every wrapper would move them.
-        let change = self
-            .shared
-            .kill
-            .clone()
-            .run_until_cancelled_owned(Box::pin(change));
+        let change = Box::pin(change);
         let change = drover_telemetry::context::scope(drover_telemetry::current(), change);
-        match self.shared.tasks.spawn(change.in_current_span()).await {
-            Ok(Some(answer)) => answer,
-            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            Ok(None) | Err(_) => Err(Error::unavailable(
+        let done = self.shared.tasks.complete(change.in_current_span());
+        done.await.unwrap_or_else(|| {
+            Err(Error::unavailable(
                 "the orchestrator stops; ask again what became of the change",
-            )),
-        }
+            ))
+        })
     }
 
     async fn unregister(
@@ -161,7 +156,7 @@ impl Api {
         request: pb::UnregisterPlatformRequest,
     ) -> Result<pb::UnregisterPlatformResponse> {
         self.caller.about("platform", &request.name);
-        let revision = crate::registry::unregister(&self.shared, &request.name).await?;
+        let revision = self.shared.registry.unregister(&request.name).await?;
         Ok(pb::UnregisterPlatformResponse { revision })
     }
 

@@ -166,7 +166,7 @@ impl Api {
     pub(super) async fn warn_of_kept(&self, name: &str, platforms: &[Sym]) -> Vec<String> {
         let mut warnings = Vec::new();
         for platform in platforms {
-            let Some(registered) = self.shared.platform(platform) else {
+            let Some(registered) = self.shared.platforms.get(platform) else {
                 continue;
             };
             if !registered.platform.has(wire::Capability::RetainStorage) {

@@ -6,10 +6,9 @@ use drover_cluster::{Cluster, events::sign};
 use drover_core::Reason;
 use drover_planner::Plan;
 use drover_proto::orchestrator::v1 as pb;
-use drover_store::{Lane, NewEvent};
+use drover_store::NewEvent;
 
 use super::Api;
-use crate::step;
 
 /// Maximum number of retries after a conflict with a reconcile pass.
 const MAX_TURNS: usize = 16;
@@ -27,7 +26,7 @@ impl Api {
         if self.record.author().is_empty() {
             return;
         }
-        let now = self.shared.now();
+        let now = self.shared.clock.now();
         let mut event = NewEvent {
             time_ms: i64::try_from(now).unwrap_or(i64::MAX),
             severity: pb::EventSeverity::Info.into(),
@@ -42,13 +41,13 @@ impl Api {
             let mut step = cluster.lock().encode_step(&[], &[], now);
             (step.uid, step.expect_desired) = (cluster.uid(), None);
             step.events = vec![event.clone()];
-            let shard = self.shared.shards.of(cluster.uid());
-            match self.shared.store.step(shard, step, Lane::Bulk).await {
-                Ok(done) => {
-                    let plan = Plan::default();
-                    step::take_over(&self.shared, cluster, &plan, Vec::new(), done, now);
-                    return;
-                }
+            let plan = Plan::default();
+            let committer = &self.shared.committer;
+            match committer
+                .commit(cluster, step, &plan, Vec::new(), now)
+                .await
+            {
+                Ok(()) => return,
                 Err(error) if error.reason() == Reason::Conflict => {
                     tokio::time::sleep(super::SHORT_WAIT).await;
                 }

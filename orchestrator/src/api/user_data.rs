@@ -29,6 +29,7 @@ use drover_store::{MAX_USER_DATA, UserData};
 use uuid::Uuid;
 
 use super::{Api, addon_secrets, check::Checked, probe_tls};
+use crate::status::sources;
 
 /// Reported to callers who may not change a cluster and include user data in a plan request for it.
 const COUNTS_AS_CHANGED: &str = "the user data of the document counts as changed: whether it is \
@@ -148,28 +149,6 @@ impl Known {
             drop: Vec::new(),
         }
     }
-}
-
-/// All user data sources in a spec, with their paths.
-pub(super) fn sources(spec: &mut pb::ClusterSpec) -> Vec<(String, &mut pb::BootstrapSource)> {
-    let mut found = Vec::new();
-    if let Some(source) = &mut spec.bootstrap {
-        found.push(("spec.bootstrap".to_owned(), source));
-    }
-    let named = |at: &str, groups| {
-        let groups: &mut Vec<pb::GroupSpec> = groups;
-        let groups = groups.iter_mut().enumerate();
-        let groups = groups.map(|(index, group)| (format!("{at}.groups[{index}]"), group));
-        groups.collect::<Vec<_>>()
-    };
-    let mut open = named("spec", &mut spec.groups);
-    while let Some((at, group)) = open.pop() {
-        if let Some(source) = &mut group.bootstrap {
-            found.push((format!("{at}.bootstrap"), source));
-        }
-        open.extend(named(&at, &mut group.groups));
-    }
-    found
 }
 
 /// The digests that a spec refers to, with their paths.
@@ -405,7 +384,7 @@ impl Api {
             let size = known.of(bootstrap).map_or(0, Bytes::len);
             let field = super::check::Origin::of(&checked.spec, &group.field).bootstrap();
             for choice in &group.choices {
-                let registered = self.shared.platform(&choice.platform);
+                let registered = self.shared.platforms.get(&choice.platform);
                 let Some(handshake) = registered.and_then(|r| r.platform.handshake()) else {
                     continue;
                 };

@@ -20,9 +20,12 @@ use super::{
     clusters::{Selector, is_full},
     events::{heartbeat, mark},
     nodes::{Answers, Filter},
+};
+use crate::{
+    changes::Follower,
+    limits::Held,
     status::{self, Visible},
 };
-use crate::{changes::Follower, limits::Held};
 
 /// Maximum number of objects in a message.
 const BATCH: usize = 256;
@@ -98,7 +101,7 @@ type Cursor = Option<Arc<str>>;
 fn open<S: Subject>(api: &Api, subject: S, interval: Duration) -> Result<Answers<S::Answer>> {
     let held = api.shared.limits.hold(api.record.payer(), STREAM_BYTES)?;
     // Before the snapshot, so that no change in between is missed.
-    let follower = api.shared.changes.follow();
+    let follower = api.shared.records.follow();
     let mark = mark(&api.shared);
     let watch = Watch {
         api: api.clone(),
@@ -115,7 +118,7 @@ fn open<S: Subject>(api: &Api, subject: S, interval: Duration) -> Result<Answers
         subject,
         ended: false,
     };
-    let end = api.shared.not_to_be_believed();
+    let end = api.shared.readiness.ended();
     Ok(Box::pin(futures::StreamExt::take_until(
         stream::unfold(watch, step),
         Box::pin(end),
@@ -219,7 +222,7 @@ impl<S: Subject> Watch<S> {
     /// Looks at the next clusters, those of the snapshot first, until there is a batch. Returns `false` if none are
     /// left, and `Overloaded` if the caller holds too much memory.
     fn look_on(&mut self) -> Result<bool> {
-        let visible = status::visible(&self.api.shared);
+        let visible = self.api.shared.viewer.visible();
         self.note_sight(&visible);
         let shared = &self.api.shared;
         if self.looking.is_empty() {
@@ -513,7 +516,7 @@ impl Api {
         &self,
         request: pb::WatchClustersRequest,
     ) -> Result<Answers<pb::WatchClustersResponse>> {
-        self.shared.reach(request.min_revision).await?;
+        self.shared.records.reach(request.min_revision).await?;
         let subject = Clusters {
             name: request.name,
             selector: Selector::new(request.selector)?,
@@ -533,7 +536,7 @@ impl Api {
         &self,
         request: pb::WatchNodesRequest,
     ) -> Result<Answers<pb::WatchNodesResponse>> {
-        self.shared.reach(request.min_revision).await?;
+        self.shared.records.reach(request.min_revision).await?;
         let subject = Nodes {
             filter: Filter::new(self, request.cluster, request.group)?,
             sent: HashMap::new(),

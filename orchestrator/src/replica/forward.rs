@@ -16,7 +16,7 @@ use tonic::{Code, Status, body::Body, server::NamedService};
 use tower::ServiceExt;
 
 use super::routing::{Leader, Remote, Routing};
-use crate::api::Local;
+use crate::Services;
 
 /// How long a call waits for a replica that leads: longer than it takes to replace one that was killed.
 const HOLD: Duration = Duration::from_secs(5);
@@ -25,6 +25,9 @@ const AGAIN: Duration = Duration::from_millis(50);
 /// Size of the gRPC message header.
 const GRPC_HEADER: usize = 5;
 const TIMEOUT: &str = "grpc-timeout";
+
+/// A service of this process, for while it leads.
+type Local<S> = fn(&Services) -> S;
 
 /// A service that is answered by whichever replica leads.
 pub(super) struct Routed<S> {
@@ -73,9 +76,9 @@ where
         // What is one message can be answered by another replica, if this one loses the lead meanwhile.
         let arrival = request.extensions().get::<Arrival>();
         if arrival.is_none_or(|arrival| !arrival.one_message)
-            && let Some(shared) = self.routing.present()
+            && let Some(services) = self.routing.present()
         {
-            return Box::pin((self.local)(&shared).oneshot(request));
+            return Box::pin((self.local)(&services).oneshot(request));
         }
         let this = self.clone();
         Box::pin(async move {
@@ -95,8 +98,8 @@ where
             let answerer = self.routing.answerer(call.until, &call.stop);
             let leader = answerer.await.map_err(|error| to_status(&error))?;
             let answer = match &leader {
-                Leader::This(shared) => {
-                    let answer = (self.local)(shared).oneshot(call.own_request()?).await;
+                Leader::This(services) => {
+                    let answer = (self.local)(services).oneshot(call.own_request()?).await;
                     let answer = answer.unwrap_or_else(|never| match never {});
                     not_leading(answer.headers()).map_or(Ok(answer), Err)
                 }

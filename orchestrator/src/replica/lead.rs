@@ -3,12 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use drover_server::Readiness;
+use drover_store::Store;
 use tokio::time::sleep;
 
 use super::Routing;
 use crate::{
-    Orchestrator,
-    shared::Shared,
+    Orchestrator, Services,
+    readiness::ReadinessReporter,
     space::{self, Room},
     watchdog,
 };
@@ -23,45 +24,37 @@ const KEPT: usize = 5;
 impl Orchestrator {
     /// Answers calls, ends with the lease, says whether the store is in touch and has room, and discards what was replaced in it.
     pub(super) fn keep_the_lead(&self, room: Room, routing: &Routing) {
-        let shared = &self.shared;
-        routing.leads(shared);
-        watchdog::start(shared);
-        let (lost, stop) = (shared.store.lost(), shared.stop.clone());
-        self.while_it_leads(async move {
+        routing.leads(&self.services);
+        watchdog::start(&self.tasks, &self.store, self.queue.clone());
+        let (lost, stop) = (self.store.lost(), self.tasks.stop().clone());
+        self.tasks.spawn_until_stop(async move {
             lost.cancelled().await;
             stop.cancel();
         });
-        self.while_it_leads(space::run(shared.clone(), room));
-        self.while_it_leads(touch(shared.clone(), routing.clone()));
-        self.while_it_leads(compact(shared.clone()));
-    }
-
-    fn while_it_leads(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let stop = self.shared.stop.clone();
-        self.shared.spawn(async move {
-            stop.run_until_cancelled(task).await;
-        });
+        let tasks = &self.tasks;
+        tasks.spawn_until_stop(space::run(self.space.clone(), room));
+        tasks.spawn_until_stop(touch(
+            self.services.clone(),
+            self.readiness.clone(),
+            routing.clone(),
+        ));
+        tasks.spawn_until_stop(compact(self.store.clone()));
     }
 }
 
-async fn touch(shared: Arc<Shared>, routing: Routing) {
+async fn touch(services: Arc<Services>, readiness: ReadinessReporter, routing: Routing) {
     loop {
-        let now = match shared.store.in_touch() {
+        let now = match services.store.in_touch() {
             Ok(()) => Readiness::Ready,
             Err(error) => Readiness::NotReady(error.message().to_owned()),
         };
-        shared.readiness.send_if_modified(|known| {
-            let changed = *known != now;
-            known.clone_from(&now);
-            changed
-        });
-        routing.touched(&shared, now);
+        readiness.report(&now);
+        routing.touched(&services, now);
         sleep(TOUCH).await;
     }
 }
 
-async fn compact(shared: Arc<Shared>) {
-    let store = &shared.store;
+async fn compact(store: Arc<Store>) {
     let mut seen = std::collections::VecDeque::new();
     loop {
         sleep(COMPACT).await;

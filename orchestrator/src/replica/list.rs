@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use drover_convert::error::to_status;
 use drover_core::Result;
-use drover_proto::orchestrator::v1::{self as pb, replica_service_server::ReplicaService};
+use drover_proto::orchestrator::v1::{
+    self as pb,
+    replica_service_server::{ReplicaService, ReplicaServiceServer},
+};
 use drover_store::{ReplicaRow, Store};
 use tonic::{Request, Response, Status};
 
@@ -21,17 +24,17 @@ enum Source {
 #[derive(Clone, Debug)]
 pub(crate) struct Replicas(Source);
 
+/// The service of a replica that is alone.
+pub(crate) fn alone(store: &Arc<Store>) -> ReplicaServiceServer<Replicas> {
+    ReplicaServiceServer::new(Replicas(Source::Store(store.clone())))
+}
+
+/// The service of one of several.
+pub(super) fn of(routing: &Routing) -> ReplicaServiceServer<Replicas> {
+    ReplicaServiceServer::new(Replicas(Source::Turn(routing.clone())))
+}
+
 impl Replicas {
-    /// Of a replica that is alone.
-    pub(crate) fn alone(store: &Arc<Store>) -> Self {
-        Self(Source::Store(store.clone()))
-    }
-
-    /// Of one of several.
-    pub(super) fn of(routing: &Routing) -> Self {
-        Self(Source::Turn(routing.clone()))
-    }
-
     async fn list(&self) -> Result<pb::ListReplicasResponse> {
         let store = match &self.0 {
             Source::Store(store) => store.clone(),

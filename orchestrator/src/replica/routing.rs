@@ -23,8 +23,8 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::{forward::Routed, list::Replicas};
-use crate::{Settings, VERSION, api, gauges, shared::Shared};
+use super::{forward::Routed, list};
+use crate::{Services, Settings, VERSION, gauges};
 
 /// Keep-alive of connections between replicas: a leader whose machine is lost is given up as fast as its lease ends.
 const PING: Duration = Duration::from_secs(1);
@@ -82,7 +82,7 @@ impl Remote {
 pub(super) enum Leader {
     Unknown,
     Another(Arc<Remote>),
-    This(Arc<Shared>),
+    This(Arc<Services>),
 }
 
 /// Where the calls that arrive at a replica go. It outlives the turns in which the replica leads or stands by, so that
@@ -138,14 +138,14 @@ impl Routing {
     pub fn service(&self) -> Service {
         let this = self.clone();
         Service::new("drover-orchestrator", VERSION)
-            .add(Routed::new(self, api::cluster_service))
-            .add(Routed::new(self, api::platform_service))
-            .add(Routed::new(self, api::secret_service))
-            .add(api::replica_service(Replicas::of(self)))
+            .add(Routed::new(self, |here| here.clusters.clone()))
+            .add(Routed::new(self, |here| here.platforms.clone()))
+            .add(Routed::new(self, |here| here.secrets.clone()))
+            .add(list::of(self))
             .replicas(Arc::new(self.clone()))
             .readiness(self.0.readiness.subscribe())
             .metrics(move |out| match this.leader() {
-                Leader::This(shared) => gauges::collect(&shared, out),
+                Leader::This(services) => services.gauges.write(out),
                 Leader::Unknown | Leader::Another(_) => gauges::leads(out, false),
             })
     }
@@ -197,8 +197,8 @@ impl Routing {
     }
 
     /// This replica leads.
-    pub(super) fn leads(&self, shared: &Arc<Shared>) {
-        self.set(Leader::This(shared.clone()));
+    pub(super) fn leads(&self, services: &Arc<Services>) {
+        self.set(Leader::This(services.clone()));
     }
 
     fn set(&self, leader: Leader) {
@@ -223,9 +223,9 @@ impl Routing {
     }
 
     /// Whether this replica is in touch with the store, as long as it leads.
-    pub(super) fn touched(&self, shared: &Arc<Shared>, now: Readiness) {
+    pub(super) fn touched(&self, services: &Arc<Services>, now: Readiness) {
         let leader = self.0.leader.borrow();
-        if matches!(&*leader, Leader::This(leads) if Arc::ptr_eq(leads, shared)) {
+        if matches!(&*leader, Leader::This(leads) if Arc::ptr_eq(leads, services)) {
             self.ready(now);
         }
     }
@@ -287,9 +287,9 @@ impl Routing {
     }
 
     /// This replica's part that answers calls, if it leads and is in touch with the store.
-    pub(super) fn present(&self) -> Option<Arc<Shared>> {
+    pub(super) fn present(&self) -> Option<Arc<Services>> {
         match &*self.0.leader.borrow() {
-            Leader::This(shared) if shared.store.in_touch().is_ok() => Some(shared.clone()),
+            Leader::This(services) if services.store.in_touch().is_ok() => Some(services.clone()),
             Leader::Unknown | Leader::Another(_) | Leader::This(_) => None,
         }
     }
@@ -304,7 +304,7 @@ impl Routing {
         loop {
             let now = leader.borrow_and_update().clone();
             match &now {
-                Leader::This(shared) if shared.store.in_touch().is_err() => {}
+                Leader::This(services) if services.store.in_touch().is_err() => {}
                 Leader::This(_) | Leader::Another(_) => return Ok(now),
                 Leader::Unknown => {}
             }

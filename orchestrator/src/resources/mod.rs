@@ -1,6 +1,5 @@
-//! Infrastructure and addons: validated on apply, shown, and swept where clusters no longer exist.
+//! Infrastructure and addons: shown, and swept where clusters no longer exist.
 
-pub(crate) mod check;
 pub(crate) mod show;
 pub(crate) mod sweep;
 

@@ -11,12 +11,13 @@ use drover_client::PlatformClient;
 use drover_cluster::{Clusters, Source};
 use drover_core::{Millis, Reason, Result, Sym, Urgency, resource::ResourceKey};
 use drover_executor::{Envelope, Executor, Kind};
-use drover_platforms::Registered;
+use drover_platforms::{Platforms, Registered};
 use drover_proto::platform::v1 as wire;
+use drover_store::{Clock, Store};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use crate::{shared::Shared, tombstones::Tombstones};
+use crate::{queue::Queue, records::Records, tombstones::Tombstones};
 
 /// Interval between complete reads of the platforms' resources.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -89,29 +90,36 @@ impl Leaks {
     }
 }
 
-/// Reads all platforms periodically, until the orchestrator stops.
-pub(crate) async fn run(shared: Arc<Shared>) {
-    let mut turn = tokio::time::interval(INTERVAL);
-    turn.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut looked: BTreeMap<Sym, Millis> = BTreeMap::new();
-    loop {
-        tokio::select! {
-            () = shared.stop.cancelled() => return,
-            _ = turn.tick() => {}
-        }
-        let platforms: Vec<Arc<Registered>> = shared.platforms.read().values().cloned().collect();
-        for registered in platforms {
-            let name = &registered.platform.name;
-            let now = shared.now();
-            if let Some(last) = looked.get(name)
-                && !shared.leaks.is_worth(name, *last, now)
-            {
-                continue;
-            }
-            let look = look(&shared, &registered);
-            tokio::select! {
-                () = shared.stop.cancelled() => return,
-                outcome = look => match outcome {
+/// Looks for leaks on all platforms.
+pub(crate) struct Sweep {
+    pub(crate) records: Arc<Records>,
+    pub(crate) queue: Queue,
+    pub(crate) tombstones: Arc<Tombstones>,
+    pub(crate) leaks: Arc<Leaks>,
+    pub(crate) platforms: Arc<Platforms>,
+    pub(crate) executor: Arc<Executor>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) clock: Arc<Clock>,
+}
+
+impl Sweep {
+    /// Reads all platforms periodically, until it is dropped.
+    pub(crate) async fn run(self) {
+        let mut turn = tokio::time::interval(INTERVAL);
+        turn.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut looked: BTreeMap<Sym, Millis> = BTreeMap::new();
+        loop {
+            turn.tick().await;
+            let platforms: Vec<Arc<Registered>> = self.platforms.read().values().cloned().collect();
+            for registered in platforms {
+                let name = &registered.platform.name;
+                let now = self.clock.now();
+                if let Some(last) = looked.get(name)
+                    && !self.leaks.is_worth(name, *last, now)
+                {
+                    continue;
+                }
+                match self.look(&registered).await {
                     Ok(true) => {
                         looked.insert(name.clone(), now);
                     }
@@ -123,81 +131,85 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             }
         }
     }
-}
 
-/// Returns whether the platform was read.
-async fn look(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<bool> {
-    let platform = &registered.platform;
-    let now = shared.now();
-    let makes = [wire::Capability::Infrastructure, wire::Capability::Addons];
-    let [infrastructure, addons] = makes.map(|capability| platform.has(capability));
-    if !(infrastructure || addons) || !platform.is_visible(now) || !platform.view(now).callable {
-        return Ok(false);
-    }
-    let mut sorted = Sorted::default();
-    let mut unread = None;
-    let uid = platform.identity().0;
-    let mut take = |addons: bool, listed: Result<Vec<Owned>>| match listed {
-        Ok(owned) => {
-            let source = Source {
-                platform: &platform.name,
-                uid: &uid,
-            };
-            tell_owners(shared, source, addons, &owned);
-            sorted.take(
-                (&shared.clusters, &shared.tombstones),
-                &platform.name,
-                owned,
+    /// Returns whether the platform was read.
+    async fn look(&self, registered: &Arc<Registered>) -> Result<bool> {
+        let platform = &registered.platform;
+        let now = self.clock.now();
+        let makes = [wire::Capability::Infrastructure, wire::Capability::Addons];
+        let [infrastructure, addons] = makes.map(|capability| platform.has(capability));
+        if !(infrastructure || addons) || !platform.is_visible(now) || !platform.view(now).callable
+        {
+            return Ok(false);
+        }
+        let mut sorted = Sorted::default();
+        let mut unread = None;
+        let uid = platform.identity().0;
+        let mut take = |addons: bool, listed: Result<Vec<Owned>>| match listed {
+            Ok(owned) => {
+                let source = Source {
+                    platform: &platform.name,
+                    uid: &uid,
+                };
+                self.tell_owners(source, addons, &owned);
+                sorted.take(
+                    (self.records.clusters(), &self.tombstones),
+                    &platform.name,
+                    owned,
+                );
+            }
+            // What is left of the other kind is released all the same.
+            Err(error) => unread = Some(error),
+        };
+        if infrastructure {
+            take(
+                false,
+                list_infrastructure(&self.executor, registered, &uid).await,
             );
         }
-        // What is left of the other kind is released all the same.
-        Err(error) => unread = Some(error),
-    };
-    if infrastructure {
-        take(
-            false,
-            list_infrastructure(&shared.executor, registered, &uid).await,
-        );
-    }
-    if addons {
-        take(true, list_addons(&shared.executor, registered, &uid).await);
-    }
-    if unread.is_none() && platform.set_foreign_resources(sorted.foreign) && sorted.foreign > 0 {
-        tracing::warn!(platform = %platform.name, resources = sorted.foreign, "infrastructure or addons of others are there; left alone");
-    }
-    let due = (shared.leaks).seen(&platform.name, &sorted.left, shared.now());
-    if shared.store.restored_hold() {
-        return unread.map_or(Ok(true), Err);
-    }
-    for left in due {
-        release(&shared.executor, &shared.tombstones, registered, left).await?;
-    }
-    unread.map_or(Ok(true), Err)
-}
-
-/// Tells clusters what a platform has of theirs: what has no record is for them to judge.
-fn tell_owners(shared: &Shared, source: Source<'_>, addons: bool, owned: &[Owned]) {
-    let mut by_owner: BTreeMap<Uuid, BTreeMap<ResourceKey, Option<u64>>> = BTreeMap::new();
-    for one in owned {
-        let Some(owner) = one.owner else { continue };
-        let (platform, uid) = (source.platform.clone(), source.uid);
-        let key = match &one.addon {
-            None => ResourceKey::infrastructure(platform, uid),
-            Some(name) => ResourceKey::addon(name.as_str(), platform, uid),
-        };
-        by_owner.entry(owner).or_default().insert(key, one.sequence);
-    }
-    for cluster in shared.clusters.all() {
-        let listed = by_owner.remove(&cluster.uid()).unwrap_or_default();
-        let mut state = cluster.lock();
-        if state.is_finished() || !state.resources_listed(source, addons, &listed, shared.now()) {
-            continue;
+        if addons {
+            take(true, list_addons(&self.executor, registered, &uid).await);
         }
-        // It is looked at again before its hour is over.
-        shared.leaks.used(source.platform);
-        shared.changed(&cluster, &mut state);
-        drop(state);
-        shared.queue.push(cluster.uid(), Urgency::Bulk);
+        if unread.is_none() && platform.set_foreign_resources(sorted.foreign) && sorted.foreign > 0
+        {
+            tracing::warn!(platform = %platform.name, resources = sorted.foreign, "infrastructure or addons of others are there; left alone");
+        }
+        let due = (self.leaks).seen(&platform.name, &sorted.left, self.clock.now());
+        if self.store.restored_hold() {
+            return unread.map_or(Ok(true), Err);
+        }
+        for left in due {
+            release(&self.executor, &self.tombstones, registered, left).await?;
+        }
+        unread.map_or(Ok(true), Err)
+    }
+
+    /// Tells clusters what a platform has of theirs: what has no record is for them to judge.
+    fn tell_owners(&self, source: Source<'_>, addons: bool, owned: &[Owned]) {
+        let mut by_owner: BTreeMap<Uuid, BTreeMap<ResourceKey, Option<u64>>> = BTreeMap::new();
+        for one in owned {
+            let Some(owner) = one.owner else { continue };
+            let (platform, uid) = (source.platform.clone(), source.uid);
+            let key = match &one.addon {
+                None => ResourceKey::infrastructure(platform, uid),
+                Some(name) => ResourceKey::addon(name.as_str(), platform, uid),
+            };
+            by_owner.entry(owner).or_default().insert(key, one.sequence);
+        }
+        for cluster in self.records.clusters().all() {
+            let listed = by_owner.remove(&cluster.uid()).unwrap_or_default();
+            let mut state = cluster.lock();
+            if state.is_finished()
+                || !state.resources_listed(source, addons, &listed, self.clock.now())
+            {
+                continue;
+            }
+            // It is looked at again before its hour is over.
+            self.leaks.used(source.platform);
+            self.records.changed(&cluster, &mut state);
+            drop(state);
+            self.queue.push(cluster.uid(), Urgency::Bulk);
+        }
     }
 }
 

@@ -66,7 +66,7 @@ impl Api {
     /// Refuses more nodes than a group had if one of its platforms cannot provide for them.
     pub(in crate::api) fn check_counts(&self, group: &Group, software: &str) -> Result<()> {
         for choice in &group.choices {
-            let registered = self.shared.platform(&choice.platform);
+            let registered = self.shared.platforms.get(&choice.platform);
             let Some(handshake) = registered.and_then(|it| it.platform.handshake()) else {
                 continue;
             };

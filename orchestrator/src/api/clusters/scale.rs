@@ -12,10 +12,9 @@ use drover_store::{Desired, Versioned};
 use prost::Message;
 
 use super::{
-    super::Api, expect, find_group, find_node, lowers, no_group, protected, refuse_deleting,
+    super::Api, expect, find_group, find_node, living_marks, lowers, no_group, protected,
+    refuse_deleting,
 };
-use crate::reconcile;
-
 impl Api {
     pub(in crate::api) async fn scale(
         &self,
@@ -28,7 +27,7 @@ impl Api {
         let planned = self.supposed(&cluster, desired.clone(), Some(spec.clone()), &[]);
         let revision = self.store(&cluster, desired, Some(spec)).await?;
         Ok(pb::ScaleGroupResponse {
-            cluster: Some(self.shown(&cluster)),
+            cluster: Some(self.shared.viewer.shown(&cluster)),
             plan: planned.plan,
             revision,
         })
@@ -112,7 +111,8 @@ impl Api {
             if size != before || standby != standby_before {
                 desired.value.spec = spec.encode_to_vec().into();
                 desired.value.generation += 1;
-                desired.value.apply_time_ms = i64::try_from(self.shared.now()).unwrap_or(i64::MAX);
+                desired.value.apply_time_ms =
+                    i64::try_from(self.shared.clock.now()).unwrap_or(i64::MAX);
             }
             (desired, resolved)
         };
@@ -128,7 +128,7 @@ fn mark_removed(
     (before, standby_before): (u32, u32),
     desired: &mut Desired,
 ) -> Result<(u32, u32)> {
-    reconcile::living_marks(desired, inner.state());
+    living_marks(desired, inner.state());
     let mut ids = std::collections::BTreeSet::new();
     let mut standing_by = 0;
     for (index, name) in request.remove_nodes.iter().enumerate() {

@@ -15,16 +15,16 @@ use drover_core::{
     spec::{Group, UpdateStrategy},
 };
 use drover_planner::{ConditionKind, State};
+use drover_platforms::Platforms;
 use drover_proto::{common::v1 as common, orchestrator::v1 as pb};
-use drover_store::DigestKey;
-
-use super::digests::shown_spec;
-use crate::shared::Shared;
+use drover_store::{Clock, DigestKey};
 
 mod outlook;
 mod plan;
+mod spec;
 
 pub(crate) use plan::plan;
+pub(crate) use spec::{shown, shown_spec, sources};
 
 /// Visibility of platforms at the time of a response.
 #[derive(Debug)]
@@ -40,29 +40,45 @@ pub(crate) struct Visible {
 /// Maximum number of unready nodes named per group.
 const MAX_NAMED: usize = 5;
 
-pub(crate) fn visible(shared: &Shared) -> Visible {
-    let now = shared.now();
-    let platforms = shared.platforms.read();
-    let (mut uids, mut troubles) = (BTreeMap::new(), BTreeMap::new());
-    for (name, registered) in platforms.iter() {
-        let platform = &registered.platform;
-        if platform.is_visible(now) {
-            uids.insert(name.clone(), platform.registration().uid);
-        } else {
-            troubles.insert(name.clone(), platform.view(now).trouble);
+/// Shows clusters as they are now.
+#[derive(Clone)]
+pub(crate) struct Viewer {
+    pub(crate) platforms: Arc<Platforms>,
+    pub(crate) digests: Arc<DigestKey>,
+    pub(crate) clock: Arc<Clock>,
+}
+
+impl Viewer {
+    pub(crate) fn visible(&self) -> Visible {
+        let now = self.clock.now();
+        let platforms = self.platforms.read();
+        let (mut uids, mut troubles) = (BTreeMap::new(), BTreeMap::new());
+        for (name, registered) in platforms.iter() {
+            let platform = &registered.platform;
+            if platform.is_visible(now) {
+                uids.insert(name.clone(), platform.registration().uid);
+            } else {
+                troubles.insert(name.clone(), platform.view(now).trouble);
+            }
+        }
+        Visible {
+            now,
+            digests: self.digests.clone(),
+            uids,
+            troubles,
         }
     }
-    Visible {
-        now,
-        digests: shared.digests.clone(),
-        uids,
-        troubles,
+
+    /// A cluster with its spec.
+    pub(crate) fn shown(&self, of: &Cluster) -> pb::Cluster {
+        let visible = self.visible();
+        cluster(of, &of.lock(), &visible, true)
     }
 }
 
 impl Visible {
     /// Backend uid of each visible platform.
-    pub(super) fn backends(&self) -> &BTreeMap<Sym, String> {
+    pub(crate) fn backends(&self) -> &BTreeMap<Sym, String> {
         &self.uids
     }
 
@@ -82,7 +98,7 @@ fn outdated(inner: &ClusterState, node: &Node) -> bool {
     group.is_none_or(|group| !template::is_current(inner.state(), group, node))
 }
 
-pub(super) fn node(
+pub(crate) fn node(
     cluster: &Cluster,
     inner: &ClusterState,
     visible: &Visible,
@@ -99,7 +115,7 @@ pub(super) fn node(
 }
 
 /// A cluster in a response. Contains the spec only if requested.
-pub(super) fn cluster(
+pub(crate) fn cluster(
     cluster: &Cluster,
     inner: &ClusterState,
     visible: &Visible,

@@ -6,13 +6,11 @@ use drover_cluster::{Cluster, ClusterState, Resolved};
 use drover_core::{
     Class, Error, Reason, Result, addon::WantedAddon, error::Violation, resource::Wanted,
 };
-use drover_platforms::has;
+use drover_platforms::{Platforms, has};
 use drover_proto::platform::v1 as wire;
 use futures::StreamExt;
 use prost::Message;
 use uuid::Uuid;
-
-use crate::shared::Shared;
 
 /// Deadline for a platform to validate an entry: nothing is created, and a user waits.
 const VALIDATE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -47,8 +45,8 @@ fn entries(resolved: &Resolved) -> Vec<Entry<'_>> {
 }
 
 /// Validation against registrations and handshakes alone. Returns the positions and names of unknown platforms.
-pub(crate) fn read(
-    shared: &Shared,
+pub(in crate::api) fn read(
+    platforms: &Platforms,
     resolved: &Resolved,
     assumed: &[String],
     wrong: &mut Vec<Violation>,
@@ -58,7 +56,7 @@ pub(crate) fn read(
     for entry in entries(resolved) {
         let platform = &entry.wanted.platform;
         let at = format!("{}.platform", entry.field);
-        let Some(registered) = shared.platform(platform) else {
+        let Some(registered) = platforms.get(platform) else {
             if !assumed.iter().any(|name| **name == **platform) {
                 missing.push((at, platform.to_string()));
             }
@@ -108,19 +106,23 @@ enum Question {
 }
 
 /// What platforms are to validate.
-pub(crate) struct Of<'a> {
+pub(in crate::api) struct Of<'a> {
     /// Name of the cluster.
-    pub(crate) name: &'a str,
-    pub(crate) resolved: &'a Resolved,
+    pub(in crate::api) name: &'a str,
+    pub(in crate::api) resolved: &'a Resolved,
     /// Content of the secrets that addons name, as far as the caller may use them.
-    pub(crate) secrets: &'a BTreeMap<String, wire::AddonSecret>,
+    pub(in crate::api) secrets: &'a BTreeMap<String, wire::AddonSecret>,
     /// The cluster, if it exists.
-    pub(crate) cluster: Option<&'a Arc<Cluster>>,
+    pub(in crate::api) cluster: Option<&'a Arc<Cluster>>,
 }
 
 /// Has every reachable platform validate what it would create or change. Rejections become violations; checks that
 /// could not be made become warnings.
-pub(crate) async fn ask(shared: &Shared, of: &Of<'_>, warnings: &mut Vec<String>) -> Result<()> {
+pub(in crate::api) async fn ask(
+    platforms: &Platforms,
+    of: &Of<'_>,
+    warnings: &mut Vec<String>,
+) -> Result<()> {
     let Of {
         name,
         resolved,
@@ -147,14 +149,14 @@ pub(crate) async fn ask(shared: &Shared, of: &Of<'_>, warnings: &mut Vec<String>
         if before || !named.clone().all(|one| secrets.contains_key(&one.name)) {
             continue;
         }
-        let Some(registered) = shared.platform(&entry.wanted.platform) else {
+        let Some(registered) = platforms.get(&entry.wanted.platform) else {
             continue;
         };
         let Some(client) = registered.platform.client() else {
             continue;
         };
         let uid = registered.platform.identity().0;
-        let fence = Some(shared.platforms.fence(owner));
+        let fence = Some(platforms.fence(owner));
         let question = question(&entry, (name, owner, sequence), uid, fence, secrets)?;
         let platform = entry.wanted.platform.clone();
         let ports = entry.addon.map(|addon| addon.ports.clone());
@@ -289,7 +291,7 @@ fn of_document(field: &str, ports: &[String]) -> String {
 }
 
 /// An entry can only be removed if the cluster has no nodes on that platform, since they depend on its infrastructure.
-pub(crate) fn refuse_removed(inner: &ClusterState, resolved: &Resolved) -> Result<()> {
+pub(in crate::api) fn refuse_removed(inner: &ClusterState, resolved: &Resolved) -> Result<()> {
     let mut wrong = Vec::new();
     for before in &inner.spec().infrastructure {
         let kept = |after: &Wanted| after.platform == before.platform;
@@ -333,7 +335,10 @@ const DEFAULT_PORT: u32 = 6443;
 
 /// The infrastructure that nodes on a platform will have, for validating them: their own platform's first. Contains
 /// only what the spec determines.
-pub(crate) fn announced(resolved: &Resolved, platform: &str) -> Vec<wire::InfrastructureOutputs> {
+pub(in crate::api) fn announced(
+    resolved: &Resolved,
+    platform: &str,
+) -> Vec<wire::InfrastructureOutputs> {
     let of = |own: bool| {
         let wanted = resolved.infrastructure.iter();
         wanted.filter(move |wanted| (*wanted.platform == *platform) == own)
