@@ -36,49 +36,25 @@ mod tombstones;
 mod trace;
 mod waiter;
 mod watchdog;
+mod wiring;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use drover_cluster::Clusters;
-use drover_core::{Result, Urgency};
-use drover_executor::Executor;
-use drover_platforms::Platforms;
-use drover_probes::{Probes, Reach};
-use drover_proto::orchestrator::v1::{
-    cluster_service_server::ClusterServiceServer,
-    platform_registry_service_server::PlatformRegistryServiceServer,
-    secret_service_server::SecretServiceServer,
-};
-use drover_secrets::Vault;
-use drover_store::{Clock, Keyring, Shards, Store};
+use drover_core::Result;
+use drover_probes::Reach;
+use drover_store::{Keyring, Shards, Store};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    api::Api,
-    calls::Dispatcher,
-    commit::Committer,
-    gauges::Gauges,
-    intake::Intake,
     limits::Limits,
-    locks::Locks,
-    observer::Observer,
-    planning::Planner,
     queue::Queue,
     readiness::ReadinessReporter,
-    rebind::Rebinder,
-    reconcile::{Finisher, Preparer, Reconciler},
     records::Records,
-    registry::Registry,
     replica::Ahead,
-    resources::{Leaks, sweep::Sweep},
-    safety::SafetySweep,
-    secrets::Secrets,
     space::Space,
-    status::Viewer,
     tasks::Tasks,
-    tombstones::{Expiry, LateNodes, Tombstones},
-    waiter::Waiters,
+    wiring::{Services, Wiring},
 };
 
 pub use drover_executor::{Hooks, Point};
@@ -94,10 +70,6 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Time granted to work in progress when the orchestrator stops.
 const STOP_GRACE: Duration = Duration::from_secs(10);
-
-/// How long the first plans wait for platforms to show what they have, and how often it is looked.
-const FIRST_LOOK: Duration = Duration::from_secs(2);
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Settings of the orchestrator, beside those of every server.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -280,250 +252,37 @@ impl Orchestrator {
         preparation: Preparation,
         ahead: Option<Ahead>,
     ) -> Result<Self> {
-        let Preparation {
-            connector,
-            keys: _,
-            reach,
-            limits,
-            hooks,
-        } = preparation;
-        let limits = Limits::of(&limits)?;
+        let limits = Limits::of(&preparation.limits)?;
         store.require_keys()?;
         let digests = Arc::new(store.digest_key().await?);
         let ahead = ahead.filter(|ahead| ahead.digests.is(&digests));
-        let clock = Arc::new(Clock::new(hooks.wall()));
-        let clusters = Arc::new(Clusters::default());
         let interner = ahead.as_ref().map(|ahead| ahead.interner.clone());
-        let interner = interner.unwrap_or_default();
-        let vault = Arc::new(Vault::load(store.clone(), digests.clone()).await?);
-        let platforms = Arc::new(Platforms::new(
-            connector,
-            vault.clone(),
-            store.clone(),
-            shards.clone(),
-            clock.clone(),
-        ));
-        let probes = Arc::new(Probes::new(
-            clusters.clone(),
-            platforms.clone(),
-            vault.clone(),
-            clock.clone(),
-            reach,
-        ));
-        let records = Arc::new(Records::new(
-            store.clone(),
-            shards.clone(),
-            interner.clone(),
-            digests.clone(),
-            clusters.clone(),
-        ));
-        let executor = Arc::new(Executor {
-            clusters: clusters.clone(),
-            platforms: platforms.clone(),
-            probes: probes.clone(),
-            vault: vault.clone(),
-            interner: interner.clone(),
-            clock: clock.clone(),
-            hooks: hooks.clone(),
-        });
-        let tasks = Tasks::default();
-        let queue = Queue::default();
-        let tombstones = Arc::new(Tombstones::default());
-        let leaks = Arc::new(Leaks::default());
-        let waiters = Arc::new(Waiters::default());
-        let space = Arc::new(Space::default());
-        let readiness = ReadinessReporter::new(tasks.stop().clone());
-        let observer = Observer {
-            interner: interner.clone(),
-            platforms: platforms.clone(),
-            probes: probes.clone(),
-        };
-        let committer = Arc::new(Committer {
-            store: store.clone(),
-            records: records.clone(),
-            digests: digests.clone(),
-            tombstones: tombstones.clone(),
-            platforms: platforms.clone(),
-            probes: probes.clone(),
-            clock: clock.clone(),
-        });
-        let planner = Planner {
-            platforms: platforms.clone(),
-            vault: vault.clone(),
-            store: store.clone(),
-            clock: clock.clone(),
-        };
-        let viewer = Viewer {
-            platforms: platforms.clone(),
-            digests: digests.clone(),
-            clock: clock.clone(),
-        };
-        let intake = Arc::new(Intake {
-            records: records.clone(),
-            queue: queue.clone(),
-            platforms: platforms.clone(),
-            observer: observer.clone(),
-            tombstones: tombstones.clone(),
-            vault: vault.clone(),
-            interner: interner.clone(),
-            clock: clock.clone(),
-        });
-        let registry = Arc::new(Registry {
-            store: store.clone(),
-            records: records.clone(),
-            platforms: platforms.clone(),
-            intake,
-            rebinder: Rebinder {
-                records: records.clone(),
-                committer: committer.clone(),
-                interner: interner.clone(),
-                queue: queue.clone(),
-                clock: clock.clone(),
-            },
-            tombstones: tombstones.clone(),
-            leaks: leaks.clone(),
-            interner: interner.clone(),
-            queue: queue.clone(),
-            tasks: tasks.clone(),
-            clock: clock.clone(),
-        });
-        let secrets = Secrets::new(vault.clone(), clusters.clone(), platforms.clone());
+        let wiring = Wiring::new(
+            (store, shards),
+            digests,
+            interner.unwrap_or_default(),
+            preparation,
+        )
+        .await?;
+        let registry = Arc::new(wiring.registry());
+        let secrets = Arc::new(wiring.secrets());
         gauges::describe();
-        let loaded = async {
-            load::clusters(&store, &records, &clock, ahead).await?;
-            load::tombstones(&store, &tombstones).await?;
-            records.wrote(store.revision());
-            registry.load().await?;
-            secrets.keep_purposes(&store, &records).await
-        };
-        if let Err(error) = loaded.await {
+        if let Err(error) = wiring.load(ahead, &registry, &secrets).await {
             // What has begun already ends with it.
-            tasks.kill().await;
+            wiring.tasks.kill().await;
             return Err(error);
         }
-        let reconciler = Reconciler {
-            queue: queue.clone(),
-            tasks: tasks.clone(),
-            records: records.clone(),
-            waiters: waiters.clone(),
-            preparer: Preparer {
-                planner: planner.clone(),
-                records: records.clone(),
-                platforms: platforms.clone(),
-                probes: probes.clone(),
-                vault: vault.clone(),
-                waiters: waiters.clone(),
-                queue: queue.clone(),
-            },
-            committer: committer.clone(),
-            finisher: Finisher {
-                store: store.clone(),
-                records: records.clone(),
-                committer: committer.clone(),
-                tombstones: tombstones.clone(),
-                queue: queue.clone(),
-                clock: clock.clone(),
-                hooks: hooks.clone(),
-            },
-            dispatcher: Dispatcher {
-                executor: executor.clone(),
-                tasks: tasks.clone(),
-                leaks: leaks.clone(),
-                waiters: waiters.clone(),
-                observer,
-                records: records.clone(),
-                queue: queue.clone(),
-            },
-            clock: clock.clone(),
-            hooks: hooks.clone(),
-        };
-        tasks.spawn_until_stop(plan_all(
-            clusters.clone(),
-            platforms.clone(),
-            queue.clone(),
-            clock.clone(),
-        ));
-        tasks.spawn(Arc::new(reconciler).run());
-        let crossed = {
-            let queue = queue.clone();
-            move |cluster| queue.push(cluster, Urgency::Urgent)
-        };
-        let (stop, tracker) = (tasks.stop().clone(), tasks.tracker().clone());
-        tasks.spawn(probes.clone().run(stop, tracker, crossed));
-        let safety = SafetySweep {
-            records: records.clone(),
-            queue: queue.clone(),
-            platforms: platforms.clone(),
-            clock: clock.clone(),
-            hooks: hooks.clone(),
-        };
-        tasks.spawn_until_stop(safety.run());
-        let expiry = Expiry {
-            tombstones: tombstones.clone(),
-            leaks: leaks.clone(),
-            store: store.clone(),
-            shards,
-            clock: clock.clone(),
-        };
-        tasks.spawn(expiry.run(tasks.stop().clone()));
-        let late = LateNodes {
-            tombstones: tombstones.clone(),
-            platforms: platforms.clone(),
-            executor: executor.clone(),
-            store: store.clone(),
-            clock: clock.clone(),
-        };
-        tasks.spawn_until_stop(late.run());
-        let sweep = Sweep {
-            records: records.clone(),
-            queue: queue.clone(),
-            tombstones: tombstones.clone(),
-            leaks,
-            platforms: platforms.clone(),
-            executor,
-            store: store.clone(),
-            clock: clock.clone(),
-        };
-        tasks.spawn_until_stop(sweep.run());
-        let gauges = Gauges::new(
-            records.clone(),
-            viewer.clone(),
-            queue.clone(),
-            space.clone(),
-        );
-        let shared = Arc::new(shared::Shared {
-            clock,
-            store: store.clone(),
-            records: records.clone(),
-            interner,
-            queue: queue.clone(),
-            clusters,
-            changing: Locks::default(),
-            reconciling: Locks::default(),
-            waiters,
-            platforms,
-            tombstones,
-            probes,
-            limits,
-            vault,
-            secrets,
-            digests,
-            tasks: tasks.clone(),
-            readiness: readiness.clone(),
-            space: space.clone(),
-            registry,
-            committer,
-            planner,
-            viewer,
-            hooks,
-        });
-        let services = Arc::new(Services {
-            clusters: api::cluster_service(&shared),
-            platforms: api::platform_service(&shared),
-            secrets: api::secret_service(&shared),
-            gauges,
-            store: store.clone(),
-        });
+        wiring.spawn();
+        let services = Arc::new(wiring.services(registry, secrets, limits));
+        let Wiring {
+            store,
+            records,
+            queue,
+            tasks,
+            readiness,
+            space,
+            ..
+        } = wiring;
         Ok(Self {
             store,
             records,
@@ -596,39 +355,5 @@ impl Orchestrator {
     /// Stops immediately, as in a crash.
     pub async fn kill(self) {
         self.tasks.kill().await;
-    }
-}
-
-/// What answers calls here.
-struct Services {
-    clusters: ClusterServiceServer<Api>,
-    platforms: PlatformRegistryServiceServer<Api>,
-    secrets: SecretServiceServer<Api>,
-    gauges: Gauges,
-    store: Arc<Store>,
-}
-
-impl std::fmt::Debug for Services {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Services").finish_non_exhaustive()
-    }
-}
-
-/// Plans every cluster once. Without what platforms show a plan can only say that it does not know, and ten thousand of
-/// them would hold up just that.
-async fn plan_all(
-    clusters: Arc<Clusters>,
-    platforms: Arc<Platforms>,
-    queue: Queue,
-    clock: Arc<Clock>,
-) {
-    let looks = async {
-        while platforms.are_hidden(clock.now()) {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    };
-    let _ = tokio::time::timeout(FIRST_LOOK, looks).await;
-    for cluster in clusters.all() {
-        queue.push(cluster.uid(), Urgency::Bulk);
     }
 }

@@ -30,7 +30,7 @@ pub(crate) struct Shared {
     pub(crate) probes: Arc<Probes>,
     pub(crate) limits: Limits,
     pub(crate) vault: Arc<Vault>,
-    pub(crate) secrets: Secrets,
+    pub(crate) secrets: Arc<Secrets>,
     pub(crate) digests: Arc<DigestKey>,
     pub(crate) tasks: Tasks,
     pub(crate) readiness: ReadinessReporter,

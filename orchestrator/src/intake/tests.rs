@@ -1,79 +1,51 @@
 use drover_client::platform::MAX_ITEMS;
-use drover_cluster::fixture;
+use drover_cluster::{Cluster, fixture};
 use drover_core::NodeState;
-use drover_executor::Hooks;
-use drover_platforms::{Connector, Registration};
-use drover_proto::orchestrator::v1 as pb;
-use drover_store::Store;
-use tempfile::TempDir;
 
 use super::*;
-use crate::Orchestrator;
+use crate::wiring::Wiring;
 
 const SLOT: u64 = 7;
 /// The request of the fixture's nodes.
 const REQUEST: Uuid = Uuid::from_u128(3);
 
-/// An orchestrator with the cluster `orders`, which has one node on the platform `p`. No platform can be reached.
+/// An intake with the cluster `orders`, which has one node on the platform `p`.
 struct World {
-    orchestrator: Orchestrator,
+    wiring: Wiring,
+    intake: Intake,
     orders: Arc<Cluster>,
     p: Arc<Registered>,
-    _data: TempDir,
 }
 
 impl World {
     async fn new() -> Self {
-        let data = tempfile::tempdir().unwrap();
-        let store = Store::open_directory(data.path()).await.unwrap();
-        let connector: Connector =
-            Arc::new(|_, _| Err(drover_core::Error::unavailable("there is no network here")));
-        let orchestrator = Orchestrator::start(store, connector, Hooks::default())
-            .await
-            .unwrap();
-        let shared = &orchestrator.shared;
-        let orders = shared.add(fixture::cluster(Uuid::from_u128(1), "orders"));
+        let wiring = Wiring::fixture().await;
+        let orders = wiring
+            .records
+            .add(fixture::cluster(Uuid::from_u128(1), "orders"));
         fixture::record(&orders, fixture::node(SLOT, NodeState::Starting));
-        let p = platform(shared, "p", "u");
-        p.platform.snapshot_complete(shared.now(), None);
+        let p = wiring.platform("p", "u");
+        p.platform.snapshot_complete(wiring.clock.now(), None);
         Self {
             p,
             orders,
-            orchestrator,
-            _data: data,
+            intake: wiring.intake(),
+            wiring,
         }
-    }
-
-    fn shared(&self) -> &Shared {
-        &self.orchestrator.shared
     }
 
     fn show(&self, by: &Registered, node: wire::Node) -> Result<()> {
         let heard = [Heard::of(node, None)];
-        upserts(self.shared(), by, &heard, &mut Foreign::new())
+        self.intake.upserts(by, &heard, &mut Foreign::new())
     }
 
     fn phase(&self) -> Phase {
         self.orders.lock().state().nodes[0].seen.phase
     }
 
-    /// Clusters that are to be planned, and how urgently.
     fn due(&self) -> Vec<(Uuid, Urgency)> {
-        let queue = &self.shared().queue;
-        std::iter::from_fn(|| queue.pop(self.shared().now()))
-            .map(|item| (item.cluster, item.urgency))
-            .collect()
+        self.wiring.due()
     }
-}
-
-fn platform(shared: &Shared, name: &str, uid: &str) -> Arc<Registered> {
-    let registration = Registration {
-        spec: pb::PlatformSpec::default(),
-        generation: 1,
-        uid: uid.to_owned(),
-        create_time: 1,
-    };
-    shared.platforms.add(name.into(), registration, 1, (0, 0))
 }
 
 /// A node in the slot of the cluster's only record, as a platform shows it.
@@ -99,7 +71,7 @@ async fn what_a_platform_shows_reaches_the_record_and_its_cluster_is_planned_onc
     world.show(&world.p, running.clone()).unwrap();
     assert_eq!(world.phase(), Phase::Running);
     assert_eq!(world.due(), [(owner, Urgency::Bulk)]);
-    world.shared().queue.done(owner);
+    world.wiring.queue.done(owner);
     world.show(&world.p, running).unwrap();
     assert_eq!(world.due(), [], "the same again is no news");
     let failed = node(owner, wire::NodePhase::Failed);
@@ -110,20 +82,20 @@ async fn what_a_platform_shows_reaches_the_record_and_its_cluster_is_planned_onc
 #[tokio::test]
 async fn what_is_shown_before_a_platform_is_visible_waits_and_is_planned_first_then() {
     let world = World::new().await;
-    let (shared, owner) = (world.shared(), world.orders.uid());
+    let owner = world.orders.uid();
     let other = Uuid::from_u128(2);
-    let p = platform(shared, "p", "u");
+    let p = world.wiring.platform("p", "u");
     world
         .show(&p, node(owner, wire::NodePhase::Failed))
         .unwrap();
     assert_eq!(world.phase(), Phase::Failed);
     assert_eq!(world.due(), [], "no plan would act on it");
     // Nor if its connection breaks before it has shown everything.
-    shared.wake_users("p", Urgency::Bulk);
+    world.intake.wake_users("p", Urgency::Bulk);
     assert_eq!(world.due(), []);
-    p.platform.snapshot_complete(shared.now(), None);
-    shared.queue.push(other, Urgency::Bulk);
-    shared.wake_users("p", Urgency::Bulk);
+    p.platform.snapshot_complete(world.wiring.clock.now(), None);
+    world.wiring.queue.push(other, Urgency::Bulk);
+    world.intake.wake_users("p", Urgency::Bulk);
     let first = world.due()[0];
     assert_eq!(first, (owner, Urgency::Urgent));
 }
@@ -131,7 +103,7 @@ async fn what_is_shown_before_a_platform_is_visible_waits_and_is_planned_first_t
 #[tokio::test]
 async fn a_platform_is_not_believed_about_a_node_of_another_one() {
     let world = World::new().await;
-    let liar = platform(world.shared(), "q", "another");
+    let liar = world.wiring.platform("q", "another");
     let owner = world.orders.uid();
     let before = world.phase();
     world
@@ -162,7 +134,7 @@ async fn a_node_of_nobody_is_foreign_until_it_ends_or_is_recorded() {
                     node_id: "i-1".to_owned(),
                     ..wire::NodeRemoved::default()
                 };
-                removals(world.shared(), &world.p, &[removed]);
+                world.intake.removals(&world.p, &[removed]);
             }
             _ => {
                 let own = node(world.orders.uid(), wire::NodePhase::Running);
@@ -185,8 +157,11 @@ async fn a_platform_that_shows_more_than_can_be_kept_is_refused() {
         })
         .collect();
     let (fits, more) = nodes.split_at(MAX_ITEMS);
-    upserts(world.shared(), &world.p, fits, &mut Foreign::new()).unwrap();
-    let refused = upserts(world.shared(), &world.p, more, &mut Foreign::new());
+    world
+        .intake
+        .upserts(&world.p, fits, &mut Foreign::new())
+        .unwrap();
+    let refused = world.intake.upserts(&world.p, more, &mut Foreign::new());
     assert!(refused.unwrap_err().message().contains("more than"));
 }
 
@@ -198,9 +173,9 @@ async fn a_node_that_a_complete_list_lacks_is_unlisted_and_its_cluster_is_planne
         .show(&world.p, node(owner, wire::NodePhase::Running))
         .unwrap();
     world.due();
-    world.shared().queue.done(owner);
-    let long_after = world.shared().now() + 3_600_000;
-    snapshot(world.shared(), &world.p, long_after, Foreign::new());
+    world.wiring.queue.done(owner);
+    let long_after = world.wiring.clock.now() + 3_600_000;
+    world.intake.snapshot(&world.p, long_after, Foreign::new());
     let seen = world.orders.lock().state().nodes[0].seen.clone();
     assert!(seen.unlisted && seen.vanished);
     assert_eq!(seen.missing_from, 0, "only a look-up proves it absent");
@@ -233,8 +208,8 @@ async fn when_many_nodes_vanish_at_once_the_platform_is_touched_no_more() {
             ..wire::NodeRemoved::default()
         });
     }
-    removals(world.shared(), &world.p, &gone[..1]);
+    world.intake.removals(&world.p, &gone[..1]);
     assert_eq!(world.p.platform.vanished_count(), 0, "one may vanish");
-    removals(world.shared(), &world.p, &gone[1..]);
+    world.intake.removals(&world.p, &gone[1..]);
     assert_eq!(world.p.platform.vanished_count(), 100);
 }

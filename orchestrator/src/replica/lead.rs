@@ -8,10 +8,11 @@ use tokio::time::sleep;
 
 use super::Routing;
 use crate::{
-    Orchestrator, Services,
+    Orchestrator,
     readiness::ReadinessReporter,
     space::{self, Room},
     watchdog,
+    wiring::Services,
 };
 
 /// How often a leader checks that it has not lost touch with the store.

@@ -1,0 +1,436 @@
+//! Builds the parts of an orchestrator, each with what it uses.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use drover_cluster::{Clusters, Interner};
+use drover_core::{Result, Urgency};
+use drover_executor::{Executor, Hooks};
+use drover_platforms::Platforms;
+use drover_probes::Probes;
+use drover_proto::orchestrator::v1::{
+    cluster_service_server::ClusterServiceServer,
+    platform_registry_service_server::PlatformRegistryServiceServer,
+    secret_service_server::SecretServiceServer,
+};
+use drover_secrets::Vault;
+use drover_store::{Clock, DigestKey, Shards, Store};
+
+use crate::{
+    Preparation,
+    api::{self, Api},
+    calls::Dispatcher,
+    commit::Committer,
+    gauges::Gauges,
+    intake::Intake,
+    limits::Limits,
+    load,
+    observer::Observer,
+    planning::Planner,
+    queue::Queue,
+    readiness::ReadinessReporter,
+    rebind::Rebinder,
+    reconcile::{Finisher, Preparer, Reconciler},
+    records::Records,
+    registry::Registry,
+    replica::Ahead,
+    resources::{Leaks, sweep::Sweep},
+    safety::SafetySweep,
+    secrets::Secrets,
+    space::Space,
+    status::Viewer,
+    tasks::Tasks,
+    tombstones::{Expiry, LateNodes, Tombstones},
+    waiter::Waiters,
+};
+
+/// How long the first plans wait for platforms to show what they have, and how often it is looked.
+const FIRST_LOOK: Duration = Duration::from_secs(2);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// What several parts use. Only this module knows all of it.
+pub(crate) struct Wiring {
+    pub(crate) store: Arc<Store>,
+    shards: Shards,
+    digests: Arc<DigestKey>,
+    pub(crate) interner: Arc<Interner>,
+    pub(crate) clock: Arc<Clock>,
+    clusters: Arc<Clusters>,
+    pub(crate) records: Arc<Records>,
+    vault: Arc<Vault>,
+    pub(crate) platforms: Arc<Platforms>,
+    probes: Arc<Probes>,
+    executor: Arc<Executor>,
+    pub(crate) queue: Queue,
+    pub(crate) tasks: Tasks,
+    waiters: Arc<Waiters>,
+    pub(crate) tombstones: Arc<Tombstones>,
+    pub(crate) leaks: Arc<Leaks>,
+    committer: Arc<Committer>,
+    pub(crate) readiness: ReadinessReporter,
+    pub(crate) space: Arc<Space>,
+    hooks: Hooks,
+}
+
+impl Wiring {
+    pub(crate) async fn new(
+        (store, shards): (Arc<Store>, Shards),
+        digests: Arc<DigestKey>,
+        interner: Arc<Interner>,
+        preparation: Preparation,
+    ) -> Result<Self> {
+        let Preparation {
+            connector,
+            reach,
+            hooks,
+            ..
+        } = preparation;
+        let clock = Arc::new(Clock::new(hooks.wall()));
+        let clusters = Arc::new(Clusters::default());
+        let vault = Arc::new(Vault::load(store.clone(), digests.clone()).await?);
+        let platforms = Arc::new(Platforms::new(
+            connector,
+            vault.clone(),
+            store.clone(),
+            shards.clone(),
+            clock.clone(),
+        ));
+        let probes = Arc::new(Probes::new(
+            clusters.clone(),
+            platforms.clone(),
+            vault.clone(),
+            clock.clone(),
+            reach,
+        ));
+        let records = Arc::new(Records::new(
+            store.clone(),
+            shards.clone(),
+            interner.clone(),
+            digests.clone(),
+            clusters.clone(),
+        ));
+        let tombstones = Arc::new(Tombstones::default());
+        let tasks = Tasks::default();
+        Ok(Self {
+            executor: Arc::new(Executor {
+                clusters: clusters.clone(),
+                platforms: platforms.clone(),
+                probes: probes.clone(),
+                vault: vault.clone(),
+                interner: interner.clone(),
+                clock: clock.clone(),
+                hooks: hooks.clone(),
+            }),
+            committer: Arc::new(Committer {
+                store: store.clone(),
+                records: records.clone(),
+                digests: digests.clone(),
+                tombstones: tombstones.clone(),
+                platforms: platforms.clone(),
+                probes: probes.clone(),
+                clock: clock.clone(),
+            }),
+            readiness: ReadinessReporter::new(tasks.stop().clone()),
+            queue: Queue::default(),
+            waiters: Arc::default(),
+            leaks: Arc::default(),
+            space: Arc::default(),
+            store,
+            shards,
+            digests,
+            interner,
+            clock,
+            clusters,
+            records,
+            vault,
+            platforms,
+            probes,
+            tasks,
+            tombstones,
+            hooks,
+        })
+    }
+
+    /// Loads what the store has.
+    pub(crate) async fn load(
+        &self,
+        ahead: Option<Ahead>,
+        registry: &Arc<Registry>,
+        secrets: &Secrets,
+    ) -> Result<()> {
+        load::clusters(&self.store, &self.records, &self.clock, ahead).await?;
+        load::tombstones(&self.store, &self.tombstones).await?;
+        self.records.wrote(self.store.revision());
+        registry.load().await?;
+        secrets.keep_purposes(&self.store, &self.records).await
+    }
+
+    /// Starts to keep the clusters as they are wanted.
+    pub(crate) fn spawn(&self) {
+        let tasks = &self.tasks;
+        tasks.spawn_until_stop(plan_all(
+            self.clusters.clone(),
+            self.platforms.clone(),
+            self.queue.clone(),
+            self.clock.clone(),
+        ));
+        tasks.spawn(Arc::new(self.reconciler()).run());
+        let queue = self.queue.clone();
+        let crossed = move |cluster| queue.push(cluster, Urgency::Urgent);
+        let (stop, tracker) = (tasks.stop().clone(), tasks.tracker().clone());
+        tasks.spawn(self.probes.clone().run(stop, tracker, crossed));
+        tasks.spawn_until_stop(self.safety_sweep().run());
+        tasks.spawn(self.expiry().run(tasks.stop().clone()));
+        tasks.spawn_until_stop(self.late_nodes().run());
+        tasks.spawn_until_stop(self.sweep().run());
+    }
+
+    fn observer(&self) -> Observer {
+        Observer {
+            interner: self.interner.clone(),
+            platforms: self.platforms.clone(),
+            probes: self.probes.clone(),
+        }
+    }
+
+    fn planner(&self) -> Planner {
+        Planner {
+            platforms: self.platforms.clone(),
+            vault: self.vault.clone(),
+            store: self.store.clone(),
+            clock: self.clock.clone(),
+        }
+    }
+
+    fn viewer(&self) -> Viewer {
+        Viewer {
+            platforms: self.platforms.clone(),
+            digests: self.digests.clone(),
+            clock: self.clock.clone(),
+        }
+    }
+
+    pub(crate) fn intake(&self) -> Intake {
+        Intake {
+            records: self.records.clone(),
+            queue: self.queue.clone(),
+            platforms: self.platforms.clone(),
+            observer: self.observer(),
+            tombstones: self.tombstones.clone(),
+            vault: self.vault.clone(),
+            interner: self.interner.clone(),
+            clock: self.clock.clone(),
+        }
+    }
+
+    pub(crate) fn rebinder(&self) -> Rebinder {
+        Rebinder {
+            records: self.records.clone(),
+            committer: self.committer.clone(),
+            interner: self.interner.clone(),
+            queue: self.queue.clone(),
+            clock: self.clock.clone(),
+        }
+    }
+
+    pub(crate) fn registry(&self) -> Registry {
+        Registry {
+            store: self.store.clone(),
+            records: self.records.clone(),
+            platforms: self.platforms.clone(),
+            intake: Arc::new(self.intake()),
+            rebinder: self.rebinder(),
+            tombstones: self.tombstones.clone(),
+            leaks: self.leaks.clone(),
+            interner: self.interner.clone(),
+            queue: self.queue.clone(),
+            tasks: self.tasks.clone(),
+            clock: self.clock.clone(),
+        }
+    }
+
+    pub(crate) fn secrets(&self) -> Secrets {
+        Secrets::new(
+            self.vault.clone(),
+            self.clusters.clone(),
+            self.platforms.clone(),
+        )
+    }
+
+    fn preparer(&self) -> Preparer {
+        Preparer {
+            planner: self.planner(),
+            records: self.records.clone(),
+            platforms: self.platforms.clone(),
+            probes: self.probes.clone(),
+            vault: self.vault.clone(),
+            waiters: self.waiters.clone(),
+            queue: self.queue.clone(),
+        }
+    }
+
+    fn finisher(&self) -> Finisher {
+        Finisher {
+            store: self.store.clone(),
+            records: self.records.clone(),
+            committer: self.committer.clone(),
+            tombstones: self.tombstones.clone(),
+            queue: self.queue.clone(),
+            clock: self.clock.clone(),
+            hooks: self.hooks.clone(),
+        }
+    }
+
+    fn dispatcher(&self) -> Dispatcher {
+        Dispatcher {
+            executor: self.executor.clone(),
+            tasks: self.tasks.clone(),
+            leaks: self.leaks.clone(),
+            waiters: self.waiters.clone(),
+            observer: self.observer(),
+            records: self.records.clone(),
+            queue: self.queue.clone(),
+        }
+    }
+
+    pub(crate) fn reconciler(&self) -> Reconciler {
+        Reconciler {
+            queue: self.queue.clone(),
+            tasks: self.tasks.clone(),
+            records: self.records.clone(),
+            waiters: self.waiters.clone(),
+            preparer: self.preparer(),
+            committer: self.committer.clone(),
+            finisher: self.finisher(),
+            dispatcher: self.dispatcher(),
+            clock: self.clock.clone(),
+            hooks: self.hooks.clone(),
+        }
+    }
+
+    fn safety_sweep(&self) -> SafetySweep {
+        SafetySweep {
+            records: self.records.clone(),
+            queue: self.queue.clone(),
+            platforms: self.platforms.clone(),
+            clock: self.clock.clone(),
+            hooks: self.hooks.clone(),
+        }
+    }
+
+    fn expiry(&self) -> Expiry {
+        Expiry {
+            tombstones: self.tombstones.clone(),
+            leaks: self.leaks.clone(),
+            store: self.store.clone(),
+            shards: self.shards.clone(),
+            clock: self.clock.clone(),
+        }
+    }
+
+    fn late_nodes(&self) -> LateNodes {
+        LateNodes {
+            tombstones: self.tombstones.clone(),
+            platforms: self.platforms.clone(),
+            executor: self.executor.clone(),
+            store: self.store.clone(),
+            clock: self.clock.clone(),
+        }
+    }
+
+    fn sweep(&self) -> Sweep {
+        Sweep {
+            records: self.records.clone(),
+            queue: self.queue.clone(),
+            tombstones: self.tombstones.clone(),
+            leaks: self.leaks.clone(),
+            platforms: self.platforms.clone(),
+            executor: self.executor.clone(),
+            store: self.store.clone(),
+            clock: self.clock.clone(),
+        }
+    }
+
+    /// What answers calls.
+    pub(crate) fn services(
+        &self,
+        registry: Arc<Registry>,
+        secrets: Arc<Secrets>,
+        limits: Limits,
+    ) -> Services {
+        let shared = Arc::new(crate::shared::Shared {
+            clock: self.clock.clone(),
+            store: self.store.clone(),
+            records: self.records.clone(),
+            interner: self.interner.clone(),
+            queue: self.queue.clone(),
+            clusters: self.clusters.clone(),
+            changing: Default::default(),
+            reconciling: Default::default(),
+            waiters: self.waiters.clone(),
+            platforms: self.platforms.clone(),
+            tombstones: self.tombstones.clone(),
+            probes: self.probes.clone(),
+            limits,
+            vault: self.vault.clone(),
+            secrets,
+            digests: self.digests.clone(),
+            tasks: self.tasks.clone(),
+            readiness: self.readiness.clone(),
+            space: self.space.clone(),
+            registry,
+            committer: self.committer.clone(),
+            planner: self.planner(),
+            viewer: self.viewer(),
+            hooks: self.hooks.clone(),
+        });
+        Services {
+            clusters: api::cluster_service(&shared),
+            platforms: api::platform_service(&shared),
+            secrets: api::secret_service(&shared),
+            gauges: Gauges::new(
+                self.records.clone(),
+                self.viewer(),
+                self.queue.clone(),
+                self.space.clone(),
+            ),
+            store: self.store.clone(),
+        }
+    }
+}
+
+/// What answers calls here.
+pub(crate) struct Services {
+    pub(crate) clusters: ClusterServiceServer<Api>,
+    pub(crate) platforms: PlatformRegistryServiceServer<Api>,
+    pub(crate) secrets: SecretServiceServer<Api>,
+    pub(crate) gauges: Gauges,
+    pub(crate) store: Arc<Store>,
+}
+
+impl fmt::Debug for Services {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Services").finish_non_exhaustive()
+    }
+}
+
+/// Plans every cluster once. Without what platforms show a plan can only say that it does not know, and ten thousand of
+/// them would hold up just that.
+async fn plan_all(
+    clusters: Arc<Clusters>,
+    platforms: Arc<Platforms>,
+    queue: Queue,
+    clock: Arc<Clock>,
+) {
+    let looks = async {
+        while platforms.are_hidden(clock.now()) {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    };
+    let _ = tokio::time::timeout(FIRST_LOOK, looks).await;
+    for cluster in clusters.all() {
+        queue.push(cluster.uid(), Urgency::Bulk);
+    }
+}
+
+#[cfg(test)]
+mod fixture;
