@@ -27,6 +27,7 @@ mod replica;
 mod resources;
 mod safety;
 mod secrets;
+mod services;
 mod shared;
 mod show;
 mod space;
@@ -47,14 +48,8 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    limits::Limits,
-    queue::Queue,
-    readiness::ReadinessReporter,
-    records::Records,
-    replica::Ahead,
-    space::Space,
-    tasks::Tasks,
-    wiring::{Services, Wiring},
+    limits::Limits, load::Ahead, queue::Queue, readiness::ReadinessReporter, records::Records,
+    services::Services, space::Space, tasks::Tasks, wiring::Wiring,
 };
 
 pub use drover_executor::{Hooks, Point};
@@ -252,16 +247,26 @@ impl Orchestrator {
         preparation: Preparation,
         ahead: Option<Ahead>,
     ) -> Result<Self> {
-        let limits = Limits::of(&preparation.limits)?;
+        let Preparation {
+            connector,
+            keys: _,
+            reach,
+            limits,
+            hooks,
+        } = preparation;
+        let limits = Limits::of(&limits)?;
         store.require_keys()?;
         let digests = Arc::new(store.digest_key().await?);
         let ahead = ahead.filter(|ahead| ahead.digests.is(&digests));
         let interner = ahead.as_ref().map(|ahead| ahead.interner.clone());
         let wiring = Wiring::new(
-            (store, shards),
+            store,
+            shards,
             digests,
             interner.unwrap_or_default(),
-            preparation,
+            connector,
+            reach,
+            hooks,
         )
         .await?;
         let registry = Arc::new(wiring.registry());

@@ -7,7 +7,11 @@ use drover_core::{Error, Millis, Result};
 use drover_store::{Clock, ClusterRow, Store};
 use futures::{TryStreamExt, stream};
 
-use crate::{records::Records, replica::Ahead, tombstones::Tombstones};
+use crate::{records::Records, tombstones::Tombstones};
+
+mod ahead;
+
+pub(crate) use ahead::{Ahead, Shelf, follow};
 
 /// Clusters that are decoded in one piece.
 const LOADED_TOGETHER: usize = 256;

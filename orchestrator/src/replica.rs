@@ -4,7 +4,6 @@
 //! epoch, and goes on with what was begun, as after a restart; what a former leader still writes or asks for is refused
 //! by etcd and by the platforms. Whoever stands by forwards calls to it.
 
-mod ahead;
 mod forward;
 mod gone;
 mod lead;
@@ -24,10 +23,13 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use self::ahead::Shelf;
+pub(crate) use self::list::alone;
 pub use self::routing::Routing;
-pub(crate) use self::{ahead::Ahead, list::alone};
-use crate::{Orchestrator, Preparation, Settings, VERSION, space::Room};
+use crate::{
+    Orchestrator, Preparation, Settings, VERSION,
+    load::{self, Shelf},
+    space::Room,
+};
 
 /// How old a standby's word about who leads may be.
 const LOOK: Duration = Duration::from_secs(1);
@@ -119,7 +121,7 @@ impl Standby {
                 tokio::join!(
                     look(&store, &leader, &routing),
                     gone::watch(&store, &leader),
-                    ahead::follow(store.clone(), keys, shelf)
+                    load::follow(store.clone(), keys, shelf)
                 )
             }
         });

@@ -1,29 +1,23 @@
 //! Builds the parts of an orchestrator, each with what it uses.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use drover_cluster::{Clusters, Interner};
 use drover_core::{Result, Urgency};
 use drover_executor::{Executor, Hooks};
-use drover_platforms::Platforms;
-use drover_probes::Probes;
-use drover_proto::orchestrator::v1::{
-    cluster_service_server::ClusterServiceServer,
-    platform_registry_service_server::PlatformRegistryServiceServer,
-    secret_service_server::SecretServiceServer,
-};
+use drover_platforms::{Connector, Platforms};
+use drover_probes::{Probes, Reach};
 use drover_secrets::Vault;
 use drover_store::{Clock, DigestKey, Shards, Store};
 
 use crate::{
-    Preparation,
-    api::{self, Api},
+    api,
     calls::Dispatcher,
     commit::Committer,
     gauges::Gauges,
     intake::Intake,
     limits::Limits,
-    load,
+    load::{self, Ahead},
     observer::Observer,
     planning::Planner,
     queue::Queue,
@@ -32,10 +26,10 @@ use crate::{
     reconcile::{Finisher, Preparer, Reconciler},
     records::Records,
     registry::Registry,
-    replica::Ahead,
     resources::{Leaks, sweep::Sweep},
     safety::SafetySweep,
     secrets::Secrets,
+    services::Services,
     space::Space,
     status::Viewer,
     tasks::Tasks,
@@ -73,17 +67,14 @@ pub(crate) struct Wiring {
 
 impl Wiring {
     pub(crate) async fn new(
-        (store, shards): (Arc<Store>, Shards),
+        store: Arc<Store>,
+        shards: Shards,
         digests: Arc<DigestKey>,
         interner: Arc<Interner>,
-        preparation: Preparation,
+        connector: Connector,
+        reach: Reach,
+        hooks: Hooks,
     ) -> Result<Self> {
-        let Preparation {
-            connector,
-            reach,
-            hooks,
-            ..
-        } = preparation;
         let clock = Arc::new(Clock::new(hooks.wall()));
         let clusters = Arc::new(Clusters::default());
         let vault = Arc::new(Vault::load(store.clone(), digests.clone()).await?);
@@ -395,21 +386,6 @@ impl Wiring {
             ),
             store: self.store.clone(),
         }
-    }
-}
-
-/// What answers calls here.
-pub(crate) struct Services {
-    pub(crate) clusters: ClusterServiceServer<Api>,
-    pub(crate) platforms: PlatformRegistryServiceServer<Api>,
-    pub(crate) secrets: SecretServiceServer<Api>,
-    pub(crate) gauges: Gauges,
-    pub(crate) store: Arc<Store>,
-}
-
-impl fmt::Debug for Services {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Services").finish_non_exhaustive()
     }
 }
 

@@ -16,7 +16,7 @@ use tonic::{Code, Status, body::Body, server::NamedService};
 use tower::ServiceExt;
 
 use super::routing::{Leader, Remote, Routing};
-use crate::wiring::Services;
+use crate::services::Services;
 
 /// How long a call waits for a replica that leads: longer than it takes to replace one that was killed.
 const HOLD: Duration = Duration::from_secs(5);

@@ -10,9 +10,9 @@ use super::Routing;
 use crate::{
     Orchestrator,
     readiness::ReadinessReporter,
+    services::Services,
     space::{self, Room},
     watchdog,
-    wiring::Services,
 };
 
 /// How often a leader checks that it has not lost touch with the store.

@@ -24,7 +24,7 @@ use tokio::{
 };
 
 use super::{forward::Routed, list};
-use crate::{Settings, VERSION, gauges, wiring::Services};
+use crate::{Settings, VERSION, gauges, services::Services};
 
 /// Keep-alive of connections between replicas: a leader whose machine is lost is given up as fast as its lease ends.
 const PING: Duration = Duration::from_secs(1);

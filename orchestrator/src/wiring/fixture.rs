@@ -1,7 +1,7 @@
 //! The parts of an orchestrator over a store in memory, for unit tests. Nothing runs by itself, and no platform can be
 //! reached.
 
-use drover_platforms::{Connector, Registered, Registration};
+use drover_platforms::{Registered, Registration};
 use drover_proto::orchestrator::v1 as pb;
 use drover_testing::store::MemoryBackend;
 use uuid::Uuid;
@@ -16,16 +16,17 @@ impl Wiring {
         let digests = Arc::new(store.digest_key().await.unwrap());
         let connector: Connector =
             Arc::new(|_, _| Err(drover_core::Error::unavailable("there is no network here")));
-        let preparation = Preparation {
+        Self::new(
+            store,
+            shards,
+            digests,
+            Arc::default(),
             connector,
-            keys: None,
-            reach: Default::default(),
-            limits: Default::default(),
-            hooks: Hooks::default(),
-        };
-        Self::new((store, shards), digests, Arc::default(), preparation)
-            .await
-            .unwrap()
+            Reach::default(),
+            Hooks::default(),
+        )
+        .await
+        .unwrap()
     }
 
     /// A platform that is registered in memory only.

@@ -33,7 +33,7 @@ pub(crate) struct Ahead {
 pub(crate) type Shelf = Arc<Mutex<Option<Ahead>>>;
 
 /// Decodes what has changed, again and again.
-pub(super) async fn follow(store: Arc<Store>, keys: Option<PathBuf>, shelf: Shelf) {
+pub(crate) async fn follow(store: Arc<Store>, keys: Option<PathBuf>, shelf: Shelf) {
     let digests = loop {
         match digest_key(&store, keys.as_ref()).await {
             Ok(Some(digests)) => break Arc::new(digests),
