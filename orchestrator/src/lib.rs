@@ -9,6 +9,7 @@ mod api;
 mod calls;
 mod changes;
 mod commit;
+mod expiry;
 mod fenced;
 mod gauges;
 mod intake;
@@ -28,7 +29,6 @@ mod resources;
 mod safety;
 mod secrets;
 mod services;
-mod shared;
 mod show;
 mod space;
 mod status;
@@ -278,7 +278,7 @@ impl Orchestrator {
             return Err(error);
         }
         wiring.spawn();
-        let services = Arc::new(wiring.services(registry, secrets, limits));
+        let services = Arc::new(wiring.services(&registry, &secrets, limits));
         let Wiring {
             store,
             records,

@@ -9,13 +9,16 @@ use drover_proto::orchestrator::v1::{
 };
 use drover_store::Store;
 
-use crate::{api::Api, gauges::Gauges};
+use crate::{
+    api::{ClusterApi, PlatformApi, SecretApi},
+    gauges::Gauges,
+};
 
 /// What answers calls here.
 pub(crate) struct Services {
-    pub(crate) clusters: ClusterServiceServer<Api>,
-    pub(crate) platforms: PlatformRegistryServiceServer<Api>,
-    pub(crate) secrets: SecretServiceServer<Api>,
+    pub(crate) clusters: ClusterServiceServer<ClusterApi>,
+    pub(crate) platforms: PlatformRegistryServiceServer<PlatformApi>,
+    pub(crate) secrets: SecretServiceServer<SecretApi>,
     pub(crate) gauges: Gauges,
     pub(crate) store: Arc<Store>,
 }

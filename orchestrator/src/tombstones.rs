@@ -1,34 +1,22 @@
 //! Tombstones of deleted clusters: nodes that show up late are still ours to remove.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-    time::Duration,
-};
+use std::collections::{BTreeMap, HashMap};
 
 use drover_cluster::codec::UsedList;
 use drover_core::{Millis, Phase, Sym};
 use drover_planner::{Skipped, State};
 use drover_platforms::Platform;
 use drover_proto::platform::v1 as wire;
-use drover_store::{Clock, Shards, Store};
 use parking_lot::Mutex;
 use prost::Message;
-use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
-
-use crate::resources::Leaks;
 
 mod late;
 
 pub(crate) use late::LateNodes;
 
-/// Retention of tombstones.
-const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Time for which a late node of a deleted cluster must be visible before it is removed.
 const GRACE: Millis = 120_000;
-/// Interval between checks for expired tombstones and idle logs.
-const FORGET_INTERVAL: Duration = Duration::from_secs(3600);
 /// Maximum removals on one platform before the due ones are determined again.
 const MOST_AT_A_TIME: usize = 64;
 
@@ -254,12 +242,12 @@ impl Tombstones {
     }
 
     /// Deleted clusters of which a platform still shows nodes.
-    fn late_owners(&self) -> Vec<Uuid> {
+    pub(crate) fn late_owners(&self) -> Vec<Uuid> {
         self.late.lock().values().map(|late| late.owner).collect()
     }
 
     /// Forgets what was deleted until then, except some clusters.
-    fn expire(&self, oldest: Millis, except: &[Uuid]) {
+    pub(crate) fn expire(&self, oldest: Millis, except: &[Uuid]) {
         let mut clusters = self.clusters.lock();
         clusters.retain(|uid, t| t.deleted > oldest || except.contains(uid));
     }
@@ -268,42 +256,6 @@ impl Tombstones {
         let mut late = self.late.lock();
         if let Some(late) = late.get_mut(&(platform.clone(), node_id.to_owned())) {
             late.asked = now;
-        }
-    }
-}
-
-/// Forgets tombstones of which nothing can show up any more.
-pub(crate) struct Expiry {
-    pub(crate) tombstones: Arc<Tombstones>,
-    pub(crate) leaks: Arc<Leaks>,
-    pub(crate) store: Arc<Store>,
-    pub(crate) shards: Shards,
-    pub(crate) clock: Arc<Clock>,
-}
-
-impl Expiry {
-    /// Goes on until the orchestrator stops.
-    pub(crate) async fn run(self, stop: CancellationToken) {
-        let mut forget = tokio::time::interval(FORGET_INTERVAL);
-        while stop.run_until_cancelled(forget.tick()).await.is_some() {
-            self.forget_expired().await;
-        }
-    }
-
-    async fn forget_expired(&self) {
-        let mut late = self.leaks.owners();
-        late.extend(self.tombstones.late_owners());
-        let settled = |uid: Uuid, _: &drover_store::Tombstone| !late.contains(&uid);
-        let swept = self
-            .store
-            .sweep_tombstones(self.shards.all(), KEPT, settled);
-        match swept.await {
-            Ok(0) => {}
-            Ok(_) => {
-                let oldest = self.clock.now().saturating_sub(drover_core::millis(KEPT));
-                self.tombstones.expire(oldest, &late);
-            }
-            Err(error) => tracing::warn!(%error, "deleted clusters could not be forgotten"),
         }
     }
 }

@@ -11,12 +11,10 @@ use drover_secrets::Vault;
 use drover_store::{Clock, DigestKey, Shards, Store};
 
 use crate::{
-    api,
     calls::Dispatcher,
     commit::Committer,
-    gauges::Gauges,
+    expiry::Expiry,
     intake::Intake,
-    limits::Limits,
     load::{self, Ahead},
     observer::Observer,
     planning::Planner,
@@ -29,13 +27,16 @@ use crate::{
     resources::{Leaks, sweep::Sweep},
     safety::SafetySweep,
     secrets::Secrets,
-    services::Services,
     space::Space,
     status::Viewer,
     tasks::Tasks,
-    tombstones::{Expiry, LateNodes, Tombstones},
+    tombstones::{LateNodes, Tombstones},
     waiter::Waiters,
 };
+
+mod api;
+#[cfg(test)]
+mod fixture;
 
 /// How long the first plans wait for platforms to show what they have, and how often it is looked.
 const FIRST_LOOK: Duration = Duration::from_secs(2);
@@ -340,53 +341,6 @@ impl Wiring {
             clock: self.clock.clone(),
         }
     }
-
-    /// What answers calls.
-    pub(crate) fn services(
-        &self,
-        registry: Arc<Registry>,
-        secrets: Arc<Secrets>,
-        limits: Limits,
-    ) -> Services {
-        let shared = Arc::new(crate::shared::Shared {
-            clock: self.clock.clone(),
-            store: self.store.clone(),
-            records: self.records.clone(),
-            interner: self.interner.clone(),
-            queue: self.queue.clone(),
-            clusters: self.clusters.clone(),
-            changing: Default::default(),
-            reconciling: Default::default(),
-            waiters: self.waiters.clone(),
-            platforms: self.platforms.clone(),
-            tombstones: self.tombstones.clone(),
-            probes: self.probes.clone(),
-            limits,
-            vault: self.vault.clone(),
-            secrets,
-            digests: self.digests.clone(),
-            tasks: self.tasks.clone(),
-            readiness: self.readiness.clone(),
-            space: self.space.clone(),
-            registry,
-            committer: self.committer.clone(),
-            planner: self.planner(),
-            viewer: self.viewer(),
-            hooks: self.hooks.clone(),
-        });
-        Services {
-            clusters: api::cluster_service(&shared),
-            platforms: api::platform_service(&shared),
-            secrets: api::secret_service(&shared),
-            gauges: Gauges::new(
-                self.records.clone(),
-                self.viewer(),
-                self.queue.clone(),
-                self.space.clone(),
-            ),
-            store: self.store.clone(),
-        }
-    }
 }
 
 /// Plans every cluster once. Without what platforms show a plan can only say that it does not know, and ten thousand of
@@ -407,6 +361,3 @@ async fn plan_all(
         queue.push(cluster.uid(), Urgency::Bulk);
     }
 }
-
-#[cfg(test)]
-mod fixture;

@@ -2,17 +2,22 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::Duration,
 };
 
-use drover_cluster::{Cluster, ClusterState, events::sign};
+use drover_cluster::{Cluster, ClusterState, Interner, events::sign};
 use drover_core::{Error, Millis, Reason, Result, Sym, Urgency, resource::ResourceKey};
 use drover_planner::{Op, Plan};
+use drover_platforms::Platforms;
 use drover_proto::orchestrator::v1 as pb;
-use drover_store::{NewEvent, Step};
+use drover_store::{Clock, NewEvent, Step};
 
-use super::Api;
-use crate::{fenced::of_a_part, resources};
+use super::access::{Access, per_call};
+use crate::{
+    commit::Committer, fenced::of_a_part, locks::Locks, queue::Queue, records::Records, resources,
+    status::Viewer,
+};
 
 /// Maximum number of nodes per step of the store. Larger than a request, so that the nodes of a request stay together.
 const MAX_NODES: usize = drover_planner::MAX_ROWS;
@@ -22,16 +27,32 @@ const MAX_TURNS: usize = 64;
 /// The backend of a cluster to give up: platform name and backend uid.
 type Backend = (Sym, Sym);
 
-impl Api {
+/// Gives up backends.
+#[derive(Clone)]
+pub(crate) struct Abandonment {
+    pub(crate) access: Access,
+    pub(crate) changing: Arc<Locks>,
+    pub(crate) platforms: Arc<Platforms>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) committer: Arc<Committer>,
+    pub(crate) interner: Arc<Interner>,
+    pub(crate) viewer: Viewer,
+    pub(crate) queue: Queue,
+    pub(crate) clock: Arc<Clock>,
+}
+
+per_call!(Abandonment: access);
+
+impl Abandonment {
     pub(super) async fn abandon(
         &self,
         request: pb::AbandonPlatformRequest,
     ) -> Result<pb::AbandonPlatformResponse> {
-        let cluster = self.find_to_change(&request.cluster)?;
-        let _change = self.shared.changing.lock(cluster.uid()).await;
+        let cluster = self.access.find_to_change(&request.cluster)?;
+        let _change = self.changing.lock(cluster.uid()).await;
         let Some(backend) = chosen(&cluster.lock(), &request)? else {
             // The backend was abandoned before, or is proven to have nothing of the cluster.
-            let registered = self.shared.platforms.get(&request.platform);
+            let registered = self.platforms.get(&request.platform);
             let shown = registered.map(|it| it.platform.registration().uid);
             let given_up = |(name, _): &Backend| **name == *request.platform;
             if shown.is_none() && !cluster.lock().state().abandoned.iter().any(given_up) {
@@ -46,12 +67,12 @@ impl Api {
                 );
                 return Err(Error::unavailable(message));
             }
-            let shown = shown.map(|uid| self.shared.interner.get(&uid));
+            let shown = shown.map(|uid| self.interner.get(&uid));
             self.sweep_after_all(&cluster, &request, shown.as_ref())
                 .await?;
-            let revision = self.shared.records.revision();
+            let revision = self.records.revision();
             return Ok(pb::AbandonPlatformResponse {
-                cluster: Some(self.shared.viewer.shown(&cluster)),
+                cluster: Some(self.viewer.shown(&cluster)),
                 nodes: Vec::new(),
                 revision,
             });
@@ -61,26 +82,26 @@ impl Api {
         if reachable.is_err() && again && request.delete_nodes {
             self.sweep_after_all(&cluster, &request, Some(&backend.1))
                 .await?;
-            let revision = self.shared.records.revision();
+            let revision = self.records.revision();
             return Ok(pb::AbandonPlatformResponse {
-                cluster: Some(self.shared.viewer.shown(&cluster)),
+                cluster: Some(self.viewer.shown(&cluster)),
                 nodes: Vec::new(),
                 revision,
             });
         }
         reachable?;
         let keep = !request.delete_nodes;
-        let author = self.record.author();
+        let author = self.access.record.author();
         let mut nodes = Vec::new();
         let (mut turns, mut is_begun) = (0, false);
         loop {
-            let now = self.shared.clock.now();
+            let now = self.clock.now();
             let (mut step, plan, ids, last) =
                 next_step(&cluster, &cluster.lock(), &backend, keep, now);
             for event in &mut step.events {
                 sign(event, author);
             }
-            let committer = &self.shared.committer;
+            let committer = &self.committer;
             match committer
                 .commit(&cluster, step, &plan, Vec::new(), now)
                 .await
@@ -103,10 +124,10 @@ impl Api {
                 break;
             }
         }
-        self.shared.queue.push(cluster.uid(), Urgency::Bulk);
-        let revision = self.shared.records.revision();
+        self.queue.push(cluster.uid(), Urgency::Bulk);
+        let revision = self.records.revision();
         Ok(pb::AbandonPlatformResponse {
-            cluster: Some(self.shared.viewer.shown(&cluster)),
+            cluster: Some(self.viewer.shown(&cluster)),
             nodes,
             revision,
         })
@@ -114,11 +135,11 @@ impl Api {
 
     fn refuse_reachable(&self, cluster: &Cluster, backend: &Backend) -> Result<()> {
         let (platform, uid) = backend;
-        let Some(registered) = self.shared.platforms.get(platform) else {
+        let Some(registered) = self.platforms.get(platform) else {
             return Ok(());
         };
         let bound = registered.platform.registration().uid;
-        let (unseen, wait) = registered.platform.unseen(self.shared.clock.now());
+        let (unseen, wait) = registered.platform.unseen(self.clock.now());
         if unseen >= wait {
             return Ok(());
         }
@@ -138,7 +159,7 @@ impl Api {
             format!(
                 "{platform} answers, and lost many nodes at once; confirm the loss instead of abandoning it"
             )
-        } else if registered.platform.is_visible(self.shared.clock.now()) {
+        } else if registered.platform.is_visible(self.clock.now()) {
             format!("{platform} answers; delete or change what is there instead of abandoning it")
         } else {
             format!(
@@ -159,8 +180,8 @@ impl Api {
         shown: Option<&Sym>,
     ) -> Result<()> {
         for _ in 0..MAX_TURNS {
-            let now = self.shared.clock.now();
-            let bound = self.shared.platforms.bound();
+            let now = self.clock.now();
+            let bound = self.platforms.bound();
             let (step, plan) = {
                 let inner = cluster.lock();
                 if !request.delete_nodes {
@@ -178,13 +199,13 @@ impl Api {
                 };
                 (step, plan)
             };
-            let committer = &self.shared.committer;
+            let committer = &self.committer;
             match committer
                 .commit(cluster, step, &plan, Vec::new(), now)
                 .await
             {
                 Ok(()) => {
-                    self.shared.queue.push(cluster.uid(), Urgency::Bulk);
+                    self.queue.push(cluster.uid(), Urgency::Bulk);
                     return Ok(());
                 }
                 Err(error) if error.reason() == Reason::Conflict => {

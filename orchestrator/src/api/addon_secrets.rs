@@ -6,7 +6,7 @@ use drover_cluster::Cluster;
 use drover_core::{Error, Result, addon::NamedSecret, error::Violation, spec::SecretRef};
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 
-use super::{Api, check::Checked};
+use super::check::{Checked, Validator};
 
 /// Whether an addon of a spec names a secret.
 pub(super) fn names_secrets(spec: &pb::ClusterSpec) -> bool {
@@ -25,7 +25,7 @@ pub(super) fn names_secrets(spec: &pb::ClusterSpec) -> bool {
     })
 }
 
-impl Api {
+impl Validator {
     /// Reads the secrets that addons name. A missing one is an error with its field. Callers who may not change the
     /// cluster (`changes`) get none, because a platform that validates them would tell what is in them.
     pub(super) async fn check_addon_secrets(
@@ -50,7 +50,7 @@ impl Api {
                 if let Some(description) = description {
                     wrong.push(Violation { field, description });
                 } else if changes {
-                    let content = self.shared.vault.addon_secret(&secret.name).await?;
+                    let content = self.vault.addon_secret(&secret.name).await?;
                     all.insert(secret.name.clone(), content);
                 }
             }
@@ -75,9 +75,9 @@ impl Api {
             key: key.to_owned(),
         };
         if !there {
-            self.may_name(&of(""), changes)?;
+            self.access.may_name(&of(""), changes)?;
         }
-        let vault = &self.shared.vault;
+        let vault = &self.vault;
         let Some(known) = vault.get(&secret.name) else {
             let error = drover_secrets::no_secret(&secret.name);
             let why = error.message().to_owned();

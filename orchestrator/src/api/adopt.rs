@@ -1,13 +1,13 @@
 //! Adoption of nodes that platforms show for a cluster and that have no record here.
 
-use drover_cluster::{Cluster, ClusterState, Resolved, Source};
-use drover_core::{Error, Reason, Result, Sym, error::Violation, resource::ResourceKind};
+use drover_cluster::{Cluster, ClusterState, Interner, Resolved, Source};
+use drover_core::{Error, Millis, Reason, Result, Sym, error::Violation, resource::ResourceKind};
 use drover_planner::{Op, Plan, State};
 use drover_platforms::Registered;
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use uuid::Uuid;
 
-use super::Api;
+use super::{apply::Applier, create::Creator};
 
 /// Deadline for a platform to list the nodes of one cluster.
 const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
@@ -17,26 +17,25 @@ pub(super) struct Others(Vec<(Sym, String, Vec<wire::Node>)>);
 
 impl Others {
     /// Adds the nodes to the cluster's foreign nodes.
-    pub(super) fn show(&self, api: &Api, cluster: &Cluster) {
+    pub(super) fn show(&self, cluster: &Cluster, interner: &Interner, now: Millis) {
         let mut inner = cluster.lock();
-        let now = api.shared.clock.now();
         for (platform, uid, nodes) in &self.0 {
             for node in nodes {
                 let source = Source { platform, uid };
-                inner.observe_foreign(source, node, now, &api.shared.interner);
+                inner.observe_foreign(source, node, now, interner);
             }
         }
     }
 }
 
-impl Api {
+impl Creator {
     /// Lists the current nodes with the cluster id that is to be adopted, on all platforms.
     ///
     /// # Errors
     /// `CapabilityMissing` if a platform cannot change the owner of nodes, `Unavailable` if one cannot be asked.
     pub(super) async fn others(&self, name: &str) -> Result<Others> {
         let mut others = Vec::new();
-        for (platform, registered) in self.registered() {
+        for (platform, registered) in self.access.registered() {
             if registered.platform.foreign_owner(name).is_none() {
                 continue;
             }
@@ -58,13 +57,15 @@ impl Api {
             nodes.retain(|node| {
                 let owner = node.slot.as_ref().map(|slot| slot.owner.as_str());
                 let owner = owner.and_then(|owner| Uuid::parse_str(owner).ok());
-                owner.is_none_or(|owner| self.shared.tombstones.name(owner).is_none())
+                owner.is_none_or(|owner| self.tombstones.name(owner).is_none())
             });
             others.push((platform, uid, nodes));
         }
         Ok(Others(others))
     }
+}
 
+impl Applier {
     /// Whether there may be nodes to adopt. Fails if adopting them is not possible.
     pub(super) fn adoptable(
         &self,
@@ -78,15 +79,15 @@ impl Api {
                 continue;
             }
             last = Some(platform);
-            if let Some(registered) = self.shared.platforms.get(platform) {
+            if let Some(registered) = self.platforms.get(platform) {
                 refuse_unable(platform, &registered)?;
             }
         }
         refuse_removed(inner.state(), resolved, removed)?;
         refuse_unnamed(inner.state(), resolved)?;
-        let now = self.shared.clock.now();
+        let now = self.clock.now();
         let hidden = |choice: &drover_core::spec::Choice| {
-            let platform = self.shared.platforms.get(&choice.platform);
+            let platform = self.platforms.get(&choice.platform);
             platform.is_some_and(|registered| !registered.platform.is_visible(now))
         };
         let mut choices = resolved.groups.iter().flat_map(|group| &group.choices);

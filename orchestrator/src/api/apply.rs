@@ -1,38 +1,57 @@
 //! ApplyCluster and PlanCluster: a document is fully validated, also by every reachable platform, and then made
 //! durable.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
 use drover_cluster::{Cluster, ClusterState, Resolved, order_adoption, stored_spec};
-use drover_convert::value::to_timestamp;
-use drover_core::{
-    Error, Reason, Result, Sym, Urgency, error::Violation, name, node::Request, spec::Group,
-};
-use drover_executor::Point;
-use drover_planner::{Plan, State};
+use drover_core::{Error, Reason, Result, error::Violation, name, spec::Group};
+use drover_platforms::Platforms;
 use drover_proto::orchestrator::v1 as pb;
-use drover_store::{Desired, Versioned};
+use drover_store::Clock;
 use prost::Message;
-use tokio::time::Instant;
 
 use super::{
-    Api,
-    adopt::{self, Others},
-    check::Checked,
+    access::{Access, per_call},
+    adopt,
+    check::{Checked, Validator},
     clusters::{expect, find_group, refuse_deleting},
-    rollout,
+    create::Creator,
+    editor::Editor,
+    forecast::Forecaster,
+    revisions::Revisions,
     user_data::names_secrets,
 };
-use crate::status::{self, shown_spec};
+use crate::{
+    limits::Limits,
+    records::Records,
+    secrets::Secrets,
+    space::Space,
+    status::{self, Viewer},
+};
 
 /// Maximum number of retries after the cluster was created concurrently.
 const MAX_TURNS: usize = 8;
-/// Maximum time until a concurrently created cluster, already durable, is visible in memory.
-const CREATION_WAIT: Duration = Duration::from_secs(1);
-/// Maximum number of plans that a preview combines; each would be one step of the store.
-const MAX_PREVIEW: usize = 300;
+/// Applies documents.
+#[derive(Clone)]
+pub(crate) struct Applier {
+    pub(crate) access: Access,
+    pub(crate) validator: Validator,
+    pub(crate) creator: Creator,
+    pub(crate) editor: Editor,
+    pub(crate) forecaster: Forecaster,
+    pub(crate) revisions: Revisions,
+    pub(crate) viewer: Viewer,
+    pub(crate) records: Arc<Records>,
+    pub(crate) platforms: Arc<Platforms>,
+    pub(crate) secrets: Arc<Secrets>,
+    pub(crate) limits: Arc<Limits>,
+    pub(crate) space: Arc<Space>,
+    pub(crate) clock: Arc<Clock>,
+}
 
-impl Api {
+per_call!(Applier: access, validator, creator, editor);
+
+impl Applier {
     pub(super) async fn apply(
         &self,
         request: pb::ApplyClusterRequest,
@@ -41,7 +60,7 @@ impl Api {
             return Err(Error::invalid("cluster", "is missing"));
         };
         let _share = if request.validate_only {
-            self.shared.limits.plan(self.record.payer())?
+            self.limits.plan(self.access.record.payer())?
         } else {
             None
         };
@@ -53,20 +72,20 @@ impl Api {
                 field: "cluster.name".to_owned(),
                 description: why,
             }];
-            if let Err(more) = self.read(document, None, &request) {
+            if let Err(more) = self.validator.read(document, None, &request) {
                 wrong.extend(more.fields().iter().cloned());
             }
             return Err(Error::violations(wrong));
         }
-        self.caller.about("cluster", &document.name);
+        self.access.caller.about("cluster", &document.name);
         // Held so that the secrets that validation finds still exist when the reference to them is stored.
         let _secrets = if names_secrets(document) && !request.validate_only {
-            Some(self.shared.secrets.refer().await)
+            Some(self.secrets.refer().await)
         } else {
             None
         };
         for _ in 0..MAX_TURNS {
-            if let Ok(cluster) = self.shared.clusters.find(&document.name) {
+            if let Ok(cluster) = self.records.clusters().find(&document.name) {
                 return self.apply_to(&cluster, document, &request).await;
             }
             match self.apply_new(document, &request).await {
@@ -74,7 +93,7 @@ impl Api {
                 Err(error)
                     if error.reason() == Reason::ClusterExists && error.resource().is_some() =>
                 {
-                    self.take_in(&document.name).await?;
+                    self.creator.take_in(&document.name).await?;
                 }
                 answer => return answer,
             }
@@ -93,9 +112,9 @@ impl Api {
         validate_only: bool,
     ) -> Result<()> {
         if !validate_only {
-            return self.may_change(&document.name, Some(labels));
+            return self.access.may_change(&document.name, Some(labels));
         }
-        if self.caller.sees(&document.name, Some(labels)) {
+        if self.access.caller.sees(&document.name, Some(labels)) {
             return Ok(());
         }
         Err(Error::not_found("cluster", document.name.as_str()))
@@ -118,14 +137,15 @@ impl Api {
             .with_metadata("generation", 0));
         }
         let others = if request.adopt {
-            self.may_adopt(&document.name)?;
-            Some(self.others(&document.name).await?)
+            self.access.may_adopt(&document.name)?;
+            Some(self.creator.others(&document.name).await?)
         } else {
-            self.refuse_foreign(&document.name)?;
+            self.creator.refuse_foreign(&document.name)?;
             None
         };
-        let checked = self.check(document, None, request).await?;
-        self.create(&document.name, checked, request.validate_only, others)
+        let checked = self.validator.check(document, None, request).await?;
+        self.creator
+            .create(&document.name, checked, request.validate_only, others)
             .await
     }
 
@@ -135,7 +155,7 @@ impl Api {
         document: &pb::Cluster,
         request: &pb::ApplyClusterRequest,
     ) -> Result<pb::ApplyClusterResponse> {
-        let _change = self.shared.changing.lock(cluster.uid()).await;
+        let _change = self.editor.lock(cluster).await;
         {
             let inner = cluster.lock();
             // The current labels must permit the change, too: the caller can neither take a cluster by changing its
@@ -148,253 +168,16 @@ impl Api {
             self.may_apply(document, &document.labels, request.validate_only)?;
             // Nodes that platforms show by the time of the adoption may belong to others, even if none are visible now.
             if request.adopt {
-                self.may_adopt(&document.name)?;
+                self.access.may_adopt(&document.name)?;
             }
             expect(&inner, request.expected_generation)?;
             refuse_deleting(&inner, cluster.name())?;
         }
-        let checked = self.check(document, Some(cluster), request).await?;
+        let checked = self
+            .validator
+            .check(document, Some(cluster), request)
+            .await?;
         self.change(cluster, checked, request).await
-    }
-
-    /// Loads a cluster into memory that exists only in the store.
-    async fn take_in(&self, name: &str) -> Result<()> {
-        let end = Instant::now() + CREATION_WAIT;
-        while Instant::now() < end {
-            if self.shared.clusters.find(name).is_ok() {
-                return Ok(());
-            }
-            tokio::time::sleep(super::SHORT_WAIT).await;
-        }
-        // No other call is about to load it: its creator lost the store's response.
-        let Some(uid) = self.shared.store.find_cluster(name).await? else {
-            return Ok(());
-        };
-        if let Some(row) = self.shared.store.load_cluster(uid).await? {
-            self.shared.records.wrote(row.desired.revision);
-            let cluster = self.shared.records.add(self.shared.records.decode(row)?);
-            self.shared.records.changed(&cluster, &mut cluster.lock());
-            self.shared.queue.push(uid, Urgency::Bulk);
-        }
-        Ok(())
-    }
-
-    pub(super) async fn plan(
-        &self,
-        request: pb::PlanClusterRequest,
-    ) -> Result<pb::PlanClusterResponse> {
-        use pb::plan_cluster_request::Subject;
-        // Dry runs count against the limit where they are validated.
-        let tried = matches!(
-            request.subject,
-            Some(Subject::Cluster(_) | Subject::Undo(_))
-        );
-        let _share = if tried {
-            None
-        } else {
-            self.shared.limits.plan(self.record.payer())?
-        };
-        self.shared.records.reach(request.min_revision).await?;
-        match request.subject {
-            Some(Subject::Name(name)) => {
-                let cluster = self.find(&name)?;
-                let former = self.former(&cluster).await?;
-                let plan = self.preview_with(&cluster, &former);
-                Ok(pb::PlanClusterResponse {
-                    plan: Some(plan),
-                    warnings: Vec::new(),
-                    revision: self.shared.records.revision(),
-                    cluster: Some(self.shared.viewer.shown(&cluster)),
-                })
-            }
-            Some(Subject::Scale(request)) => {
-                let cluster = self.find(&request.cluster)?;
-                let former = self.former(&cluster).await?;
-                let (desired, spec) = self.scaled(&cluster, &cluster.lock(), &request)?;
-                Ok(self.supposed(&cluster, desired, Some(spec), &former))
-            }
-            Some(Subject::Delete(request)) => {
-                let cluster = self.find(&request.name)?;
-                let desired = self.deleted(&cluster.lock(), &request)?;
-                Ok(self.supposed(&cluster, desired, None, &[]))
-            }
-            Some(Subject::Restart(request)) => {
-                let cluster = self.find(&request.cluster)?;
-                let former = self.former(&cluster).await?;
-                let desired = {
-                    let inner = cluster.lock();
-                    refuse_deleting(&inner, cluster.name())?;
-                    rollout::restarted(&inner, request.group.as_deref())?.0
-                };
-                Ok(self.supposed(&cluster, desired, None, &former))
-            }
-            Some(Subject::Undo(request)) => {
-                let (_, answer) = self.undo_as(request, true).await?;
-                Ok(pb::PlanClusterResponse {
-                    plan: answer.plan,
-                    warnings: answer.warnings,
-                    revision: answer.revision,
-                    cluster: answer.cluster,
-                })
-            }
-            Some(Subject::Cluster(cluster)) => {
-                let answer = self
-                    .apply(pb::ApplyClusterRequest {
-                        cluster: Some(cluster),
-                        validate_only: true,
-                        ..pb::ApplyClusterRequest::default()
-                    })
-                    .await?;
-                Ok(pb::PlanClusterResponse {
-                    plan: answer.plan,
-                    warnings: answer.warnings,
-                    revision: answer.revision,
-                    cluster: answer.cluster,
-                })
-            }
-            None => Err(Error::invalid(
-                "subject",
-                "neither name nor cluster is given",
-            )),
-        }
-    }
-
-    /// The plan that would result from this desired state.
-    pub(super) fn supposed(
-        &self,
-        cluster: &Cluster,
-        desired: Versioned<Desired>,
-        spec: Option<Arc<Resolved>>,
-        former: &[Group],
-    ) -> pb::PlanClusterResponse {
-        let mut shown = self.shared.viewer.shown(cluster);
-        shown.generation = desired.value.generation;
-        shown.spec = shown_spec(
-            &desired.value.spec,
-            &self.shared.digests.of_cluster(cluster.uid()),
-        );
-        shown.delete_time = desired
-            .value
-            .delete_time_ms
-            .map(|time| to_timestamp(u64::try_from(time).unwrap_or(0)));
-        let copy = {
-            let inner = cluster.lock();
-            let spec = spec.unwrap_or_else(|| inner.spec().clone());
-            inner.what_if(desired, spec)
-        };
-        let plan = self.forecast(cluster, &copy, former);
-        pb::PlanClusterResponse {
-            plan: Some(plan),
-            warnings: Vec::new(),
-            revision: self.shared.records.revision(),
-            cluster: Some(shown),
-        }
-    }
-
-    /// Refuses the name of a cluster of which a platform shows foreign nodes.
-    fn refuse_foreign(&self, name: &str) -> Result<()> {
-        for (platform, registered) in &*self.shared.platforms.read() {
-            if let Some(owner) = registered.platform.foreign_owner(name) {
-                let owner = if owner.is_empty() {
-                    "nobody known"
-                } else {
-                    &owner
-                };
-                let platform = if self.caller.sees_platform(platform) {
-                    platform
-                } else {
-                    "a platform"
-                };
-                let message = format!(
-                    "{platform} shows nodes of a cluster {name:?} whose owner is {owner}; choose another name, or take \
-                     them over with adopt"
-                );
-                return Err(Error::new(Reason::ClusterExists, message));
-            }
-        }
-        Ok(())
-    }
-
-    async fn create(
-        &self,
-        name: &str,
-        checked: Checked,
-        validate_only: bool,
-        others: Option<Others>,
-    ) -> Result<pb::ApplyClusterResponse> {
-        self.shared.space.admit("a new cluster")?;
-        let mut checked = checked;
-        let kept = self
-            .warn_of_kept(name, &with_storage(&checked.resolved))
-            .await;
-        checked.warnings.extend(kept);
-        let now = self.shared.clock.now();
-        let time = i64::try_from(now).unwrap_or(i64::MAX);
-        let mut value = Desired {
-            name: name.to_owned(),
-            labels: checked.labels,
-            spec: checked.spec.encode_to_vec().into(),
-            // Continues the generation of a deleted cluster of this name, so that an expected generation of the former
-            // never matches.
-            generation: self.shared.tombstones.generation(name) + 1,
-            author: self.record.author().to_owned(),
-            apply_time_ms: time,
-            create_time_ms: time,
-            ..Desired::default()
-        };
-        if others.is_some() {
-            order_adoption(&mut value);
-        }
-        let mut answer = pb::ApplyClusterResponse {
-            outcome: pb::ApplyOutcome::Created.into(),
-            warnings: checked.warnings,
-            ..pb::ApplyClusterResponse::default()
-        };
-        let cluster = if validate_only {
-            let desired = Versioned { value, revision: 0 };
-            answer.revision = self.shared.records.revision();
-            Arc::new(Cluster::create(checked.uid, desired, checked.resolved))
-        } else {
-            self.shared.hooks.reach(Point::BeforeApply).await;
-            let data = checked.user_data.to_store();
-            let store = &self.shared.store;
-            let revision = store
-                .create_cluster_with(checked.uid, value.clone(), data)
-                .await?;
-            self.shared.hooks.reach(Point::AfterApply).await;
-            self.record.generation(value.generation);
-            let desired = Versioned { value, revision };
-            answer.revision = revision;
-            self.shared
-                .records
-                .add(Cluster::create(checked.uid, desired, checked.resolved))
-        };
-        if let Some(others) = others {
-            others.show(self, &cluster);
-        }
-        let mut plan = {
-            let mut inner = cluster.lock();
-            let plan = self.forecast(&cluster, &inner, &[]);
-            if !validate_only {
-                self.shared.records.changed(&cluster, &mut inner);
-            }
-            plan
-        };
-        let mut shown = self.shared.viewer.shown(&cluster);
-        if let Some(spec) = &mut shown.spec {
-            checked.user_data.leave_out(spec);
-        }
-        if validate_only {
-            plan.generation = 0;
-            shown.uid.clear();
-        } else {
-            self.shared.records.wrote(answer.revision);
-            self.shared.queue.push(cluster.uid(), Urgency::Bulk);
-        }
-        answer.warnings.extend(adopt::warning(&plan));
-        answer.plan = Some(plan);
-        answer.cluster = Some(shown);
-        Ok(answer)
     }
 
     async fn change(
@@ -404,8 +187,11 @@ impl Api {
         request: &pb::ApplyClusterRequest,
     ) -> Result<pb::ApplyClusterResponse> {
         let (remove_groups, validate_only) = (&request.remove_groups, request.validate_only);
-        let data = self.user_data_of_change(cluster, &checked).await?;
-        let former = self.former(cluster).await?;
+        let data = self
+            .validator
+            .user_data_of_change(cluster, &checked)
+            .await?;
+        let former = self.revisions.former(cluster).await?;
         let (desired, same) = {
             let inner = cluster.lock();
             refuse_kept(&checked.spec, remove_groups)?;
@@ -421,8 +207,7 @@ impl Api {
                 desired.value.spec = checked.spec.encode_to_vec().into();
                 inner.remember_leaving(&mut desired.value, &checked.resolved.groups);
                 desired.value.generation += 1;
-                desired.value.apply_time_ms =
-                    i64::try_from(self.shared.clock.now()).unwrap_or(i64::MAX);
+                desired.value.apply_time_ms = i64::try_from(self.clock.now()).unwrap_or(i64::MAX);
             }
             let adopts =
                 request.adopt && self.adoptable(&inner, &checked.resolved, remove_groups)?;
@@ -441,28 +226,28 @@ impl Api {
             let inner = cluster.lock();
             let copy = inner.what_if(desired.clone(), checked.resolved.clone());
             drop(inner);
-            self.forecast(cluster, &copy, &former)
+            self.forecaster.forecast(cluster, &copy, &former)
         };
         let mut warnings = checked.warnings;
         if request.adopt {
             warnings.extend(adopt::warning(&plan));
         }
-        let mut shown = self.shared.viewer.shown(cluster);
+        let mut shown = self.viewer.shown(cluster);
         let revision = if validate_only || same {
             if validate_only && !same {
                 shown.generation = desired.value.generation;
                 shown.labels.clone_from(&desired.value.labels);
-                let digests = self.shared.digests.of_cluster(cluster.uid());
+                let digests = self.viewer.digests.of_cluster(cluster.uid());
                 let mut spec = status::shown(checked.spec, &digests);
                 checked.user_data.leave_out(&mut spec);
                 shown.spec = Some(spec);
                 plan.generation = before;
             }
-            self.shared.records.revision()
+            self.records.revision()
         } else {
             let spec = Some(checked.resolved);
-            let revision = self.store_with(cluster, desired, spec, data).await?;
-            shown = self.shared.viewer.shown(cluster);
+            let revision = self.editor.store_with(cluster, desired, spec, data).await?;
+            shown = self.viewer.shown(cluster);
             revision
         };
         Ok(pb::ApplyClusterResponse {
@@ -482,59 +267,8 @@ impl Api {
             return Ok(());
         };
         let what = format!("a new group {}", group.path);
-        self.shared.space.admit(&what)
+        self.space.admit(&what)
     }
-
-    /// Everything that would be done at once for a record, combined from as many plans as that takes.
-    fn forecast(&self, cluster: &Cluster, inner: &ClusterState, former: &[Group]) -> pb::Plan {
-        let now = self.shared.clock.now();
-        let mut ahead = inner.preview();
-        let mut whole = Plan::default();
-        let mut names: State = inner.state().clone();
-        let suggestions = self.shared.planner.suggestions(&inner);
-        for round in 0..MAX_PREVIEW {
-            let plan = self.shared.planner.plan(&ahead, &suggestions, now, true);
-            ahead.step(&plan, now);
-            adopt::suppose(&mut names, &plan);
-            names.requests.extend(
-                ahead
-                    .state()
-                    .requests
-                    .iter()
-                    .map(|(id, request)| (*id, Request::clone(request))),
-            );
-            let again = plan.again;
-            whole.ops.extend(plan.ops);
-            if round == 0 {
-                whole.report = plan.report;
-                whole.renewals = plan.renewals;
-            }
-            whole.outlook = plan.outlook;
-            if !again {
-                break;
-            }
-        }
-        let generation = inner.desired().value.generation;
-        names.uid = cluster.uid();
-        let known = suggestions.groups.as_ref();
-        let groups = known.map_or(inner.groups(), |groups| groups);
-        let revision = inner.head().revision;
-        let mut plan = status::plan(&whole, &names, groups, revision, generation, now);
-        plan.renewals = rollout::renewals(&whole.renewals, &names, groups, former);
-        plan
-    }
-}
-
-/// The platforms named by groups with storage.
-fn with_storage(spec: &Resolved) -> Vec<Sym> {
-    let groups = spec.groups.iter().filter(|group| group.storage.is_some());
-    let mut platforms: Vec<Sym> = groups
-        .flat_map(|group| &group.choices)
-        .map(|choice| choice.platform.clone())
-        .collect();
-    platforms.sort();
-    platforms.dedup();
-    platforms
 }
 
 /// Refuses a group that is both in the spec and named for removal.

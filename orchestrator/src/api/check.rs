@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use drover_cluster::{Cluster, Resolved, request, stored_spec};
+use drover_cluster::{Cluster, Interner, Resolved, request, stored_spec};
 use drover_convert::spec::{MAX_SPEC, cluster_spec};
 use drover_core::{
     Class, Error, Reason, Result, Sym,
@@ -14,14 +14,22 @@ use drover_core::{
     name::{node_id, node_name},
     spec::{Choice, Group, Probe, UserDataSource, check_labels},
 };
-use drover_platforms::{Registered, has};
+use drover_platforms::{Platforms, Registered, has};
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
+use drover_secrets::Vault;
+use drover_store::{DigestKey, Store};
 use futures::StreamExt;
 use prost::Message;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Api, clusters::find_group, suggest::instead, user_data::Known};
+use super::{
+    access::{Access, per_call},
+    clusters::find_group,
+    revisions::Revisions,
+    suggest::instead,
+    user_data::Known,
+};
 
 mod origin;
 pub(super) mod resources;
@@ -77,14 +85,28 @@ pub(super) struct Checked {
     pub(super) user_data: Known,
 }
 
-impl Api {
+/// Checks documents, also by the platforms that they name.
+#[derive(Clone)]
+pub(crate) struct Validator {
+    pub(crate) access: Access,
+    pub(crate) platforms: Arc<Platforms>,
+    pub(crate) vault: Arc<Vault>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) digests: Arc<DigestKey>,
+    pub(crate) interner: Arc<Interner>,
+    pub(crate) revisions: Revisions,
+}
+
+per_call!(Validator: access);
+
+impl Validator {
     pub(super) async fn check(
         &self,
         document: &pb::Cluster,
         cluster: Option<&Arc<Cluster>>,
         request: &pb::ApplyClusterRequest,
     ) -> Result<Checked> {
-        let changes = self.may_change_as(document, cluster);
+        let changes = self.access.may_change_as(document, cluster);
         let document = &self.take_digests(document, cluster, changes).await?;
         let mut checked = self.read(document, cluster, request)?;
         let known = self.check_user_data(&mut checked, cluster, changes).await?;
@@ -100,7 +122,7 @@ impl Api {
             secrets: &secrets,
             cluster,
         };
-        resources::ask(&self.shared.platforms, &of, warnings).await?;
+        resources::ask(&self.platforms, &of, warnings).await?;
         Ok(checked)
     }
 
@@ -129,7 +151,7 @@ impl Api {
             return Err(Error::violations(wrong));
         }
         let uid = cluster.map_or_else(Uuid::now_v7, |cluster| cluster.uid());
-        let digests = self.shared.digests.of_cluster(uid);
+        let digests = self.digests.of_cluster(uid);
         let resolved = cluster_spec(&spec).and_then(|spec| {
             wrong.extend(spec.check_new());
             Resolved::new(spec, &digests)
@@ -145,17 +167,16 @@ impl Api {
         self.check_places(document, &spec, &resolved, cluster, request.validate_only)?;
         let mut warnings = Vec::new();
         let known: Vec<String> = self
-            .shared
             .platforms
             .read()
             .keys()
-            .filter(|name| self.caller.sees_platform(name))
+            .filter(|name| self.access.caller.sees_platform(name))
             .map(ToString::to_string)
             .collect();
         for group in &resolved.groups {
             let origin = Origin::of(&spec, &group.field);
             for (index, choice) in group.choices.iter().enumerate() {
-                if let Some(registered) = self.shared.platforms.get(&choice.platform) {
+                if let Some(registered) = self.platforms.get(&choice.platform) {
                     self.check_choice(
                         &origin,
                         index,
@@ -185,7 +206,7 @@ impl Api {
             }
         }
         let missing = resources::read(
-            &self.shared.platforms,
+            &self.platforms,
             &resolved,
             assumed,
             &mut wrong,
@@ -206,7 +227,7 @@ impl Api {
                 uid,
                 labels: document.labels.clone(),
                 spec,
-                resolved: Arc::new(resolved.interned(&self.shared.interner)),
+                resolved: Arc::new(resolved.interned(&self.interner)),
                 warnings,
                 user_data,
             })
@@ -423,7 +444,7 @@ impl Api {
                 if !known.insert(hashes(choice)) {
                     continue;
                 }
-                let Some(registered) = self.shared.platforms.get(&choice.platform) else {
+                let Some(registered) = self.platforms.get(&choice.platform) else {
                     continue;
                 };
                 let Some(client) = registered.platform.client() else {
@@ -519,7 +540,7 @@ impl Api {
         };
         wire::ProvisionRequest {
             expected_platform_uid: uid,
-            fence: Some(self.shared.platforms.fence(owner)),
+            fence: Some(self.platforms.fence(owner)),
             owner: owner.to_string(),
             request_id: id.to_string(),
             sequence: 1,

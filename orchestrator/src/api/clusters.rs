@@ -3,92 +3,53 @@
 mod scale;
 mod selector;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use drover_cluster::{Cluster, ClusterState, Repairs, Resolved};
-use drover_convert::error::to_rpc_status;
-use drover_core::{Error, Reason, Result, Urgency, spec::Group};
-use drover_executor::Point;
+use drover_cluster::{Cluster, ClusterState, Interner, Repairs};
+use drover_core::{Error, Reason, Result};
 use drover_planner::State;
 use drover_proto::orchestrator::v1 as pb;
-use drover_store::{Desired, Pause, UserData, Versioned};
+use drover_store::{Clock, Desired, DigestKey, Pause, Versioned};
 
 use super::{
-    Api,
-    paging::{self, Page},
-    rollout,
+    access::{Access, per_call},
+    check::Validator,
+    editor::Editor,
+    forecast::Forecaster,
 };
-use crate::{status, waiter::Outcome};
+use crate::status::{self, Viewer};
 
 pub(super) use selector::Selector;
 
 /// Maximum length of a reason given by the caller.
 const MAX_REASON: usize = 4096;
-/// Maximum time that a caller who requested a pass waits for the platforms' responses.
-const RECONCILE_WAIT: Duration = Duration::from_secs(10);
 
-impl Api {
-    pub(super) async fn get(
-        &self,
-        request: pb::GetClusterRequest,
-    ) -> Result<pb::GetClusterResponse> {
-        self.shared.records.reach(request.min_revision).await?;
-        let cluster = self.find(&request.name)?;
-        let visible = self.shared.viewer.visible();
-        let revision = self.shared.records.revision();
-        let inner = cluster.lock();
-        Ok(pb::GetClusterResponse {
-            cluster: Some(status::cluster(&cluster, &inner, &visible, true)),
-            revision,
-        })
-    }
+/// Changes clusters, other than by a new spec.
+#[derive(Clone)]
+pub(crate) struct Edits {
+    pub(crate) access: Access,
+    pub(crate) editor: Editor,
+    pub(crate) forecaster: Forecaster,
+    pub(crate) validator: Validator,
+    pub(crate) viewer: Viewer,
+    pub(crate) clock: Arc<Clock>,
+    pub(crate) digests: Arc<DigestKey>,
+    pub(crate) interner: Arc<Interner>,
+}
 
-    pub(super) async fn list(
-        &self,
-        request: pb::ListClustersRequest,
-    ) -> Result<pb::ListClustersResponse> {
-        self.shared.records.reach(request.min_revision).await?;
-        let full = is_full(request.view)?;
-        let selector = Selector::new(request.selector)?;
-        let after = paging::start(&request.page_token)?;
-        let mut page = Page::new(request.page_size)?;
-        let visible = self.shared.viewer.visible();
-        let revision = self.shared.records.revision();
-        for cluster in self.shared.clusters.by_name() {
-            if after
-                .as_deref()
-                .is_some_and(|after| &**cluster.name() <= after)
-            {
-                continue;
-            }
-            let inner = cluster.lock();
-            if self.sees(&cluster, &inner)
-                && selector.selects(&inner.desired().value.labels)
-                && !page.push(
-                    &**cluster.name(),
-                    status::cluster(&cluster, &inner, &visible, full),
-                )
-            {
-                break;
-            }
-        }
-        Ok(pb::ListClustersResponse {
-            clusters: page.rows,
-            next_page_token: page.next,
-            revision,
-        })
-    }
+per_call!(Edits: access, editor, validator);
 
+impl Edits {
     pub(super) async fn delete(
         &self,
         request: pb::DeleteClusterRequest,
     ) -> Result<pb::DeleteClusterResponse> {
-        let cluster = self.find_to_change(&request.name)?;
-        let _change = self.shared.changing.lock(cluster.uid()).await;
+        let cluster = self.access.find_to_change(&request.name)?;
+        let _change = self.editor.lock(&cluster).await;
         let desired = self.deleted(&cluster.lock(), &request)?;
-        let revision = self.store(&cluster, desired, None).await?;
+        let revision = self.editor.store(&cluster, desired, None).await?;
         Ok(pb::DeleteClusterResponse {
-            cluster: Some(self.shared.viewer.shown(&cluster)),
+            cluster: Some(self.viewer.shown(&cluster)),
             revision,
         })
     }
@@ -99,7 +60,7 @@ impl Api {
         inner: &ClusterState,
         request: &pb::DeleteClusterRequest,
     ) -> Result<Versioned<Desired>> {
-        let now = i64::try_from(self.shared.clock.now()).unwrap_or(i64::MAX);
+        let now = i64::try_from(self.clock.now()).unwrap_or(i64::MAX);
         let desired = {
             // The deletion itself incremented the generation; a repeated request may still expect the previous one.
             let asked_before = inner.state().deleting
@@ -134,19 +95,19 @@ impl Api {
                 format!("is longer than {MAX_REASON} bytes"),
             ));
         }
-        let cluster = self.find_to_change(&request.name)?;
-        let _change = self.shared.changing.lock(cluster.uid()).await;
+        let cluster = self.access.find_to_change(&request.name)?;
+        let _change = self.editor.lock(&cluster).await;
         let mut desired = cluster.lock().desired().clone();
         if desired.value.paused.is_none() {
-            let time_ms = i64::try_from(self.shared.clock.now()).unwrap_or(i64::MAX);
+            let time_ms = i64::try_from(self.clock.now()).unwrap_or(i64::MAX);
             desired.value.paused = Some(Pause {
                 reason: request.reason,
                 time_ms,
             });
         }
-        let revision = self.store(&cluster, desired, None).await?;
+        let revision = self.editor.store(&cluster, desired, None).await?;
         Ok(pb::PauseClusterResponse {
-            cluster: Some(self.shared.viewer.shown(&cluster)),
+            cluster: Some(self.viewer.shown(&cluster)),
             revision,
         })
     }
@@ -155,13 +116,13 @@ impl Api {
         &self,
         request: pb::ResumeClusterRequest,
     ) -> Result<pb::ResumeClusterResponse> {
-        let cluster = self.find_to_change(&request.name)?;
-        let _change = self.shared.changing.lock(cluster.uid()).await;
+        let cluster = self.access.find_to_change(&request.name)?;
+        let _change = self.editor.lock(&cluster).await;
         let mut desired = cluster.lock().desired().clone();
         desired.value.paused = None;
-        let revision = self.store(&cluster, desired, None).await?;
+        let revision = self.editor.store(&cluster, desired, None).await?;
         Ok(pb::ResumeClusterResponse {
-            cluster: Some(self.shared.viewer.shown(&cluster)),
+            cluster: Some(self.viewer.shown(&cluster)),
             revision,
         })
     }
@@ -170,10 +131,11 @@ impl Api {
         &self,
         request: pb::ReplaceNodeRequest,
     ) -> Result<pb::ReplaceNodeResponse> {
-        self.caller
+        self.access
+            .caller
             .about("node", &format!("{}/{}", request.cluster, request.id));
-        let cluster = self.find_to_change(&request.cluster)?;
-        let _change = self.shared.changing.lock(cluster.uid()).await;
+        let cluster = self.access.find_to_change(&request.cluster)?;
+        let _change = self.editor.lock(&cluster).await;
         let (desired, slot) = {
             let inner = cluster.lock();
             refuse_deleting(&inner, cluster.name())?;
@@ -186,11 +148,12 @@ impl Api {
             }
             (desired, node.slot)
         };
-        let revision = self.store(&cluster, desired, None).await?;
-        self.tell_of_node(&cluster, slot, "ReplacementAsked", "is to be replaced")
+        let revision = self.editor.store(&cluster, desired, None).await?;
+        self.editor
+            .tell_of_node(&cluster, slot, "ReplacementAsked", "is to be replaced")
             .await;
-        let plan = self.preview(&cluster);
-        let visible = self.shared.viewer.visible();
+        let plan = self.forecaster.preview(&cluster);
+        let visible = self.viewer.visible();
         let inner = cluster.lock();
         let node = inner
             .state()
@@ -207,10 +170,11 @@ impl Api {
         &self,
         request: pb::SetNodeRepairRequest,
     ) -> Result<pb::SetNodeRepairResponse> {
-        self.caller
+        self.access
+            .caller
             .about("node", &format!("{}/{}", request.cluster, request.id));
-        let cluster = self.find_to_change(&request.cluster)?;
-        let _change = self.shared.changing.lock(cluster.uid()).await;
+        let cluster = self.access.find_to_change(&request.cluster)?;
+        let _change = self.editor.lock(&cluster).await;
         let (desired, slot) = {
             let inner = cluster.lock();
             refuse_deleting(&inner, cluster.name())?;
@@ -230,184 +194,22 @@ impl Api {
             repairs.put(&mut desired.value);
             (desired, node.slot)
         };
-        let revision = self.store(&cluster, desired, None).await?;
+        let revision = self.editor.store(&cluster, desired, None).await?;
         let (reason, words) = if request.under_repair {
             ("RepairBegun", "is under repair")
         } else {
             ("RepairEnded", "is not under repair any more")
         };
-        self.tell_of_node(&cluster, slot, reason, words).await;
-        let visible = self.shared.viewer.visible();
+        self.editor
+            .tell_of_node(&cluster, slot, reason, words)
+            .await;
+        let visible = self.viewer.visible();
         let inner = cluster.lock();
         let node = inner
             .state()
             .node(slot)
             .map(|node| status::node(&cluster, &inner, &visible, node));
         Ok(pb::SetNodeRepairResponse { node, revision })
-    }
-
-    pub(super) async fn reconcile(
-        &self,
-        request: pb::ReconcileClusterRequest,
-    ) -> Result<pb::ReconcileClusterResponse> {
-        let cluster = self.find_to_change(&request.name)?;
-        let _only = self.shared.reconciling.lock(cluster.uid()).await;
-        let waiter = {
-            let mut inner = cluster.lock();
-            if inner.state().paused {
-                let message = format!("{} is paused; resume it first", cluster.name());
-                let error = Error::new(Reason::ClusterPaused, message);
-                return Err(error.with_metadata("cluster", cluster.name()));
-            }
-            inner.retry_now(request.reset_back_off, self.shared.clock.now());
-            self.shared.waiters.add(cluster.uid())
-        };
-        self.shared.queue.push(cluster.uid(), Urgency::Urgent);
-        let ended = tokio::time::timeout(RECONCILE_WAIT, waiter.ended());
-        let ended = self.shared.tasks.stop().run_until_cancelled(ended).await;
-        let is_stopped = ended.is_none();
-        let has_ended = matches!(ended, Some(Ok(())));
-        let seen = waiter.take();
-        if let Some(error) = seen.broken {
-            return Err(error);
-        }
-        let Some(plan) = seen.plan else {
-            if is_stopped && !self.shared.store.info().exclusive {
-                return Err(Error::new(
-                    Reason::NotLeader,
-                    "another replica is about to lead",
-                ));
-            }
-            let message = format!(
-                "{} was not planned within {RECONCILE_WAIT:?}; it will be",
-                cluster.name()
-            );
-            return Err(Error::unavailable(message));
-        };
-        let late = || {
-            Error::new(
-                Reason::DeadlineExceeded,
-                "the platform has not answered yet; the call goes on",
-            )
-        };
-        let results = plan
-            .actions
-            .iter()
-            .zip(seen.results)
-            .map(|(action, result)| {
-                let error = match result {
-                    Outcome::Done => None,
-                    Outcome::Failed(error) => Some(error),
-                    Outcome::Open(_) => (!has_ended).then(late),
-                };
-                pb::StepResult {
-                    step: action.step.clone(),
-                    error: error.as_ref().map(to_rpc_status),
-                }
-            });
-        let results = results.collect();
-        Ok(pb::ReconcileClusterResponse {
-            results,
-            plan: Some(plan),
-            cluster: Some(self.shared.viewer.shown(&cluster)),
-            revision: self.shared.records.revision(),
-        })
-    }
-
-    /// Makes a changed desired state durable, then applies it in memory.
-    pub(super) async fn store(
-        &self,
-        cluster: &Arc<Cluster>,
-        desired: Versioned<Desired>,
-        spec: Option<Arc<Resolved>>,
-    ) -> Result<u64> {
-        self.store_with(cluster, desired, spec, UserData::default())
-            .await
-    }
-
-    /// Like [`Self::store`], together with the user data to add and drop.
-    pub(super) async fn store_with(
-        &self,
-        cluster: &Arc<Cluster>,
-        desired: Versioned<Desired>,
-        spec: Option<Arc<Resolved>>,
-        data: UserData,
-    ) -> Result<u64> {
-        let before = cluster.lock().desired().value.clone();
-        self.record.generation(desired.value.generation);
-        if before == desired.value {
-            return Ok(self.shared.records.revision());
-        }
-        let mut desired = desired;
-        let author = || self.record.author().to_owned();
-        if before.generation != desired.value.generation {
-            desired.value.author = author();
-        }
-        if before.paused != desired.value.paused {
-            desired.value.pause_author = author();
-        }
-        self.keep_revision(cluster, &desired.value).await?;
-        self.shared.hooks.reach(Point::BeforeApply).await;
-        let value = desired.value.clone();
-        let stored = self
-            .shared
-            .store
-            .update_desired_with(cluster.uid(), desired.revision, value, data)
-            .await;
-        let revision = match stored {
-            Ok(revision) => revision,
-            Err(error) => {
-                // The change may be durable all the same, or a concurrent one is: memory must show the stored state.
-                if let Err(error) = self.shared.committer.reload_desired(cluster).await {
-                    tracing::warn!(cluster = %cluster.name(), %error, "what is wanted could not be read again");
-                }
-                return Err(error);
-            }
-        };
-        self.shared.hooks.reach(Point::AfterApply).await;
-        let mut inner = cluster.lock();
-        let changed = spec.is_some();
-        let desired = Versioned {
-            value: desired.value,
-            revision,
-        };
-        inner.desire(desired, spec);
-        if changed {
-            self.shared.probes.track_all(&mut inner);
-        }
-        // Readers and the next apply must not take the groups for such without templates until the next pass.
-        let suggestions = self.shared.planner.suggestions(&inner);
-        inner.follow_suggestions(suggestions);
-        self.shared.records.changed(cluster, &mut inner);
-        self.shared.records.wrote(revision);
-        drop(inner);
-        self.shared.queue.push(cluster.uid(), Urgency::Bulk);
-        Ok(revision)
-    }
-
-    /// The next plan of a stored cluster.
-    pub(super) fn preview(&self, cluster: &Cluster) -> pb::Plan {
-        self.preview_with(cluster, &[])
-    }
-
-    /// Like [`Self::preview`], with groups of former specs to explain the causes of an update.
-    pub(super) fn preview_with(&self, cluster: &Cluster, former: &[Group]) -> pb::Plan {
-        let inner = cluster.lock();
-        let now = self.shared.clock.now();
-        let suggestions = self.shared.planner.suggestions(&inner);
-        let plan = self.shared.planner.plan(&inner, &suggestions, now, true);
-        let mut shown = status::plan(
-            &plan,
-            inner.state(),
-            inner.groups(),
-            inner.head().revision,
-            inner.state().generation,
-            now,
-        );
-        let known = suggestions.groups.as_ref();
-        let groups = known.map_or(&inner.spec().groups, |groups| groups);
-        shown.renewals = rollout::renewals(&plan.renewals, inner.state(), groups, former);
-        shown
     }
 }
 

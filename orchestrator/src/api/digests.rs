@@ -7,7 +7,7 @@ use drover_core::Result;
 use drover_proto::orchestrator::v1::{self as pb, bootstrap_source::Source};
 use drover_store::digest::is_keyed;
 
-use super::Api;
+use super::check::Validator;
 use crate::status::sources;
 
 /// Whether a text has the form of a SHA-256.
@@ -15,7 +15,7 @@ fn is_plain(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-impl Api {
+impl Validator {
     /// Replaces digests in their shown form by those under which the data is stored. A plain SHA-256 is accepted only
     /// from callers who may change the cluster (`changes`), because others could use it to test guesses of the data.
     ///
@@ -60,8 +60,8 @@ impl Api {
         let Some(cluster) = cluster else {
             return Ok(BTreeMap::new());
         };
-        let stored = self.shared.store.user_data_digests(cluster.uid()).await?;
-        let key = self.shared.digests.of_cluster(cluster.uid());
+        let stored = self.store.user_data_digests(cluster.uid()).await?;
+        let key = self.digests.of_cluster(cluster.uid());
         let known = stored.into_iter().flat_map(|one| {
             let names = [key.user_data(&one), key.former_user_data(&one)];
             names.map(|name| (name, one.clone()))

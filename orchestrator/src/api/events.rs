@@ -1,21 +1,26 @@
 //! Events: listed, and watched without gaps.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use drover_convert::value::{self, to_duration, to_timestamp};
-use drover_core::{Error, Reason, Result};
+use drover_core::{Error, Millis, Reason, Result};
 use drover_proto::orchestrator::v1 as pb;
-use drover_store::{EventRow, EventWatch};
+use drover_store::{Clock, EventRow, EventWatch, Store};
 use futures::stream;
 use uuid::Uuid;
 
 use super::{
-    Api,
+    access::{Access, per_call},
     nodes::Answers,
     paging::{self, Page},
     watch::{STREAM_BYTES, WAITING},
 };
-use crate::{limits::Held, shared::Shared};
+use crate::{
+    limits::{Held, Limits},
+    readiness::ReadinessReporter,
+    records::Records,
+    tombstones::Tombstones,
+};
 
 /// Number of events per read.
 const BATCH: usize = 256;
@@ -30,13 +35,27 @@ struct Log {
     name: String,
 }
 
-impl Api {
+/// Lists and watches events.
+#[derive(Clone)]
+pub(crate) struct Events {
+    pub(crate) access: Access,
+    pub(crate) store: Arc<Store>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) tombstones: Arc<Tombstones>,
+    pub(crate) limits: Arc<Limits>,
+    pub(crate) readiness: ReadinessReporter,
+    pub(crate) clock: Arc<Clock>,
+}
+
+per_call!(Events: access);
+
+impl Events {
     fn log(&self, name: &str, uid: &str) -> Result<Log> {
-        let found = match self.shared.clusters.find(name) {
-            Ok(_) => self.find(name)?.uid(),
+        let found = match self.records.clusters().find(name) {
+            Ok(_) => self.access.find(name)?.uid(),
             Err(error) => {
-                let gone = self.shared.tombstones.find(name);
-                gone.filter(|_| self.sees_name(name)).ok_or(error)?
+                let gone = self.tombstones.find(name);
+                gone.filter(|_| self.access.sees_name(name)).ok_or(error)?
             }
         };
         if uid.is_empty() {
@@ -61,7 +80,7 @@ impl Api {
         &self,
         request: pb::ListEventsRequest,
     ) -> Result<pb::ListEventsResponse> {
-        self.shared.records.reach(request.min_revision).await?;
+        self.records.reach(request.min_revision).await?;
         let log = self.log(&request.cluster, &request.cluster_uid)?;
         let mut page = Page::new(request.page_size)?;
         let mut after = request.after_sequence;
@@ -70,22 +89,22 @@ impl Api {
                 Error::new(Reason::PageTokenExpired, "the page token is none of ours")
             })?;
         }
-        let revision = self.shared.records.revision();
-        let (mut first, last) = bounds(&self.shared, log.uid).await?;
+        let revision = self.records.revision();
+        let (mut first, last) = self.bounds(log.uid).await?;
         // From the oldest retained event, whichever that is at the time of the read.
         let mut oldest = after == 0;
         if after > last {
             // The store reports the precise error.
-            read(&self.shared, log.uid, after, 1).await?;
+            self.read(log.uid, after, 1).await?;
         }
         if oldest {
             after = first - 1;
         }
         'reading: while after < last {
-            let read = match read(&self.shared, log.uid, after, BATCH).await {
+            let read = match self.read(log.uid, after, BATCH).await {
                 Ok(read) => read,
                 Err(error) if oldest && error.reason() == Reason::EventsTrimmed => {
-                    (first, _) = bounds(&self.shared, log.uid).await?;
+                    (first, _) = self.bounds(log.uid).await?;
                     after = first - 1;
                     continue;
                 }
@@ -114,10 +133,10 @@ impl Api {
         &self,
         request: pb::WatchEventsRequest,
     ) -> Result<Answers<pb::WatchEventsResponse>> {
-        self.shared.records.reach(request.min_revision).await?;
+        self.records.reach(request.min_revision).await?;
         let log = self.log(&request.cluster, &request.cluster_uid)?;
         let heartbeat = heartbeat(request.heartbeat_interval.as_ref())?;
-        let (first, last) = bounds(&self.shared, log.uid).await?;
+        let (first, last) = self.bounds(log.uid).await?;
         let after = match request.after_sequence {
             None => last,
             Some(0) => first - 1,
@@ -125,31 +144,52 @@ impl Api {
         };
         if after > last || after + 1 < first {
             // The store reports the precise error, with the available sequence numbers.
-            read(&self.shared, log.uid, after, 1).await?;
+            self.read(log.uid, after, 1).await?;
         }
-        let watch = self.shared.store.watch_events(log.uid, after);
+        let watch = self.store.watch_events(log.uid, after);
         let oldest = request.after_sequence == Some(0);
         let ready = vec![started(heartbeat)];
         let state = Watching {
-            api: self.clone(),
+            events: self.clone(),
             log,
             watch,
             oldest,
             heartbeat,
             ready,
             ended: false,
-            held: self.shared.limits.hold(self.record.payer(), STREAM_BYTES)?,
+            held: self.limits.hold(self.access.record.payer(), STREAM_BYTES)?,
         };
-        let end = self.shared.readiness.ended();
+        let end = self.readiness.ended();
         Ok(Box::pin(futures::StreamExt::take_until(
             stream::unfold(state, step),
             Box::pin(end),
         )))
     }
+
+    /// Sequences of the oldest and the newest retained event: `(1, 0)` if the cluster was never planned.
+    async fn bounds(&self, uid: Uuid) -> Result<(u64, u64)> {
+        match self.store.event_bounds(uid).await {
+            Ok(page) => Ok((page.first_seq.max(1), page.last_seq)),
+            Err(error)
+                if error.reason() == Reason::NotFound
+                    && self.records.clusters().get(uid).is_some() =>
+            {
+                Ok((1, 0))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn read(&self, uid: Uuid, after: u64, limit: usize) -> Result<Vec<EventRow>> {
+        self.store
+            .events(uid, after, limit)
+            .await
+            .map(|page| page.events)
+    }
 }
 
 struct Watching {
-    api: Api,
+    events: Events,
     log: Log,
     watch: EventWatch,
     /// The watch begins with the oldest retained event, and nothing was read yet.
@@ -174,16 +214,16 @@ async fn step(
             return None;
         }
         // Determined before the log is read, because later events may not have been sent.
-        let revision = state.api.shared.records.revision();
+        let revision = state.events.records.revision();
         match tokio::time::timeout(state.heartbeat, state.watch.next(BATCH)).await {
             Err(_) => {
                 let mark = pb::WatchMark {
                     revision,
-                    ..mark(&state.api.shared)
+                    ..mark(&state.events.records, state.events.clock.now())
                 };
                 state.ready.push(Item::Heartbeat(mark));
             }
-            Ok(Ok(Some(_))) if !state.api.sees_name(&state.log.name) => {
+            Ok(Ok(Some(_))) if !state.events.access.sees_name(&state.log.name) => {
                 // The labels of the cluster were changed meanwhile.
                 state.ended = true;
                 let error = Error::not_found("cluster", state.log.name.as_str());
@@ -204,21 +244,17 @@ async fn step(
             }
             Ok(Ok(None)) => {
                 state.ended = true;
-                let shared = &state.api.shared;
-                let since = shared
+                let events = &state.events;
+                let since = events
                     .tombstones
                     .deleted(state.log.uid)
-                    .unwrap_or_else(|| shared.clock.now());
+                    .unwrap_or_else(|| events.clock.now());
                 state.ready.push(Item::Closed(to_timestamp(since)));
             }
             Ok(Err(error)) if state.oldest && error.reason() == Reason::EventsTrimmed => {
-                match bounds(&state.api.shared, state.log.uid).await {
+                match state.events.bounds(state.log.uid).await {
                     Ok((first, _)) => {
-                        state.watch = state
-                            .api
-                            .shared
-                            .store
-                            .watch_events(state.log.uid, first - 1);
+                        state.watch = state.events.store.watch_events(state.log.uid, first - 1);
                     }
                     Err(error) => {
                         state.ended = true;
@@ -240,10 +276,10 @@ fn started(heartbeat: Duration) -> pb::watch_events_response::Item {
     })
 }
 
-pub(super) fn mark(shared: &Shared) -> pb::WatchMark {
+pub(super) fn mark(records: &Records, now: Millis) -> pb::WatchMark {
     pb::WatchMark {
-        send_time: Some(to_timestamp(shared.clock.now())),
-        revision: shared.records.revision(),
+        send_time: Some(to_timestamp(now)),
+        revision: records.revision(),
     }
 }
 
@@ -255,25 +291,6 @@ pub(super) fn heartbeat(wanted: Option<&prost_types::Duration>) -> Result<Durati
     Ok(wanted
         .unwrap_or(HEARTBEAT)
         .clamp(HEARTBEATS.0, HEARTBEATS.1))
-}
-
-/// Sequences of the oldest and the newest retained event: `(1, 0)` if the cluster was never planned.
-async fn bounds(shared: &Shared, uid: Uuid) -> Result<(u64, u64)> {
-    match shared.store.event_bounds(uid).await {
-        Ok(page) => Ok((page.first_seq.max(1), page.last_seq)),
-        Err(error) if error.reason() == Reason::NotFound && shared.clusters.get(uid).is_some() => {
-            Ok((1, 0))
-        }
-        Err(error) => Err(error),
-    }
-}
-
-async fn read(shared: &Shared, uid: Uuid, after: u64, limit: usize) -> Result<Vec<EventRow>> {
-    shared
-        .store
-        .events(uid, after, limit)
-        .await
-        .map(|page| page.events)
 }
 
 fn event(log: &Log, row: EventRow) -> pb::Event {

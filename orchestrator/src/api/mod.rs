@@ -7,66 +7,92 @@ mod adopt;
 mod apply;
 mod check;
 mod clusters;
+mod create;
 mod digests;
+mod editor;
 mod events;
+mod forecast;
 mod nodes;
 mod paging;
+mod passes;
 mod places;
+mod plan;
 mod platforms;
 mod probe_tls;
+mod reads;
 mod refusal;
+mod revisions;
 mod rollout;
 mod secrets;
 mod service;
 mod storage;
 mod suggest;
-mod told;
 mod user_data;
 mod watch;
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use drover_proto::orchestrator::v1::{
     cluster_service_server::ClusterServiceServer,
     platform_registry_service_server::PlatformRegistryServiceServer,
     secret_service_server::SecretServiceServer,
 };
-use drover_server::{CallRecord, Caller, MAX_MESSAGE_BYTES};
+use drover_server::MAX_MESSAGE_BYTES;
 
-use crate::shared::Shared;
+pub(crate) use self::{
+    abandon::Abandonment, access::Access, apply::Applier, check::Validator, clusters::Edits,
+    create::Creator, editor::Editor, events::Events, forecast::Forecaster, nodes::NodeStreams,
+    passes::Passes, plan::Plans, platforms::PlatformCalls, reads::Reads, revisions::Revisions,
+    secrets::SecretCalls, service::Guard, storage::Storage, watch::Watches,
+};
 
 /// Poll interval while waiting for an imminent change.
 const SHORT_WAIT: Duration = Duration::from_millis(2);
 
-/// Implementation of the services.
-#[derive(Clone, Debug)]
-pub(crate) struct Api {
-    shared: Arc<Shared>,
-    /// The caller. Each call has its own; the initial one is unrestricted.
-    caller: Caller,
-    /// Audit record of the call.
-    record: CallRecord,
+/// The service of clusters, by what answers its calls.
+pub(crate) struct ClusterApi {
+    pub(crate) guard: Guard,
+    pub(crate) access: Access,
+    pub(crate) reads: Reads,
+    pub(crate) watches: Watches,
+    pub(crate) events: Events,
+    pub(crate) nodes: NodeStreams,
+    pub(crate) applier: Applier,
+    pub(crate) edits: Edits,
+    pub(crate) plans: Plans,
+    pub(crate) passes: Passes,
+    pub(crate) abandonment: Abandonment,
 }
 
-pub(crate) fn cluster_service(shared: &Arc<Shared>) -> ClusterServiceServer<Api> {
-    ClusterServiceServer::new(Api::of_all(shared)).max_decoding_message_size(MAX_MESSAGE_BYTES)
+impl ClusterApi {
+    pub(crate) fn into_service(self) -> ClusterServiceServer<Self> {
+        ClusterServiceServer::new(self).max_decoding_message_size(MAX_MESSAGE_BYTES)
+    }
 }
 
-pub(crate) fn platform_service(shared: &Arc<Shared>) -> PlatformRegistryServiceServer<Api> {
-    PlatformRegistryServiceServer::new(Api::of_all(shared))
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+/// The service of platforms.
+pub(crate) struct PlatformApi {
+    pub(crate) guard: Guard,
+    pub(crate) access: Access,
+    pub(crate) calls: PlatformCalls,
+    pub(crate) storage: Storage,
 }
 
-pub(crate) fn secret_service(shared: &Arc<Shared>) -> SecretServiceServer<Api> {
-    SecretServiceServer::new(Api::of_all(shared)).max_decoding_message_size(MAX_MESSAGE_BYTES)
+impl PlatformApi {
+    pub(crate) fn into_service(self) -> PlatformRegistryServiceServer<Self> {
+        PlatformRegistryServiceServer::new(self).max_decoding_message_size(MAX_MESSAGE_BYTES)
+    }
 }
 
-impl Api {
-    fn of_all(shared: &Arc<Shared>) -> Self {
-        Self {
-            shared: shared.clone(),
-            caller: Caller::default(),
-            record: CallRecord::default(),
-        }
+/// The service of secrets.
+pub(crate) struct SecretApi {
+    pub(crate) guard: Guard,
+    pub(crate) access: Access,
+    pub(crate) calls: SecretCalls,
+}
+
+impl SecretApi {
+    pub(crate) fn into_service(self) -> SecretServiceServer<Self> {
+        SecretServiceServer::new(self).max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 }

@@ -6,89 +6,52 @@ use drover_client::PlatformClient;
 use drover_cluster::Cluster;
 use drover_core::{Error, Reason, Result};
 use drover_executor::hook::OPEN_TIMEOUT;
+use drover_platforms::Platforms;
 use drover_proto::{common::v1 as common, orchestrator::v1 as pb, platform::v1 as wire};
+use drover_secrets::Vault;
+use drover_store::Store;
 use futures::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
 use super::{
-    Api,
+    access::{Access, per_call},
     clusters::find_node,
-    paging::{self, Page},
     watch::STREAM_BYTES,
 };
-use crate::{limits::Held, shared::Shared, status};
+use crate::{
+    limits::{Held, Limits},
+    tasks::Tasks,
+};
 
 /// Interval at which the access of a streaming caller is checked again.
 const LOOK: Duration = Duration::from_secs(1);
 
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, tonic::Status>> + Send>>;
 
-impl Api {
-    pub(super) async fn node(&self, request: pb::GetNodeRequest) -> Result<pb::GetNodeResponse> {
-        self.shared.records.reach(request.min_revision).await?;
-        let cluster = self.find(&request.cluster)?;
-        let visible = self.shared.viewer.visible();
-        let revision = self.shared.records.revision();
-        let inner = cluster.lock();
-        let node = find_node(&cluster, &inner, &request.id)?;
-        Ok(pb::GetNodeResponse {
-            node: Some(status::node(&cluster, &inner, &visible, node)),
-            revision,
-        })
-    }
+/// Reaches nodes through their platforms.
+#[derive(Clone)]
+pub(crate) struct NodeStreams {
+    pub(crate) access: Access,
+    pub(crate) platforms: Arc<Platforms>,
+    pub(crate) vault: Arc<Vault>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) tasks: Tasks,
+    pub(crate) limits: Arc<Limits>,
+}
 
-    pub(super) async fn nodes(
-        &self,
-        request: pb::ListNodesRequest,
-    ) -> Result<pb::ListNodesResponse> {
-        self.shared.records.reach(request.min_revision).await?;
-        let filter = Filter::new(self, request.cluster, request.group)?;
-        let after = paging::start(&request.page_token)?;
-        let mut page = Page::new(request.page_size)?;
-        let visible = self.shared.viewer.visible();
-        let revision = self.shared.records.revision();
-        let clusters = match &filter.found {
-            Some(cluster) => vec![cluster.clone()],
-            None => self.shared.clusters.by_name(),
-        };
-        'clusters: for cluster in clusters {
-            let inner = cluster.lock();
-            if !self.sees(&cluster, &inner) {
-                continue;
-            }
-            for node in &inner.state().nodes {
-                // Slots only grow, so page tokens stay valid while nodes come and go.
-                let key = paging::key(&[cluster.name(), &format!("{:020}", node.slot)]);
-                let before = after.as_deref().is_some_and(|after| key.as_str() <= after);
-                let platform = request
-                    .platform
-                    .as_deref()
-                    .is_none_or(|platform| *node.platform == *platform);
-                if before || !platform || !filter.has(&node.group) {
-                    continue;
-                }
-                if !page.push(key, status::node(&cluster, &inner, &visible, node)) {
-                    break 'clusters;
-                }
-            }
-        }
-        Ok(pb::ListNodesResponse {
-            nodes: page.rows,
-            next_page_token: page.next,
-            revision,
-        })
-    }
+per_call!(NodeStreams: access);
 
+impl NodeStreams {
     /// Whether the caller may access the nodes of a cluster in this way.
     fn may_reach(&self, cluster: &Cluster, capability: wire::Capability) -> Result<()> {
         let labels = cluster.lock().desired().value.labels.clone();
-        if !self.caller.sees(cluster.name(), Some(&labels)) {
+        if !self.access.caller.sees(cluster.name(), Some(&labels)) {
             return Err(Error::not_found("cluster", cluster.name().to_string()));
         }
         // Running a command in a node counts as changing it.
         if capability == wire::Capability::NodeExec {
-            self.may_change(cluster.name(), Some(&labels))?;
+            self.access.may_change(cluster.name(), Some(&labels))?;
         }
         Ok(())
     }
@@ -101,8 +64,8 @@ impl Api {
         capability: wire::Capability,
         what: &str,
     ) -> Result<(Arc<Cluster>, u64, PlatformClient, wire::NodeTarget)> {
-        self.caller.about("node", &format!("{cluster}/{id}"));
-        let cluster = self.find(cluster)?;
+        self.access.caller.about("node", &format!("{cluster}/{id}"));
+        let cluster = self.access.find(cluster)?;
         self.may_reach(&cluster, capability)?;
         let (slot, platform, target) = {
             let inner = cluster.lock();
@@ -113,7 +76,7 @@ impl Api {
             };
             (node.slot, node.platform.clone(), target)
         };
-        let registered = self.shared.platforms.require(&platform)?;
+        let registered = self.platforms.require(&platform)?;
         let client = registered
             .platform
             .client()
@@ -134,7 +97,7 @@ impl Api {
         let capability = wire::Capability::NodeLogs;
         let (cluster, slot, client, target) =
             self.target(&request.cluster, &request.id, capability, "show logs")?;
-        let held = self.shared.limits.hold(self.record.payer(), STREAM_BYTES)?;
+        let held = self.limits.hold(self.access.record.payer(), STREAM_BYTES)?;
         let message = wire::StreamLogsRequest {
             node: Some(target),
             follow: request.follow,
@@ -147,8 +110,8 @@ impl Api {
             }),
         };
         let opened = client.stream_logs(message, OPEN_TIMEOUT).await;
-        let chunks = self.shared.vault.hide(&cluster, slot, opened).await?;
-        let chunks = without(self.shared.clone(), cluster.clone(), slot, chunks)
+        let chunks = self.vault.hide(&cluster, slot, opened).await?;
+        let chunks = without(self.vault.clone(), cluster.clone(), slot, chunks)
             .map(|chunk| chunk.map(|chunk| pb::StreamNodeLogsResponse { chunk: Some(chunk) }));
         Ok(self.while_allowed(cluster, capability, held, chunks))
     }
@@ -171,7 +134,7 @@ impl Api {
             return Err(Error::invalid("start.command", "is empty"));
         }
         // Another replica may have begun to lead while the message was waited for.
-        self.shared.store.in_touch()?;
+        self.store.in_touch()?;
         let capability = wire::Capability::NodeExec;
         let (cluster, slot, client, target) = self.target(
             &start.cluster,
@@ -179,8 +142,8 @@ impl Api {
             capability,
             "run commands in nodes",
         )?;
-        let held = self.shared.limits.hold(self.record.payer(), STREAM_BYTES)?;
-        self.record.runs(&start.command).await?;
+        let held = self.limits.hold(self.access.record.payer(), STREAM_BYTES)?;
+        self.access.record.runs(&start.command).await?;
         let first = wire::ExecStart {
             node: Some(target),
             fence: None,
@@ -208,8 +171,8 @@ impl Api {
             .filter_map(futures::future::ready);
         let requests = futures::stream::once(async move { first }).chain(rest);
         let opened = client.exec(requests, OPEN_TIMEOUT).await;
-        let outputs = self.shared.vault.hide(&cluster, slot, opened).await?;
-        let outputs = without(self.shared.clone(), cluster.clone(), slot, outputs).map(|output| {
+        let outputs = self.vault.hide(&cluster, slot, opened).await?;
+        let outputs = without(self.vault.clone(), cluster.clone(), slot, outputs).map(|output| {
             output.map(|output| pb::ExecNodeResponse {
                 output: Some(output),
             })
@@ -229,7 +192,7 @@ impl Api {
         held: Held,
         stream: impl Stream<Item = Result<T>> + Send + 'static,
     ) -> Answers<T> {
-        let (stop, api) = (self.shared.tasks.stop().clone(), self.clone());
+        let (stop, api) = (self.tasks.stop().clone(), self.clone());
         let stream = until(stream, async move {
             let mut look = tokio::time::interval(LOOK);
             loop {
@@ -249,14 +212,14 @@ impl Api {
 
 /// Redacts from the errors of a stream everything that the node was given.
 fn without<T>(
-    shared: Arc<Shared>,
+    vault: Arc<Vault>,
     cluster: Arc<Cluster>,
     slot: u64,
     stream: impl Stream<Item = Result<T>>,
 ) -> impl Stream<Item = Result<T>> {
     stream.then(move |item| {
-        let (shared, cluster) = (shared.clone(), cluster.clone());
-        async move { shared.vault.hide(&cluster, slot, item).await }
+        let (vault, cluster) = (vault.clone(), cluster.clone());
+        async move { vault.hide(&cluster, slot, item).await }
     })
 }
 
@@ -292,16 +255,20 @@ fn passed_on(message: pb::ExecNodeRequest) -> Option<wire::ExecRequest> {
 pub(super) struct Filter {
     pub(super) cluster: Option<String>,
     /// The cluster as it was when the filter was created.
-    found: Option<Arc<Cluster>>,
+    pub(super) found: Option<Arc<Cluster>>,
     group: Option<String>,
 }
 
 impl Filter {
-    pub(super) fn new(api: &Api, cluster: Option<String>, group: Option<String>) -> Result<Self> {
+    pub(super) fn new(
+        access: &Access,
+        cluster: Option<String>,
+        group: Option<String>,
+    ) -> Result<Self> {
         let found = match (&cluster, &group) {
             (None, Some(_)) => return Err(Error::invalid("group", "needs cluster")),
             (Some(name), group) => {
-                let found = api.find(name)?;
+                let found = access.find(name)?;
                 if let Some(group) = group {
                     let inner = found.lock();
                     let inside = format!("{group}/");

@@ -4,10 +4,7 @@
 //! caller with more permissions has placed. A choice with a different platform, class or properties counts as a new
 //! placement.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use drover_cluster::{Cluster, Resolved};
 use drover_convert::value::object;
@@ -22,7 +19,7 @@ use drover_server::access::{Part, Permission, Place};
 use prost::Message;
 use prost_types::value::Kind;
 
-use super::{Api, check::Origin};
+use super::check::{Origin, Validator};
 
 /// The property that selects a namespace, on platforms that have namespaces.
 const NAMESPACE: &str = "namespace";
@@ -76,7 +73,7 @@ impl Properties {
     }
 }
 
-impl Api {
+impl Validator {
     /// Refuses placements that the caller is not permitted.
     ///
     /// # Errors
@@ -97,7 +94,7 @@ impl Api {
         let before = cluster.map(|cluster| cluster.lock().spec().clone());
         let before = before.as_deref();
         let refusals = |platform: &str, class: Option<&str>, properties: &Object| {
-            let known = Properties::of(self.shared.platforms.get(platform).as_ref());
+            let known = Properties::of(self.platforms.get(platform).as_ref());
             let place = Place {
                 platform,
                 node_class: class,
@@ -105,7 +102,8 @@ impl Api {
                 namespaced: known.namespaced,
                 sizes: known.sizes.as_deref(),
             };
-            self.caller
+            self.access
+                .caller
                 .refusals(permission, &document.name, &document.labels, &place)
         };
         let mut wrong = BTreeSet::new();
@@ -164,28 +162,6 @@ impl Api {
         }
         denied(&document.name, wrong)
     }
-
-    /// Finds a platform for reading. Returns `NotFound` also if no grant of the caller names it.
-    pub(super) fn find_platform(&self, name: &str) -> Result<Arc<Registered>> {
-        if !self.caller.sees_platform(name) {
-            return Err(Error::not_found("platform", name));
-        }
-        self.shared.platforms.require(name)
-    }
-
-    /// Checks whether the caller may change what a cluster has on a platform; otherwise `PermissionDenied`.
-    pub(super) fn may_change_on(
-        &self,
-        platform: &str,
-        cluster: &str,
-        labels: Option<&BTreeMap<String, String>>,
-    ) -> Result<()> {
-        if self.caller.changes_on(platform, cluster, labels) {
-            return Ok(());
-        }
-        let why = format!("platform {platform:?} is outside of what the caller may use");
-        denied(cluster, BTreeSet::from([("platform".to_owned(), why)]))
-    }
 }
 
 /// Whether a group already has an equal choice.
@@ -198,7 +174,7 @@ fn is_placed(before: &Resolved, path: &str, choice: &Choice) -> bool {
     group.is_some_and(|group| group.choices.iter().any(same))
 }
 
-fn denied(cluster: &str, wrong: BTreeSet<(String, String)>) -> Result<()> {
+pub(super) fn denied(cluster: &str, wrong: BTreeSet<(String, String)>) -> Result<()> {
     let Some((field, why)) = wrong.first() else {
         return Ok(());
     };

@@ -4,15 +4,18 @@ use std::{sync::Arc, time::Duration};
 
 use drover_client::PlatformClient;
 use drover_cluster::Cluster;
-use drover_core::{Error, Reason, Result, Sym};
-use drover_platforms::{Platform, Registered, Registration, connect};
+use drover_core::{Error, Reason, Result};
+use drover_platforms::{Platform, Platforms, Registration, connect};
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
+use drover_secrets::Vault;
+use drover_store::Clock;
 use tokio::time::Instant;
 
 use super::{
-    Api,
+    access::{Access, per_call},
     paging::{self, Page},
 };
+use crate::{records::Records, registry::Registry, secrets::Secrets};
 
 /// Maximum time that a registration waits for a new platform to become visible.
 const ANSWER_WAIT: Duration = Duration::from_secs(3);
@@ -79,21 +82,26 @@ fn preview(
     )
 }
 
-impl Api {
-    /// All platforms, by name. Copied, so that reading clusters and registering platforms do not block each other.
-    pub(super) fn registered(&self) -> Vec<(Sym, Arc<Registered>)> {
-        let platforms = self.shared.platforms.read();
-        platforms
-            .iter()
-            .map(|(name, registered)| (name.clone(), registered.clone()))
-            .collect()
-    }
+/// Registers platforms, and shows them.
+#[derive(Clone)]
+pub(crate) struct PlatformCalls {
+    pub(crate) access: Access,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) platforms: Arc<Platforms>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) vault: Arc<Vault>,
+    pub(crate) secrets: Arc<Secrets>,
+    pub(crate) clock: Arc<Clock>,
+}
 
+per_call!(PlatformCalls: access);
+
+impl PlatformCalls {
     /// A platform as the caller may see it. Callers who only see some clusters get what manifests need, namely what the
     /// platform offers and whether it responds, but not its address, its account, or how much others have on it.
     fn seen_of(&self, platform: &Platform) -> pb::Platform {
-        let mut shown = platform.to_proto(self.shared.clock.now());
-        if self.caller.sees_all() {
+        let mut shown = platform.to_proto(self.clock.now());
+        if self.access.caller.sees_all() {
             return shown;
         }
         shown.spec = None;
@@ -124,13 +132,13 @@ impl Api {
     fn own_nodes(&self, platform: &str) -> u32 {
         let count = |cluster: &Arc<Cluster>| {
             let inner = cluster.lock();
-            if !self.sees(cluster, &inner) {
+            if !self.access.sees(cluster, &inner) {
                 return 0;
             }
             let nodes = inner.state().nodes.iter();
             nodes.filter(|node| *node.platform == *platform).count()
         };
-        let all: usize = self.shared.clusters.all().iter().map(count).sum();
+        let all: usize = self.records.clusters().all().iter().map(count).sum();
         u32::try_from(all).unwrap_or(u32::MAX)
     }
 
@@ -141,42 +149,40 @@ impl Api {
         let wanted = request
             .platform
             .ok_or_else(|| Error::invalid("platform", "is missing"))?;
-        self.caller.about("platform", &wanted.name);
+        self.access.caller.about("platform", &wanted.name);
         let spec = drover_platforms::registration::check(&wanted.name, wanted.spec.as_ref())?;
         // Held so that the secrets that validation finds still exist when the reference to them is stored.
-        let _secrets = self.shared.secrets.refer().await;
-        let stored = self.shared.platforms.get(&wanted.name);
+        let _secrets = self.secrets.refer().await;
+        let stored = self.platforms.get(&wanted.name);
         let named = stored.map_or_else(Vec::new, |stored| {
             connect::secrets(&stored.platform.registration().spec)
         });
         for (field, of) in connect::named(&spec) {
-            let found = self.shared.vault.find(&of);
+            let found = self.vault.find(&of);
             found.map_err(|error| {
                 let why = error.message().to_owned();
                 error.with_violation(field, why)
             })?;
             let purpose = pb::SecretPurpose::Platform;
-            let other = self.shared.vault.wrong_purpose(&of, purpose);
+            let other = self.vault.wrong_purpose(&of, purpose);
             if let Some(why) = other.filter(|_| !named.contains(&of)) {
                 return Err(Error::invalid(field, why));
             }
         }
-        let channel = self.shared.platforms.connect(&spec).await;
+        let channel = self.platforms.connect(&spec).await;
         let channel = channel.map_err(|error| match error.fields().first() {
             Some(wrong) if error.reason() == Reason::Precondition => {
                 Error::invalid(wrong.field.clone(), error.message())
             }
             _ => Error::invalid("platform.spec.endpoint", error.message()),
         })?;
-        let known = self.shared.platforms.get(&wanted.name);
+        let known = self.platforms.get(&wanted.name);
         let before = known.as_ref().map(|known| known.platform.registration());
         let handshake = PlatformClient::new(channel).get_platform(ANSWER_WAIT).await;
         let mut warnings = Vec::new();
         match &handshake {
             Ok(handshake) => {
-                self.shared
-                    .platforms
-                    .refuse_taken(&wanted.name, &handshake.uid)?;
+                self.platforms.refuse_taken(&wanted.name, &handshake.uid)?;
                 refuse_stranger(
                     before.as_ref(),
                     &handshake.uid,
@@ -197,10 +203,10 @@ impl Api {
         }
         if request.validate_only {
             let (registration, outcome) = preview(before, spec, request.rebind_uid);
-            let now = self.shared.clock.now();
+            let now = self.clock.now();
             let platform =
                 Platform::new(wanted.name.as_str().into(), registration, now).to_proto(now);
-            let revision = self.shared.records.revision();
+            let revision = self.records.revision();
             return Ok(pb::RegisterPlatformResponse {
                 platform: Some(platform),
                 outcome: outcome.into(),
@@ -209,20 +215,19 @@ impl Api {
             });
         }
         let (outcome, registered) = self
-            .shared
             .registry
             .register(&wanted.name, spec, request.rebind_uid)
             .await?;
         if handshake.is_ok() {
             // The platform responds, so it becomes visible soon; waiting means that it is ready for the next apply.
             let end = Instant::now() + ANSWER_WAIT;
-            while !registered.platform.is_visible(self.shared.clock.now()) && Instant::now() < end {
+            while !registered.platform.is_visible(self.clock.now()) && Instant::now() < end {
                 tokio::time::sleep(LOOK).await;
             }
         }
-        let platform = registered.platform.to_proto(self.shared.clock.now());
-        self.record.generation(platform.generation);
-        let revision = self.shared.records.revision();
+        let platform = registered.platform.to_proto(self.clock.now());
+        self.access.record.generation(platform.generation);
+        let revision = self.records.revision();
         Ok(pb::RegisterPlatformResponse {
             platform: Some(platform),
             outcome: outcome.into(),
@@ -235,12 +240,12 @@ impl Api {
         &self,
         request: pb::GetPlatformRequest,
     ) -> Result<pb::GetPlatformResponse> {
-        self.shared.records.reach(request.min_revision).await?;
-        let registered = self.find_platform(&request.name)?;
+        self.records.reach(request.min_revision).await?;
+        let registered = self.access.find_platform(&request.name)?;
         let platform = self.seen_of(&registered.platform);
         Ok(pb::GetPlatformResponse {
             platform: Some(platform),
-            revision: self.shared.records.revision(),
+            revision: self.records.revision(),
         })
     }
 
@@ -248,13 +253,13 @@ impl Api {
         &self,
         request: pb::ListPlatformsRequest,
     ) -> Result<pb::ListPlatformsResponse> {
-        self.shared.records.reach(request.min_revision).await?;
+        self.records.reach(request.min_revision).await?;
         let after = paging::start(&request.page_token)?;
         let mut page = Page::new(request.page_size)?;
-        let revision = self.shared.records.revision();
-        for (name, registered) in self.registered() {
+        let revision = self.records.revision();
+        for (name, registered) in self.access.registered() {
             if after.as_deref().is_some_and(|after| *name <= *after)
-                || !self.caller.sees_platform(&name)
+                || !self.access.caller.sees_platform(&name)
             {
                 continue;
             }
@@ -273,7 +278,7 @@ impl Api {
         &self,
         request: pb::ListHostsRequest,
     ) -> Result<pb::ListHostsResponse> {
-        let registered = self.find_platform(&request.platform)?;
+        let registered = self.access.find_platform(&request.platform)?;
         paging::size(request.page_size)?;
         let unreachable =
             || Error::unavailable(format!("platform {} does not answer", request.platform));
@@ -291,7 +296,7 @@ impl Api {
             page_token: request.page_token,
             ..wire::ListHostsRequest::default()
         };
-        if !self.caller.sees_all() {
+        if !self.access.caller.sees_all() {
             return self.own_hosts(&client, message).await;
         }
         let answer = client.list_hosts(message, ASK_TIMEOUT).await?;
@@ -310,8 +315,9 @@ impl Api {
     ) -> Result<pb::ListHostsResponse> {
         let after = paging::start(&std::mem::take(&mut message.page_token))?;
         let mut page = Page::new(std::mem::take(&mut message.page_size))?;
-        let own =
-            |host: &wire::Host| !host.cluster_id.is_empty() && self.sees_name(&host.cluster_id);
+        let own = |host: &wire::Host| {
+            !host.cluster_id.is_empty() && self.access.sees_name(&host.cluster_id)
+        };
         let mut hosts = client.find_hosts(message, HOSTS_TIMEOUT, own).await?;
         hosts.sort_by(|a, b| a.id.cmp(&b.id));
         for host in hosts {
@@ -328,29 +334,29 @@ impl Api {
         })
     }
 
-    pub(super) fn discovered(
+    fn discovered(
         &self,
         request: pb::ListDiscoveredClustersRequest,
     ) -> Result<pb::ListDiscoveredClustersResponse> {
         if let Some(name) = &request.platform {
-            self.find_platform(name)?;
+            self.access.find_platform(name)?;
         }
         let after = paging::start(&request.page_token)?;
         let mut page = Page::new(request.page_size)?;
-        let platforms = self.registered();
+        let platforms = self.access.registered();
         'platforms: for (name, registered) in &platforms {
             if request
                 .platform
                 .as_deref()
                 .is_some_and(|wanted| *wanted != **name)
-                || !self.caller.sees_platform(name)
+                || !self.access.caller.sees_platform(name)
             {
                 continue;
             }
             let observe_time = registered.platform.observe_time();
             for (cluster, owners) in registered.platform.foreign() {
                 // Clusters of other owners, whose labels are not known here.
-                if !self.caller.sees(&cluster, None) {
+                if !self.access.caller.sees(&cluster, None) {
                     continue;
                 }
                 for (owner, count) in owners {
@@ -377,25 +383,49 @@ impl Api {
         })
     }
 
-    pub(super) fn confirm_loss(
+    fn confirm_loss(
         &self,
         request: &pb::ConfirmNodeLossRequest,
     ) -> Result<pb::ConfirmNodeLossResponse> {
-        self.caller.about("platform", &request.platform);
-        let registered = self.shared.platforms.require(&request.platform)?;
-        let now = self.shared.clock.now();
+        self.access.caller.about("platform", &request.platform);
+        let registered = self.platforms.require(&request.platform)?;
+        let now = self.clock.now();
         if registered.platform.vanished_count() != 0 || request.vanished_count != 0 {
             registered
                 .platform
                 .confirm_loss(request.vanished_count, now)?;
         }
-        self.shared
-            .platforms
+        self.platforms
             .changed(&request.platform, drover_core::Urgency::Bulk);
         let platform = registered.platform.to_proto(now);
         Ok(pb::ConfirmNodeLossResponse {
             platform: Some(platform),
-            revision: self.shared.records.revision(),
+            revision: self.records.revision(),
         })
+    }
+
+    pub(super) async fn unregister(
+        &self,
+        request: pb::UnregisterPlatformRequest,
+    ) -> Result<pb::UnregisterPlatformResponse> {
+        self.access.caller.about("platform", &request.name);
+        let revision = self.registry.unregister(&request.name).await?;
+        Ok(pb::UnregisterPlatformResponse { revision })
+    }
+
+    #[expect(clippy::unused_async, reason = "the shape of every call")]
+    pub(super) async fn confirm_node_loss(
+        &self,
+        request: pb::ConfirmNodeLossRequest,
+    ) -> Result<pb::ConfirmNodeLossResponse> {
+        self.confirm_loss(&request)
+    }
+
+    #[expect(clippy::unused_async, reason = "the shape of every call")]
+    pub(super) async fn list_discovered(
+        &self,
+        request: pb::ListDiscoveredClustersRequest,
+    ) -> Result<pb::ListDiscoveredClustersResponse> {
+        self.discovered(request)
     }
 }

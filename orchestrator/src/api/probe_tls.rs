@@ -6,7 +6,7 @@ use drover_cluster::Cluster;
 use drover_core::{Error, Result, error::Violation, spec::ProbeTls};
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 
-use super::{Api, check::Checked};
+use super::check::{Checked, Validator};
 
 /// All TLS settings of probes in a spec, with their paths.
 fn places(spec: &pb::ClusterSpec) -> Vec<(String, ProbeTls)> {
@@ -36,7 +36,7 @@ pub(super) fn names_secrets(spec: &pb::ClusterSpec) -> bool {
     places.iter().any(|(_, tls)| !tls.secrets().is_empty())
 }
 
-impl Api {
+impl Validator {
     /// Loads the secrets of probes. A missing secret is an error with its path; unusable content is a violation.
     pub(super) async fn check_probe_tls(
         &self,
@@ -52,13 +52,13 @@ impl Api {
                 let before = before.as_ref();
                 let there = before.is_some_and(|it| it.secrets.contains(&(of.clone(), purpose)));
                 if !there {
-                    self.may_name(&of, changes)?;
+                    self.access.may_name(&of, changes)?;
                 }
                 if let Err(error) = self.find_secret(&of, changes) {
                     let why = error.message().to_owned();
                     return Err(error.with_violation(format!("{path}.{field}"), why));
                 }
-                let other = self.shared.vault.wrong_purpose(&of, purpose);
+                let other = self.vault.wrong_purpose(&of, purpose);
                 if let Some(description) = other.filter(|_| !there) {
                     return Err(Error::invalid(format!("{path}.{field}"), description));
                 }
@@ -71,7 +71,7 @@ impl Api {
                     description: why.to_string(),
                 });
             }
-            if let Err((field, why)) = drover_probes::read_tls(&self.shared.vault, &tls).await {
+            if let Err((field, why)) = drover_probes::read_tls(&self.vault, &tls).await {
                 wrong.push(Violation {
                     field: format!("{path}.{field}"),
                     description: why,

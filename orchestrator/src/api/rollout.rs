@@ -2,126 +2,26 @@
 
 use std::collections::BTreeSet;
 
-use drover_cluster::{Cluster, ClusterState, Resolved, Restart, Restarts, stored_spec, template};
-use drover_convert::{
-    spec::to_retention,
-    value::{to_duration, to_timestamp},
-};
+use drover_cluster::{ClusterState, Resolved, Restart, Restarts, stored_spec, template};
+use drover_convert::{spec::to_retention, value::to_duration};
 use drover_core::{
     Error, Node, Reason, Result, Sym,
     spec::{Choice, Group, Object},
 };
 use drover_planner::{Renewal, State};
 use drover_proto::orchestrator::v1 as pb;
-use drover_store::{Desired, RevisionRow, Versioned};
+use drover_store::{Desired, Versioned};
 
 use super::{
-    Api,
-    clusters::{expect, find_group, refuse_deleting},
+    apply::Applier,
+    clusters::{Edits, expect, find_group, refuse_deleting},
 };
 use crate::status::shown;
 
-/// Maximum number of retained revisions of a cluster, besides the current one.
-const MAX_REVISIONS: usize = 10;
 /// Maximum number of nodes per group that a plan names.
 const MAX_NAMED: usize = 1_000;
 
-impl Api {
-    pub(super) async fn revisions(
-        &self,
-        request: pb::ListRevisionsRequest,
-    ) -> Result<pb::ListRevisionsResponse> {
-        self.shared.records.reach(request.min_revision).await?;
-        let cluster = self.find(&request.cluster)?;
-        let kept = self.kept(&cluster).await?;
-        let digests = self.shared.digests.of_cluster(cluster.uid());
-        let specs: Vec<Resolved> = kept
-            .iter()
-            .map(|(_, row)| Resolved::from_stored(&row.spec, &digests))
-            .collect::<Result<_>>()?;
-        let mut revisions = Vec::new();
-        for (at, (generation, row)) in kept.iter().enumerate() {
-            let before = at.checked_sub(1).map(|before| &specs[before]);
-            let changes = before.map_or_else(Vec::new, |before| changes(before, &specs[at]));
-            revisions.push(pb::ClusterRevision {
-                generation: *generation,
-                apply_time: Some(to_timestamp(u64::try_from(row.apply_time_ms).unwrap_or(0))),
-                spec: Some(shown(stored_spec(&row.spec)?, &digests)),
-                changes,
-                author: row.author.clone(),
-            });
-        }
-        revisions.reverse();
-        Ok(pb::ListRevisionsResponse {
-            revisions,
-            revision: self.shared.records.revision(),
-        })
-    }
-
-    /// The retained revisions of a cluster, oldest first, the current one last.
-    async fn kept(&self, cluster: &Cluster) -> Result<Vec<(u64, RevisionRow)>> {
-        let mut kept = self.shared.store.revisions(cluster.uid()).await?;
-        let desired = cluster.lock().desired().value.clone();
-        // A revision that was retained for a change that then failed is still the current one.
-        kept.retain(|(generation, _)| *generation < desired.generation);
-        let present = RevisionRow {
-            spec: desired.spec,
-            apply_time_ms: desired.apply_time_ms,
-            author: desired.author,
-        };
-        let same =
-            |old: &RevisionRow| -> Result<bool> {
-                Ok(without_sizes(stored_spec(&old.spec)?)
-                    == without_sizes(stored_spec(&present.spec)?))
-            };
-        // Only the newest of consecutive revisions with the same spec is kept.
-        if let Some((_, newest)) = kept.last()
-            && same(newest)?
-        {
-            kept.pop();
-        }
-        kept.push((desired.generation, present));
-        Ok(kept)
-    }
-
-    /// The groups of all retained revisions, newest first, to determine what made a node.
-    pub(super) async fn former(&self, cluster: &Cluster) -> Result<Vec<Group>> {
-        let kept = self.kept(cluster).await?;
-        let digests = self.shared.digests.of_cluster(cluster.uid());
-        let mut groups = Vec::new();
-        for (_, row) in kept.iter().rev() {
-            groups.extend(Resolved::from_stored(&row.spec, &digests)?.groups);
-        }
-        Ok(groups)
-    }
-
-    /// Retains the current spec before another one replaces it.
-    pub(super) async fn keep_revision(&self, cluster: &Cluster, next: &Desired) -> Result<()> {
-        let present = cluster.lock().desired().value.clone();
-        if present.generation >= next.generation || present.spec == next.spec {
-            return Ok(());
-        }
-        let before = without_sizes(stored_spec(&present.spec)?);
-        if before == without_sizes(stored_spec(&next.spec)?) {
-            return Ok(());
-        }
-        let row = RevisionRow {
-            spec: present.spec,
-            apply_time_ms: present.apply_time_ms,
-            author: present.author,
-        };
-        let store = &self.shared.store;
-        store
-            .keep_revision(cluster.uid(), present.generation, row, MAX_REVISIONS)
-            .await
-    }
-
-    /// The retained specs besides the current one, for their references.
-    pub(super) async fn kept_specs(&self, cluster: &Cluster) -> Result<Vec<pb::ClusterSpec>> {
-        let kept = self.shared.store.revisions(cluster.uid()).await?;
-        kept.iter().map(|(_, row)| stored_spec(&row.spec)).collect()
-    }
-
+impl Applier {
     pub(super) async fn undo(
         &self,
         request: pb::UndoClusterRequest,
@@ -143,9 +43,9 @@ impl Api {
         validate_only: bool,
     ) -> Result<(u64, pb::ApplyClusterResponse)> {
         let cluster = if validate_only {
-            self.find(&request.name)?
+            self.access.find(&request.name)?
         } else {
-            self.find_to_change(&request.name)?
+            self.access.find_to_change(&request.name)?
         };
         let (labels, present) = {
             let inner = cluster.lock();
@@ -154,7 +54,7 @@ impl Api {
             let value = &inner.desired().value;
             (value.labels.clone(), value.generation)
         };
-        let kept = self.kept(&cluster).await?;
+        let kept = self.revisions.kept(&cluster).await?;
         let wanted = match request.to_generation {
             Some(generation) => kept.iter().find(|(kept, _)| *kept == generation),
             None => kept.iter().rev().find(|(kept, _)| *kept != present),
@@ -184,7 +84,7 @@ impl Api {
             cluster: Some(pb::Cluster {
                 name: cluster.name().to_string(),
                 labels: labels.into_iter().collect(),
-                spec: Some(shown(spec, &self.shared.digests.of_cluster(cluster.uid()))),
+                spec: Some(shown(spec, &self.viewer.digests.of_cluster(cluster.uid()))),
                 ..pb::Cluster::default()
             }),
             validate_only,
@@ -195,30 +95,33 @@ impl Api {
         };
         Ok((*generation, self.apply(apply).await?))
     }
+}
 
+impl Edits {
     pub(super) async fn restart(
         &self,
         request: pb::RestartGroupRequest,
     ) -> Result<pb::RestartGroupResponse> {
-        let cluster = self.find_to_change(&request.cluster)?;
-        let _change = self.shared.changing.lock(cluster.uid()).await;
+        let cluster = self.access.find_to_change(&request.cluster)?;
+        let _change = self.editor.lock(&cluster).await;
         let (desired, node_count) = {
             let inner = cluster.lock();
             refuse_deleting(&inner, cluster.name())?;
             restarted(&inner, request.group.as_deref())?
         };
-        let revision = self.store(&cluster, desired, None).await?;
+        let revision = self.editor.store(&cluster, desired, None).await?;
         let words = match node_count {
             1 => "1 node is to be replaced".to_owned(),
             count => format!("all {count} nodes are to be replaced"),
         };
-        self.tell(&cluster, "RestartAsked", words, |event| {
-            event.group.clone_from(&request.group);
-        })
-        .await;
-        let plan = self.preview(&cluster);
+        self.editor
+            .tell(&cluster, "RestartAsked", words, |event| {
+                event.group.clone_from(&request.group);
+            })
+            .await;
+        let plan = self.forecaster.preview(&cluster);
         Ok(pb::RestartGroupResponse {
-            cluster: Some(self.shared.viewer.shown(&cluster)),
+            cluster: Some(self.viewer.shown(&cluster)),
             node_count,
             plan: Some(plan),
             revision,
@@ -282,17 +185,6 @@ fn keep_present_sizes(groups: &mut [pb::GroupSpec], outer: &str, now: &mut [pb::
         }
         keep_present_sizes(&mut group.groups, &path, now);
     }
-}
-
-fn without_sizes(mut spec: pb::ClusterSpec) -> pb::ClusterSpec {
-    fn clear(groups: &mut [pb::GroupSpec]) {
-        for group in groups {
-            (group.size, group.standby) = (None, None);
-            clear(&mut group.groups);
-        }
-    }
-    clear(&mut spec.groups);
-    spec
 }
 
 /// The part of a plan about nodes to replace. `former` are groups of former specs, newest first.
@@ -408,7 +300,7 @@ fn keys(name: &str, old: &Object, new: &Object, out: &mut Vec<String>) {
 }
 
 /// The differences between two specs, group by group.
-fn changes(before: &Resolved, after: &Resolved) -> Vec<String> {
+pub(super) fn changes(before: &Resolved, after: &Resolved) -> Vec<String> {
     let mut changes = Vec::new();
     if before.software != after.software {
         changes.push("store.software".to_owned());

@@ -4,22 +4,18 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use drover_cluster::request::digest_not_stored;
-use drover_core::{
-    Error, Reason, Result, Urgency,
-    error::Violation,
-    name,
-    spec::{SecretRef, digest},
-};
-use drover_executor::Point;
+use drover_core::{Error, Reason, Result, Urgency, error::Violation, name, spec::digest};
+use drover_executor::{Hooks, Point};
 use drover_proto::orchestrator::v1 as pb;
-use drover_secrets::{Content, ContentKey, KnownKey};
-use drover_store::{DigestKey, digest::is_keyed};
+use drover_secrets::{Content, ContentKey, Vault};
+use drover_store::{Clock, DigestKey, Store, digest::is_keyed};
 use prost::Message;
 
 use super::{
-    Api,
+    access::{Access, per_call},
     paging::{self, Page},
 };
+use crate::{queue::Queue, records::Records, registry::Registry, secrets::Secrets};
 
 /// Maximum size of a secret in bytes, including the names of its keys.
 const MAX_SECRET: usize = 256 * 1024;
@@ -138,12 +134,29 @@ fn wanted(
     Ok(keys)
 }
 
-impl Api {
+/// Changes secrets, and shows what is known of them.
+#[derive(Clone)]
+pub(crate) struct SecretCalls {
+    pub(crate) access: Access,
+    pub(crate) secrets: Arc<Secrets>,
+    pub(crate) vault: Arc<Vault>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) digests: Arc<DigestKey>,
+    pub(crate) queue: Queue,
+    pub(crate) clock: Arc<Clock>,
+    pub(crate) hooks: Hooks,
+}
+
+per_call!(SecretCalls: access);
+
+impl SecretCalls {
     /// Records the secret that a call is about. An invalid name is left out, because it may be secret content passed in
     /// the wrong field.
     fn about_secret(&self, name: &str) {
         if name::check_secret_name(name).is_ok() {
-            self.caller.about("secret", name);
+            self.access.caller.about("secret", name);
         }
     }
 
@@ -154,10 +167,10 @@ impl Api {
         let name = request.name.clone();
         self.about_secret(&name);
         check(&request)?;
-        let store = &self.shared.store;
+        let store = &self.store;
         store.keys()?;
-        let _changing = self.shared.secrets.change().await;
-        let before = self.shared.vault.content(&name).await?;
+        let _changing = self.secrets.change().await;
+        let before = self.vault.content(&name).await?;
         let present = before.as_ref().map_or(0, |(_, revision)| *revision);
         if let Some(expected) = request.expected_revision
             && expected != present
@@ -169,11 +182,11 @@ impl Api {
         }
         let old = before.as_ref().map(|(content, _)| content);
         let purpose = self.purpose_of(&request, old)?;
-        let keys = wanted(request.data, old, &self.shared.digests)?;
+        let keys = wanted(request.data, old, &self.digests)?;
         if let Some(old) = old {
             self.refuse_missing(&name, old, &keys).await?;
         }
-        let now = self.shared.clock.now();
+        let now = self.clock.now();
         let (outcome, content) = match old {
             None => (
                 pb::ApplyOutcome::Created,
@@ -199,28 +212,28 @@ impl Api {
         };
         let stores = !request.validate_only && outcome != pb::ApplyOutcome::Unchanged;
         let (revision, known) = if stores {
-            self.shared.hooks.reach(Point::BeforeApply).await;
+            self.hooks.reach(Point::BeforeApply).await;
             let value = content.encode_to_vec().into();
             let revision = store.put_secret(&name, value, Some(present)).await?;
-            self.shared.hooks.reach(Point::AfterApply).await;
-            self.shared.records.wrote(revision);
-            let known = self.shared.vault.put(&name, &content, revision);
-            self.shared.registry.secret_changed(&name).await;
-            for cluster in self.shared.clusters.all() {
+            self.hooks.reach(Point::AfterApply).await;
+            self.records.wrote(revision);
+            let known = self.vault.put(&name, &content, revision);
+            self.registry.secret_changed(&name).await;
+            for cluster in self.records.clusters().all() {
                 let addons = cluster.lock().spec().clone();
                 let mut named = addons.addons.iter().flat_map(|addon| &addon.secrets);
                 if named.any(|secret| secret.name == name) {
-                    self.shared.queue.push(cluster.uid(), Urgency::Bulk);
+                    self.queue.push(cluster.uid(), Urgency::Bulk);
                 }
             }
             (revision, known)
         } else {
             (
-                self.shared.records.revision(),
-                Arc::new(content.known(present, &self.shared.digests)),
+                self.records.revision(),
+                Arc::new(content.known(present, &self.digests)),
             )
         };
-        let users = self.shared.secrets.users(&name, None);
+        let users = self.secrets.users(&name, None);
         Ok(pb::ApplySecretResponse {
             secret: Some(known.to_proto(&name, users)),
             outcome: outcome.into(),
@@ -241,7 +254,7 @@ impl Api {
         if wanted == Unspecified || wanted == named(old.purpose()) {
             return Ok(old.purpose);
         }
-        let users = self.shared.secrets.users(&request.name, None);
+        let users = self.secrets.users(&request.name, None);
         match users.first() {
             None => Ok(wanted.into()),
             Some(first) => {
@@ -266,11 +279,10 @@ impl Api {
             .iter()
             .filter(|old| new.iter().all(|new| new.name != old.name))
         {
-            let users = self.shared.secrets.users(name, Some(&gone.name));
+            let users = self.secrets.users(name, Some(&gone.name));
             let why = match users.first() {
                 Some(first) => Some(format!("is missing, and {first} names it")),
                 None => self
-                    .shared
                     .secrets
                     .holders(name, Some(&gone.name))
                     .await?
@@ -293,12 +305,12 @@ impl Api {
         &self,
         request: pb::ListSecretsRequest,
     ) -> Result<pb::ListSecretsResponse> {
-        self.shared.records.reach(request.min_revision).await?;
+        self.records.reach(request.min_revision).await?;
         let after = paging::start(&request.page_token)?;
         let mut page = Page::new(request.page_size)?;
-        let revision = self.shared.records.revision();
-        let mut users = self.shared.secrets.all_users();
-        for (name, known) in self.shared.vault.all() {
+        let revision = self.records.revision();
+        let mut users = self.secrets.all_users();
+        for (name, known) in self.vault.all() {
             let before = after.as_deref().is_some_and(|after| name.as_str() <= after);
             let other = request.name.as_ref().is_some_and(|wanted| *wanted != name);
             if before || other {
@@ -325,11 +337,11 @@ impl Api {
         if name.is_empty() {
             return Err(Error::invalid("name", "is empty"));
         }
-        let _changing = self.shared.secrets.change().await;
-        let mut users = self.shared.secrets.users(name, None);
+        let _changing = self.secrets.change().await;
+        let mut users = self.secrets.users(name, None);
         let mut what = "is named by";
         if users.is_empty() {
-            users = self.shared.secrets.holders(name, None).await?;
+            users = self.secrets.holders(name, None).await?;
             what = "is in nodes of";
         }
         if let Some(first) = users.first() {
@@ -343,36 +355,15 @@ impl Api {
                 .with_metadata("user", first)
                 .with_resource("secret", name));
         }
-        let revision = match self.shared.store.delete_secret(name, None).await {
+        let revision = match self.store.delete_secret(name, None).await {
             Ok(revision) => {
-                self.shared.records.wrote(revision);
+                self.records.wrote(revision);
                 revision
             }
-            Err(error) if error.reason() == Reason::NotFound => self.shared.records.revision(),
+            Err(error) if error.reason() == Reason::NotFound => self.records.revision(),
             Err(error) => return Err(error),
         };
-        self.shared.vault.remove(name);
+        self.vault.remove(name);
         Ok(pb::DeleteSecretResponse { revision })
-    }
-
-    /// Whether the caller may add a reference to a secret: only in a cluster that it may change (`changes`), and only
-    /// to a secret whose name is within the pattern of clusters that it may change. Dry runs are no exception, because
-    /// they show what the secret results in.
-    pub(super) fn may_name(&self, of: &SecretRef, changes: bool) -> Result<()> {
-        if changes && self.caller.changes(&of.name, None) {
-            return Ok(());
-        }
-        let message = format!("secret {:?} is outside of what the caller may use", of.name);
-        Err(Error::new(Reason::PermissionDenied, message).with_resource("secret", &of.name))
-    }
-
-    /// Finds a key that a spec refers to. Callers who may not refer to the secret do not learn which other secrets
-    /// exist.
-    pub(super) fn find_secret(&self, of: &SecretRef, changes: bool) -> Result<KnownKey> {
-        let found = self.shared.vault.find(of);
-        found.map_err(|error| match self.may_name(of, changes) {
-            Ok(()) => error,
-            Err(_) => drover_secrets::not_there(of),
-        })
     }
 }

@@ -1,19 +1,25 @@
 //! The generated service traits: each call is delegated to its implementation, and errors are mapped in one place.
 
+use std::sync::Arc;
+
 use drover_core::{Error, Result};
 use drover_proto::orchestrator::v1::{
     self as pb, cluster_service_server::ClusterService,
     platform_registry_service_server::PlatformRegistryService,
     secret_service_server::SecretService,
 };
+use drover_store::Store;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::Instrument;
 
-use super::{Api, nodes::Answers, refusal::refusal};
+use super::{
+    ClusterApi, PlatformApi, SecretApi, access::PerCall, nodes::Answers, refusal::refusal,
+};
+use crate::tasks::Tasks;
 
-/// Implements calls, each in one of three ways: [`Api::as_read`], [`Api::as_begun`] or [`Api::as_change`].
+/// Implements calls, each in one of three ways: [`Guard::as_read`], [`Guard::as_begun`] or [`Guard::as_change`].
 macro_rules! calls {
-    ($way:ident: $($method:ident($request:ty) -> $answer:ty = $call:ident;)*) => {
+    ($way:ident: $($method:ident($request:ty) -> $answer:ty = $part:ident.$call:ident;)*) => {
         $(
             fn $method<'a: 'b, 'b>(
                 &'a self,
@@ -23,16 +29,17 @@ macro_rules! calls {
                 Self: 'b,
             {
                 Box::pin(async move {
-                    let (api, request) = (self.of(&request), request.into_inner());
-                    let call = async move { api.$call(request).await };
-                    self.$way(call).await.map(Response::new).map_err(refusal)
+                    let part = self.$part.of(&self.access, &request);
+                    let request = request.into_inner();
+                    let call = async move { part.$call(request).await };
+                    self.guard.$way(call).await.map(Response::new).map_err(refusal)
                 })
             }
         )*
     };
 }
 
-impl ClusterService for Api {
+impl ClusterService for ClusterApi {
     type WatchClustersStream = Answers<pb::WatchClustersResponse>;
     type StreamNodeLogsStream = Answers<pb::StreamNodeLogsResponse>;
     type ExecNodeStream = Answers<pb::ExecNodeResponse>;
@@ -41,88 +48,94 @@ impl ClusterService for Api {
 
     calls! {
         as_change:
-        apply_cluster(pb::ApplyClusterRequest) -> pb::ApplyClusterResponse = apply;
-        delete_cluster(pb::DeleteClusterRequest) -> pb::DeleteClusterResponse = delete;
-        reconcile_cluster(pb::ReconcileClusterRequest) -> pb::ReconcileClusterResponse = reconcile;
-        pause_cluster(pb::PauseClusterRequest) -> pb::PauseClusterResponse = pause;
-        resume_cluster(pb::ResumeClusterRequest) -> pb::ResumeClusterResponse = resume;
-        scale_group(pb::ScaleGroupRequest) -> pb::ScaleGroupResponse = scale;
-        replace_node(pb::ReplaceNodeRequest) -> pb::ReplaceNodeResponse = replace;
-        set_node_repair(pb::SetNodeRepairRequest) -> pb::SetNodeRepairResponse = set_repair;
-        restart_group(pb::RestartGroupRequest) -> pb::RestartGroupResponse = restart;
-        undo_cluster(pb::UndoClusterRequest) -> pb::UndoClusterResponse = undo;
-        abandon_platform(pb::AbandonPlatformRequest) -> pb::AbandonPlatformResponse = abandon;
+        apply_cluster(pb::ApplyClusterRequest) -> pb::ApplyClusterResponse = applier.apply;
+        delete_cluster(pb::DeleteClusterRequest) -> pb::DeleteClusterResponse = edits.delete;
+        reconcile_cluster(pb::ReconcileClusterRequest) -> pb::ReconcileClusterResponse = passes.reconcile;
+        pause_cluster(pb::PauseClusterRequest) -> pb::PauseClusterResponse = edits.pause;
+        resume_cluster(pb::ResumeClusterRequest) -> pb::ResumeClusterResponse = edits.resume;
+        scale_group(pb::ScaleGroupRequest) -> pb::ScaleGroupResponse = edits.scale;
+        replace_node(pb::ReplaceNodeRequest) -> pb::ReplaceNodeResponse = edits.replace;
+        set_node_repair(pb::SetNodeRepairRequest) -> pb::SetNodeRepairResponse = edits.set_repair;
+        restart_group(pb::RestartGroupRequest) -> pb::RestartGroupResponse = edits.restart;
+        undo_cluster(pb::UndoClusterRequest) -> pb::UndoClusterResponse = applier.undo;
+        abandon_platform(pb::AbandonPlatformRequest) -> pb::AbandonPlatformResponse = abandonment.abandon;
     }
 
     calls! {
         as_read:
-        plan_cluster(pb::PlanClusterRequest) -> pb::PlanClusterResponse = plan;
-        get_cluster(pb::GetClusterRequest) -> pb::GetClusterResponse = get;
-        list_clusters(pb::ListClustersRequest) -> pb::ListClustersResponse = list;
-        list_revisions(pb::ListRevisionsRequest) -> pb::ListRevisionsResponse = revisions;
-        get_node(pb::GetNodeRequest) -> pb::GetNodeResponse = node;
-        list_nodes(pb::ListNodesRequest) -> pb::ListNodesResponse = nodes;
-        list_events(pb::ListEventsRequest) -> pb::ListEventsResponse = list_events;
+        plan_cluster(pb::PlanClusterRequest) -> pb::PlanClusterResponse = plans.plan;
+        get_cluster(pb::GetClusterRequest) -> pb::GetClusterResponse = reads.get;
+        list_clusters(pb::ListClustersRequest) -> pb::ListClustersResponse = reads.list;
+        list_revisions(pb::ListRevisionsRequest) -> pb::ListRevisionsResponse = reads.revisions;
+        get_node(pb::GetNodeRequest) -> pb::GetNodeResponse = reads.node;
+        list_nodes(pb::ListNodesRequest) -> pb::ListNodesResponse = reads.nodes;
+        list_events(pb::ListEventsRequest) -> pb::ListEventsResponse = events.list_events;
     }
 
     calls! {
         as_begun:
-        watch_clusters(pb::WatchClustersRequest) -> Self::WatchClustersStream = watch_clusters;
-        stream_node_logs(pb::StreamNodeLogsRequest) -> Self::StreamNodeLogsStream = logs;
-        exec_node(Streaming<pb::ExecNodeRequest>) -> Self::ExecNodeStream = exec;
-        watch_nodes(pb::WatchNodesRequest) -> Self::WatchNodesStream = watch_nodes;
-        watch_events(pb::WatchEventsRequest) -> Self::WatchEventsStream = watch_events;
+        watch_clusters(pb::WatchClustersRequest) -> Self::WatchClustersStream = watches.watch_clusters;
+        stream_node_logs(pb::StreamNodeLogsRequest) -> Self::StreamNodeLogsStream = nodes.logs;
+        exec_node(Streaming<pb::ExecNodeRequest>) -> Self::ExecNodeStream = nodes.exec;
+        watch_nodes(pb::WatchNodesRequest) -> Self::WatchNodesStream = watches.watch_nodes;
+        watch_events(pb::WatchEventsRequest) -> Self::WatchEventsStream = events.watch_events;
     }
 }
 
-impl PlatformRegistryService for Api {
+impl PlatformRegistryService for PlatformApi {
     calls! {
         as_change:
-        register_platform(pb::RegisterPlatformRequest) -> pb::RegisterPlatformResponse = register;
-        delete_storage(pb::DeleteStorageRequest) -> pb::DeleteStorageResponse = delete_storage;
-        unregister_platform(pb::UnregisterPlatformRequest) -> pb::UnregisterPlatformResponse = unregister;
+        register_platform(pb::RegisterPlatformRequest) -> pb::RegisterPlatformResponse = calls.register;
+        delete_storage(pb::DeleteStorageRequest) -> pb::DeleteStorageResponse = storage.delete_storage;
+        unregister_platform(pb::UnregisterPlatformRequest) -> pb::UnregisterPlatformResponse = calls.unregister;
     }
 
     calls! {
         as_read:
-        get_platform(pb::GetPlatformRequest) -> pb::GetPlatformResponse = get_platform;
-        list_platforms(pb::ListPlatformsRequest) -> pb::ListPlatformsResponse = list_platforms;
-        list_hosts(pb::ListHostsRequest) -> pb::ListHostsResponse = list_hosts;
-        list_storage(pb::ListStorageRequest) -> pb::ListStorageResponse = list_storage;
-        list_discovered_clusters(pb::ListDiscoveredClustersRequest) -> pb::ListDiscoveredClustersResponse = list_discovered;
+        get_platform(pb::GetPlatformRequest) -> pb::GetPlatformResponse = calls.get_platform;
+        list_platforms(pb::ListPlatformsRequest) -> pb::ListPlatformsResponse = calls.list_platforms;
+        list_hosts(pb::ListHostsRequest) -> pb::ListHostsResponse = calls.list_hosts;
+        list_storage(pb::ListStorageRequest) -> pb::ListStorageResponse = storage.list_storage;
+        list_discovered_clusters(pb::ListDiscoveredClustersRequest) -> pb::ListDiscoveredClustersResponse = calls.list_discovered;
     }
 
     calls! {
         as_begun:
-        confirm_node_loss(pb::ConfirmNodeLossRequest) -> pb::ConfirmNodeLossResponse = confirm_node_loss;
+        confirm_node_loss(pb::ConfirmNodeLossRequest) -> pb::ConfirmNodeLossResponse = calls.confirm_node_loss;
     }
 }
 
-impl SecretService for Api {
+impl SecretService for SecretApi {
     calls! {
         as_change:
-        apply_secret(pb::ApplySecretRequest) -> pb::ApplySecretResponse = apply_secret;
-        delete_secret(pb::DeleteSecretRequest) -> pb::DeleteSecretResponse = delete_secret;
+        apply_secret(pb::ApplySecretRequest) -> pb::ApplySecretResponse = calls.apply_secret;
+        delete_secret(pb::DeleteSecretRequest) -> pb::DeleteSecretResponse = calls.delete_secret;
     }
 
     calls! {
         as_read:
-        list_secrets(pb::ListSecretsRequest) -> pb::ListSecretsResponse = list_secrets;
+        list_secrets(pb::ListSecretsRequest) -> pb::ListSecretsResponse = calls.list_secrets;
     }
 }
 
-impl Api {
+/// Lets calls begin while this process leads, and changes end.
+pub(crate) struct Guard {
+    pub(crate) store: Arc<Store>,
+    pub(crate) tasks: Tasks,
+}
+
+impl Guard {
     /// Answers from memory.
     async fn as_read<T>(&self, call: impl Future<Output = Result<T>> + Send) -> Result<T> {
         let answer = self.as_begun(call).await;
         // It may have waited, and another replica lead by now.
-        self.shared.store.in_touch()?;
+        self.store.in_touch()?;
         answer
     }
 
     /// Begins a stream, which ends by itself when another replica leads, or does what is not taken back.
     async fn as_begun<T>(&self, call: impl Future<Output = Result<T>> + Send) -> Result<T> {
-        self.shared.store.in_touch()?;
+        self.store.in_touch()?;
         call.await
     }
 
@@ -131,7 +144,7 @@ impl Api {
         &self,
         call: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        self.shared.store.in_touch()?;
+        self.store.in_touch()?;
         self.carry_through(call).await
     }
 
@@ -143,36 +156,11 @@ impl Api {
         // Boxed, because some of these futures are large, and every wrapper would move them.
         let change = Box::pin(change);
         let change = drover_telemetry::context::scope(drover_telemetry::current(), change);
-        let done = self.shared.tasks.complete(change.in_current_span());
+        let done = self.tasks.complete(change.in_current_span());
         done.await.unwrap_or_else(|| {
             Err(Error::unavailable(
                 "the orchestrator stops; ask again what became of the change",
             ))
         })
-    }
-
-    async fn unregister(
-        &self,
-        request: pb::UnregisterPlatformRequest,
-    ) -> Result<pb::UnregisterPlatformResponse> {
-        self.caller.about("platform", &request.name);
-        let revision = self.shared.registry.unregister(&request.name).await?;
-        Ok(pb::UnregisterPlatformResponse { revision })
-    }
-
-    #[expect(clippy::unused_async, reason = "the shape of every call")]
-    async fn confirm_node_loss(
-        &self,
-        request: pb::ConfirmNodeLossRequest,
-    ) -> Result<pb::ConfirmNodeLossResponse> {
-        self.confirm_loss(&request)
-    }
-
-    #[expect(clippy::unused_async, reason = "the shape of every call")]
-    async fn list_discovered(
-        &self,
-        request: pb::ListDiscoveredClustersRequest,
-    ) -> Result<pb::ListDiscoveredClustersResponse> {
-        self.discovered(request)
     }
 }

@@ -1,18 +1,19 @@
 //! The storage API: retained storage is listed over all platforms, and deleted by name.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use drover_core::{Error, Reason, Result, Sym};
-use drover_platforms::Registered;
+use drover_platforms::{Platforms, Registered};
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
+use drover_store::Store;
 use futures::StreamExt;
 use uuid::Uuid;
 
 use super::{
-    Api,
+    access::{Access, per_call},
     paging::{self, Page},
 };
-use crate::shared::Shared;
+use crate::records::Records;
 
 /// Deadline for a platform to list or delete retained storage.
 const ASK_TIMEOUT: Duration = Duration::from_secs(20);
@@ -22,7 +23,18 @@ const WARN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum concurrent calls to platforms.
 const ASK_AT_ONCE: usize = 8;
 
-impl Api {
+/// What platforms keep of nodes that are gone.
+#[derive(Clone)]
+pub(crate) struct Storage {
+    pub(crate) access: Access,
+    pub(crate) records: Arc<Records>,
+    pub(crate) platforms: Arc<Platforms>,
+    pub(crate) store: Arc<Store>,
+}
+
+per_call!(Storage: access);
+
+impl Storage {
     pub(super) async fn list_storage(
         &self,
         request: pb::ListStorageRequest,
@@ -42,7 +54,7 @@ impl Api {
             }
             let row = pb::KeptStorage {
                 platform: name.to_string(),
-                claim: claim(&self.shared, &storage).into(),
+                claim: self.claim(&storage).into(),
                 storage: Some(storage),
             };
             if !page.push(key, row) {
@@ -58,8 +70,10 @@ impl Api {
 
     /// Whether the caller sees the retained storage of a cluster.
     fn sees_storage(&self, storage: &wire::KeptStorage) -> bool {
-        let labels = self.labels_of(&storage.cluster_id, &storage.owner);
-        self.caller.sees(&storage.cluster_id, labels.as_ref())
+        let labels = self.access.labels_of(&storage.cluster_id, &storage.owner);
+        self.access
+            .caller
+            .sees(&storage.cluster_id, labels.as_ref())
     }
 
     /// Retained storage on all platforms, by name and id, and the platforms that did not respond.
@@ -68,13 +82,13 @@ impl Api {
         platform: Option<&str>,
         cluster: &str,
     ) -> Result<(Vec<(Sym, wire::KeptStorage)>, Vec<String>)> {
-        let asked: Vec<(Sym, std::sync::Arc<Registered>)> = match platform {
-            Some(name) => vec![(name.into(), self.find_platform(name)?)],
+        let asked: Vec<(Sym, Arc<Registered>)> = match platform {
+            Some(name) => vec![(name.into(), self.access.find_platform(name)?)],
             None => {
-                let platforms = self.shared.platforms.read();
+                let platforms = self.platforms.read();
                 platforms
                     .iter()
-                    .filter(|(name, _)| self.caller.sees_platform(name))
+                    .filter(|(name, _)| self.access.caller.sees_platform(name))
                     .map(|(name, registered)| (name.clone(), registered.clone()))
                     .collect()
             }
@@ -115,16 +129,17 @@ impl Api {
         if request.cluster.is_empty() {
             return Err(Error::invalid("cluster", "is required"));
         }
-        self.caller.about("cluster", &request.cluster);
-        let labels = self.labels_of(&request.cluster, &request.owner);
-        self.may_change(&request.cluster, labels.as_ref())?;
-        self.may_change_on(&request.platform, &request.cluster, labels.as_ref())?;
+        self.access.caller.about("cluster", &request.cluster);
+        let labels = self.access.labels_of(&request.cluster, &request.owner);
+        self.access.may_change(&request.cluster, labels.as_ref())?;
+        self.access
+            .may_change_on(&request.platform, &request.cluster, labels.as_ref())?;
         let owner: Uuid = request
             .owner
             .parse()
             .map_err(|_| Error::invalid("owner", "is not a UUID"))?;
-        let registered = self.shared.platforms.require(&request.platform)?;
-        let cluster = self.shared.clusters.get(owner);
+        let registered = self.platforms.require(&request.platform)?;
+        let cluster = self.records.clusters().get(owner);
         if let Some(cluster) = &cluster {
             refuse_in_use(&cluster.lock(), &request)?;
         }
@@ -135,7 +150,7 @@ impl Api {
         let Some(found) = listed.iter().find(|one| one.id == request.id) else {
             return Ok(pb::DeleteStorageResponse { gone: true });
         };
-        if claim(&self.shared, found) == pb::StorageClaim::Foreign {
+        if self.claim(found) == pb::StorageClaim::Foreign {
             return Err(Error::new(
                 Reason::NodeNotInCluster,
                 format!(
@@ -148,7 +163,7 @@ impl Api {
         let message = wire::DeleteStorageRequest {
             expected_platform_uid: uid,
             expected_instance_id: instance,
-            fence: Some(self.shared.platforms.fence(owner)),
+            fence: Some(self.platforms.fence(owner)),
             id: request.id,
             owner: request.owner,
             cluster_id: request.cluster,
@@ -166,7 +181,7 @@ impl Api {
     pub(super) async fn warn_of_kept(&self, name: &str, platforms: &[Sym]) -> Vec<String> {
         let mut warnings = Vec::new();
         for platform in platforms {
-            let Some(registered) = self.shared.platforms.get(platform) else {
+            let Some(registered) = self.platforms.get(platform) else {
                 continue;
             };
             if !registered.platform.has(wire::Capability::RetainStorage) {
@@ -176,8 +191,8 @@ impl Api {
                 .await
                 .unwrap_or_default();
             let living = self
-                .shared
-                .clusters
+                .records
+                .clusters()
                 .find(name)
                 .ok()
                 .map(|it| it.uid().to_string());
@@ -193,6 +208,18 @@ impl Api {
             }
         }
         warnings
+    }
+
+    /// Who may claim the storage.
+    fn claim(&self, storage: &wire::KeptStorage) -> pb::StorageClaim {
+        let owner: Option<Uuid> = storage.owner.parse().ok();
+        if owner.is_some_and(|owner| self.records.clusters().get(owner).is_some()) {
+            pb::StorageClaim::Cluster
+        } else if storage.store_id.is_empty() || storage.store_id == self.store.id().to_string() {
+            pb::StorageClaim::None
+        } else {
+            pb::StorageClaim::Foreign
+        }
     }
 }
 
@@ -212,18 +239,6 @@ async fn list(
         ..wire::ListStorageRequest::default()
     };
     client.list_storage(message, wait).await
-}
-
-/// Who may claim the storage.
-fn claim(shared: &Shared, storage: &wire::KeptStorage) -> pb::StorageClaim {
-    let owner: Option<Uuid> = storage.owner.parse().ok();
-    if owner.is_some_and(|owner| shared.clusters.get(owner).is_some()) {
-        pb::StorageClaim::Cluster
-    } else if storage.store_id.is_empty() || storage.store_id == shared.store.id().to_string() {
-        pb::StorageClaim::None
-    } else {
-        pb::StorageClaim::Foreign
-    }
 }
 
 /// Refuses storage of a node that exists, is being created, or is being removed.

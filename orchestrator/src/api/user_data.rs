@@ -25,10 +25,15 @@ use drover_proto::{
     orchestrator::v1::{self as pb, bootstrap_source::Source},
     platform::v1 as wire,
 };
+use drover_secrets::KnownKey;
 use drover_store::{MAX_USER_DATA, UserData};
 use uuid::Uuid;
 
-use super::{Api, addon_secrets, check::Checked, probe_tls};
+use super::{
+    addon_secrets,
+    check::{Checked, Validator},
+    probe_tls,
+};
 use crate::status::sources;
 
 /// Reported to callers who may not change a cluster and include user data in a plan request for it.
@@ -242,7 +247,17 @@ pub(super) fn names_secrets(document: &pb::Cluster) -> bool {
     })
 }
 
-impl Api {
+impl Validator {
+    /// Finds a key that a spec refers to. Callers who may not refer to the secret do not learn which other secrets
+    /// exist.
+    pub(super) fn find_secret(&self, of: &SecretRef, changes: bool) -> Result<KnownKey> {
+        let found = self.vault.find(of);
+        found.map_err(|error| match self.access.may_name(of, changes) {
+            Ok(()) => error,
+            Err(_) => drover_secrets::not_there(of),
+        })
+    }
+
     /// Reads the referenced secrets. A missing one is an error with its path. Callers who may not change the cluster
     /// (`changes`) get placeholders, because the results are shown to them.
     async fn check_secrets(
@@ -260,18 +275,18 @@ impl Api {
             let before = before.as_ref();
             let there = before.is_some_and(|it| it.secrets.contains(&(of.clone(), purpose)));
             if !there {
-                self.may_name(&of, changes)?;
+                self.access.may_name(&of, changes)?;
             }
             let key = match self.find_secret(&of, changes) {
                 Ok(key) => key,
                 Err(error) => {
-                    let known = self.shared.vault.get(&of.name).is_some();
+                    let known = self.vault.get(&of.name).is_some();
                     let field = if known { "key" } else { "name" };
                     let why = error.message().to_owned();
                     return Err(error.with_violation(format!("{at}.{field}"), why));
                 }
             };
-            let other = self.shared.vault.wrong_purpose(&of, purpose);
+            let other = self.vault.wrong_purpose(&of, purpose);
             if let Some(description) = other.filter(|_| !there) {
                 wrong.push(Violation {
                     field: at,
@@ -285,7 +300,7 @@ impl Api {
                     description: why.to_owned(),
                 });
             }
-            let data = self.shared.vault.read(&of).await?.content;
+            let data = self.vault.read(&of).await?.content;
             if let Some(description) = wrong_size(&of, data.len(), named.most, changes) {
                 wrong.push(Violation {
                     field: format!("{at}.key"),
@@ -324,10 +339,7 @@ impl Api {
         }
         (own.data, own.apart) = (data, true);
         let spec = cluster_spec(&checked.spec)?;
-        checked.resolved = Arc::new(Resolved::new(
-            spec,
-            &self.shared.digests.of_cluster(checked.uid),
-        )?);
+        checked.resolved = Arc::new(Resolved::new(spec, &self.digests.of_cluster(checked.uid))?);
         Ok(())
     }
 
@@ -356,9 +368,7 @@ impl Api {
             let shown = changes || brought.is_some();
             let data = match (brought, cluster) {
                 (Some(data), _) => Some(data),
-                (None, Some(cluster)) => {
-                    self.shared.store.user_data(cluster.uid(), &digest).await?
-                }
+                (None, Some(cluster)) => self.store.user_data(cluster.uid(), &digest).await?,
                 (None, None) => None,
             };
             let Some(data) = data else {
@@ -384,7 +394,7 @@ impl Api {
             let size = known.of(bootstrap).map_or(0, Bytes::len);
             let field = super::check::Origin::of(&checked.spec, &group.field).bootstrap();
             for choice in &group.choices {
-                let registered = self.shared.platforms.get(&choice.platform);
+                let registered = self.platforms.get(&choice.platform);
                 let Some(handshake) = registered.and_then(|r| r.platform.handshake()) else {
                     continue;
                 };
@@ -431,7 +441,7 @@ impl Api {
         let mut data = checked.user_data.to_store();
         let named = |spec: &pb::ClusterSpec| digests(spec).into_iter().map(|(digest, ..)| digest);
         let mut kept: BTreeSet<String> = named(&checked.spec).collect();
-        for spec in self.kept_specs(cluster).await? {
+        for spec in self.revisions.kept_specs(cluster).await? {
             kept.extend(named(&spec));
         }
         {
@@ -442,7 +452,7 @@ impl Api {
         if kept.is_empty() {
             return Ok(data);
         }
-        let stored = self.shared.store.user_data_digests(cluster.uid()).await?;
+        let stored = self.store.user_data_digests(cluster.uid()).await?;
         let old = stored.into_iter().filter(|digest| !kept.contains(digest));
         data.drop = old
             .filter(|digest| !data.put.contains_key(digest))

@@ -16,15 +16,17 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{
-    Api,
+    access::{Access, per_call},
     clusters::{Selector, is_full},
     events::{heartbeat, mark},
     nodes::{Answers, Filter},
 };
 use crate::{
     changes::Follower,
-    limits::Held,
-    status::{self, Visible},
+    limits::{Held, Limits},
+    readiness::ReadinessReporter,
+    records::Records,
+    status::{self, Viewer, Visible},
 };
 
 /// Maximum number of objects in a message.
@@ -48,7 +50,7 @@ trait Subject: Send + 'static {
     /// Collects the changes of a cluster from a slot on. `cluster` is `None` if it was deleted.
     fn look(
         &mut self,
-        api: &Api,
+        access: &Access,
         at: (Uuid, u64),
         cluster: Option<&Arc<Cluster>>,
         visible: &Visible,
@@ -72,7 +74,7 @@ struct Looked {
 }
 
 struct Watch<S: Subject> {
-    api: Api,
+    on: Watches,
     subject: S,
     follower: Follower,
     interval: Duration,
@@ -98,13 +100,13 @@ type Cursor = Option<Arc<str>>;
 
 /// Looks at clusters only as fast as the responses are read, one batch at a time: a stalled reader holds one batch,
 /// regardless of the number and size of the clusters.
-fn open<S: Subject>(api: &Api, subject: S, interval: Duration) -> Result<Answers<S::Answer>> {
-    let held = api.shared.limits.hold(api.record.payer(), STREAM_BYTES)?;
+fn open<S: Subject>(on: &Watches, subject: S, interval: Duration) -> Result<Answers<S::Answer>> {
+    let held = on.limits.hold(on.access.record.payer(), STREAM_BYTES)?;
     // Before the snapshot, so that no change in between is missed.
-    let follower = api.shared.records.follow();
-    let mark = mark(&api.shared);
+    let follower = on.records.follow();
+    let mark = mark(&on.records, on.viewer.clock.now());
     let watch = Watch {
-        api: api.clone(),
+        on: on.clone(),
         follower,
         interval,
         next_heartbeat: Instant::now() + interval,
@@ -118,7 +120,7 @@ fn open<S: Subject>(api: &Api, subject: S, interval: Duration) -> Result<Answers
         subject,
         ended: false,
     };
-    let end = api.shared.readiness.ended();
+    let end = on.readiness.ended();
     Ok(Box::pin(futures::StreamExt::take_until(
         stream::unfold(watch, step),
         Box::pin(end),
@@ -155,7 +157,7 @@ async fn step<S: Subject>(
             () = tokio::time::sleep_until(watch.next_heartbeat) => {
                 watch.next_heartbeat = Instant::now() + watch.interval;
                 // The mark states that all changes up to it were sent.
-                let mark = mark(&watch.api.shared);
+                let mark = mark(&watch.on.records, watch.on.viewer.clock.now());
                 if let Some(changed) = watch.follower.next().now_or_never()
                     && !watch.note(changed)
                 {
@@ -213,7 +215,7 @@ impl<S: Subject> Watch<S> {
             .into_iter()
             .filter(|it| before.get(*it) != now.get(*it))
         {
-            let users = self.api.shared.clusters.users(name);
+            let users = self.on.records.clusters().users(name);
             self.changed
                 .extend(users.iter().map(|cluster| cluster.uid()));
         }
@@ -222,12 +224,12 @@ impl<S: Subject> Watch<S> {
     /// Looks at the next clusters, those of the snapshot first, until there is a batch. Returns `false` if none are
     /// left, and `Overloaded` if the caller holds too much memory.
     fn look_on(&mut self) -> Result<bool> {
-        let visible = self.api.shared.viewer.visible();
+        let visible = self.on.viewer.visible();
         self.note_sight(&visible);
-        let shared = &self.api.shared;
+        let all = self.on.records.clusters();
         if self.looking.is_empty() {
             if let Some(after) = self.snapshot.take() {
-                let (clusters, last) = shared.clusters.after(after.as_deref(), BATCH);
+                let (clusters, last) = all.after(after.as_deref(), BATCH);
                 self.looking.extend(clusters.iter().map(|it| (it.uid(), 0)));
                 self.snapshot = last.map(Some);
             } else if !self.changed.is_empty() {
@@ -246,8 +248,9 @@ impl<S: Subject> Watch<S> {
         while bytes < BATCH_BYTES / 4
             && let Some((uid, from)) = self.looking.pop_front()
         {
-            let cluster = shared.clusters.get(uid);
-            let looked = (self.subject).look(&self.api, (uid, from), cluster.as_ref(), &visible);
+            let cluster = all.get(uid);
+            let looked =
+                (self.subject).look(&self.on.access, (uid, from), cluster.as_ref(), &visible);
             bytes += looked.bytes;
             if let Some(next) = looked.next {
                 self.looking.push_front((uid, next));
@@ -301,7 +304,7 @@ impl Subject for Clusters {
 
     fn look(
         &mut self,
-        api: &Api,
+        access: &Access,
         (uid, _): (Uuid, u64),
         cluster: Option<&Arc<Cluster>>,
         visible: &Visible,
@@ -314,7 +317,7 @@ impl Subject for Clusters {
                 .as_deref()
                 .is_none_or(|name| *name == **cluster.name());
             let wanted = named
-                && api.sees(cluster, &inner)
+                && access.sees(cluster, &inner)
                 && !inner.is_finished()
                 && self.selector.selects(&inner.desired().value.labels);
             wanted.then(|| {
@@ -415,7 +418,7 @@ impl Subject for Nodes {
 
     fn look(
         &mut self,
-        api: &Api,
+        access: &Access,
         (uid, from): (Uuid, u64),
         cluster: Option<&Arc<Cluster>>,
         visible: &Visible,
@@ -427,7 +430,7 @@ impl Subject for Nodes {
         };
         if let Some(cluster) = cluster.filter(named) {
             let inner = cluster.lock();
-            let seen = api.sees(cluster, &inner);
+            let seen = access.sees(cluster, &inner);
             let first = inner.state().nodes.partition_point(|node| node.slot < from);
             let nodes = inner.state().nodes[first..].iter();
             for (at, node) in nodes.filter(|_| seen).enumerate() {
@@ -511,12 +514,24 @@ fn fingerprint(node: &pb::Node) -> (u64, usize) {
     (hasher.finish(), encoded.len())
 }
 
-impl Api {
+/// Opens watches of clusters and nodes.
+#[derive(Clone)]
+pub(crate) struct Watches {
+    pub(crate) access: Access,
+    pub(crate) records: Arc<Records>,
+    pub(crate) viewer: Viewer,
+    pub(crate) limits: Arc<Limits>,
+    pub(crate) readiness: ReadinessReporter,
+}
+
+per_call!(Watches: access);
+
+impl Watches {
     pub(super) async fn watch_clusters(
         &self,
         request: pb::WatchClustersRequest,
     ) -> Result<Answers<pb::WatchClustersResponse>> {
-        self.shared.records.reach(request.min_revision).await?;
+        self.records.reach(request.min_revision).await?;
         let subject = Clusters {
             name: request.name,
             selector: Selector::new(request.selector)?,
@@ -536,9 +551,9 @@ impl Api {
         &self,
         request: pb::WatchNodesRequest,
     ) -> Result<Answers<pb::WatchNodesResponse>> {
-        self.shared.records.reach(request.min_revision).await?;
+        self.records.reach(request.min_revision).await?;
         let subject = Nodes {
-            filter: Filter::new(self, request.cluster, request.group)?,
+            filter: Filter::new(&self.access, request.cluster, request.group)?,
             sent: HashMap::new(),
             count: 0,
             upserts: Vec::new(),

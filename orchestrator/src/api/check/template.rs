@@ -9,7 +9,7 @@ use drover_core::{
 };
 use drover_proto::platform::v1 as wire;
 
-use super::{Api, Origin};
+use super::{Origin, Validator};
 
 /// Refuses what the template of a group cannot provide.
 pub(super) fn check(
@@ -62,11 +62,11 @@ fn counts(group: &Group, limits: &wire::TemplateLimits) -> Vec<(&'static str, St
     exceeded(limits, group.size.unwrap_or(1), group.standby)
 }
 
-impl Api {
+impl Validator {
     /// Refuses more nodes than a group had if one of its platforms cannot provide for them.
     pub(in crate::api) fn check_counts(&self, group: &Group, software: &str) -> Result<()> {
         for choice in &group.choices {
-            let registered = self.shared.platforms.get(&choice.platform);
+            let registered = self.platforms.get(&choice.platform);
             let Some(handshake) = registered.and_then(|it| it.platform.handshake()) else {
                 continue;
             };

@@ -12,22 +12,24 @@ use drover_store::{Desired, Versioned};
 use prost::Message;
 
 use super::{
-    super::Api, expect, find_group, find_node, living_marks, lowers, no_group, protected,
+    Edits, expect, find_group, find_node, living_marks, lowers, no_group, protected,
     refuse_deleting,
 };
-impl Api {
+impl Edits {
     pub(in crate::api) async fn scale(
         &self,
         request: pb::ScaleGroupRequest,
     ) -> Result<pb::ScaleGroupResponse> {
-        let cluster = self.find_to_change(&request.cluster)?;
-        let _change = self.shared.changing.lock(cluster.uid()).await;
+        let cluster = self.access.find_to_change(&request.cluster)?;
+        let _change = self.editor.lock(&cluster).await;
         let (desired, spec) = self.scaled(&cluster, &cluster.lock(), &request)?;
         // Before a pass makes the first steps.
-        let planned = self.supposed(&cluster, desired.clone(), Some(spec.clone()), &[]);
-        let revision = self.store(&cluster, desired, Some(spec)).await?;
+        let planned = self
+            .forecaster
+            .supposed(&cluster, desired.clone(), Some(spec.clone()), &[]);
+        let revision = self.editor.store(&cluster, desired, Some(spec)).await?;
         Ok(pb::ScaleGroupResponse {
-            cluster: Some(self.shared.viewer.shown(&cluster)),
+            cluster: Some(self.viewer.shown(&cluster)),
             plan: planned.plan,
             revision,
         })
@@ -95,7 +97,8 @@ impl Api {
                     standby,
                     ..group.clone()
                 };
-                self.check_counts(&group, &inner.spec().software)?;
+                self.validator
+                    .check_counts(&group, &inner.spec().software)?;
             }
             group.size = Some(size);
             if standby != standby_before {
@@ -104,15 +107,14 @@ impl Api {
             let resolved = Arc::new(
                 Resolved::new(
                     drover_convert::spec::cluster_spec(&spec)?,
-                    &self.shared.digests.of_cluster(cluster.uid()),
+                    &self.digests.of_cluster(cluster.uid()),
                 )?
-                .interned(&self.shared.interner),
+                .interned(&self.interner),
             );
             if size != before || standby != standby_before {
                 desired.value.spec = spec.encode_to_vec().into();
                 desired.value.generation += 1;
-                desired.value.apply_time_ms =
-                    i64::try_from(self.shared.clock.now()).unwrap_or(i64::MAX);
+                desired.value.apply_time_ms = i64::try_from(self.clock.now()).unwrap_or(i64::MAX);
             }
             (desired, resolved)
         };
