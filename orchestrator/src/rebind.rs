@@ -234,3 +234,6 @@ fn event(platform: &str, old: &str, new: &str, now: Millis) -> NewEvent {
         ..NewEvent::default()
     }
 }
+
+#[cfg(test)]
+mod tests;

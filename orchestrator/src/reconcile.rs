@@ -92,8 +92,8 @@ impl Reconciler {
         }
     }
 
-    /// Returns the time spent on planning, without waiting.
-    async fn pass(&self, cluster: &Arc<Cluster>, item: WorkItem) -> Duration {
+    /// Plans a cluster that the queue yielded. Returns the time spent on planning, without waiting.
+    pub(crate) async fn pass(&self, cluster: &Arc<Cluster>, item: WorkItem) -> Duration {
         let urgency = item.urgency;
         let mut trace = PassTrace::begin(cluster, item);
         let broken = self.rounds(cluster, urgency, &mut trace).await.err();
@@ -234,3 +234,6 @@ fn is_conflict(error: &Error, what: &str) -> bool {
             .get("changed")
             .is_some_and(|changed| changed == what)
 }
+
+#[cfg(test)]
+mod tests;

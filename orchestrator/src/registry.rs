@@ -223,3 +223,6 @@ impl Registry {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -57,7 +57,7 @@ pub(crate) struct Wiring {
     executor: Arc<Executor>,
     pub(crate) queue: Queue,
     pub(crate) tasks: Tasks,
-    waiters: Arc<Waiters>,
+    pub(crate) waiters: Arc<Waiters>,
     pub(crate) tombstones: Arc<Tombstones>,
     pub(crate) leaks: Arc<Leaks>,
     committer: Arc<Committer>,

@@ -1,16 +1,23 @@
 //! The parts of an orchestrator over a store in memory, for unit tests. Nothing runs by itself, and no platform can be
 //! reached.
 
+use drover_cluster::Cluster;
 use drover_platforms::{Registered, Registration};
 use drover_proto::orchestrator::v1 as pb;
+use drover_store::{Desired, Lane};
 use drover_testing::store::MemoryBackend;
+use prost::Message;
 use uuid::Uuid;
 
 use super::*;
 
 impl Wiring {
     pub(crate) async fn fixture() -> Self {
-        let backend = Arc::new(MemoryBackend::new());
+        Self::over(Arc::new(MemoryBackend::new())).await
+    }
+
+    /// The same over a backend that others may use, too.
+    pub(crate) async fn over(backend: Arc<MemoryBackend>) -> Self {
         let store = Arc::new(Store::open(backend).await.unwrap());
         let shards = store.take_all().await.unwrap();
         let digests = Arc::new(store.digest_key().await.unwrap());
@@ -40,10 +47,87 @@ impl Wiring {
         self.platforms.add(name.into(), registration, 1, (0, 0))
     }
 
+    /// A cluster of the store and of memory, with a group `db` of this size on the platform `p`.
+    pub(crate) async fn cluster(&self, name: &str, size: u32) -> Arc<Cluster> {
+        let spec = pb::ClusterSpec {
+            groups: vec![pb::GroupSpec {
+                name: "db".to_owned(),
+                size: Some(size),
+                platforms: vec![pb::PlatformChoice {
+                    name: "p".to_owned(),
+                    ..Default::default()
+                }],
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let desired = Desired {
+            name: name.to_owned(),
+            spec: spec.encode_to_vec().into(),
+            generation: 1,
+            ..Desired::default()
+        };
+        let (uid, _) = self.store.create_cluster(desired).await.unwrap();
+        let row = self.store.load_cluster(uid).await.unwrap().unwrap();
+        self.records.add(self.records.decode(row).unwrap())
+    }
+
+    /// One pass over a cluster.
+    pub(crate) async fn pass(&self, cluster: &Arc<Cluster>) {
+        self.queue.push(cluster.uid(), Urgency::Bulk);
+        let item = self.queue.pop(self.clock.now()).unwrap();
+        self.reconciler().pass(cluster, item).await;
+        self.queue.done(cluster.uid());
+    }
+
+    /// What the store has of a cluster, decoded.
+    pub(crate) async fn stored(&self, cluster: &Cluster) -> Option<Cluster> {
+        let row = self.store.load_cluster(cluster.uid()).await.unwrap()?;
+        Some(self.records.decode(row).unwrap())
+    }
+
+    /// Stores a step of which memory is not told.
+    pub(crate) async fn step_behind_memory(&self, cluster: &Cluster) {
+        let mut step = cluster.lock().encode_step(&[], &[], self.clock.now());
+        (step.uid, step.expect_desired) = (cluster.uid(), None);
+        self.records.step(step, Lane::Bulk).await.unwrap();
+    }
+
+    /// Changes what is wanted in the store, of which memory is not told.
+    pub(crate) async fn desire_behind_memory(
+        &self,
+        cluster: &Cluster,
+        change: impl FnOnce(&mut Desired),
+    ) {
+        let mut desired = cluster.lock().desired().clone();
+        desired.value.generation += 1;
+        change(&mut desired.value);
+        let stored = self
+            .store
+            .update_desired(cluster.uid(), desired.revision, desired.value);
+        stored.await.unwrap();
+    }
+
+    /// Reasons of the events of a cluster.
+    pub(crate) async fn events(&self, cluster: &Cluster) -> Vec<String> {
+        let page = self.store.events(cluster.uid(), 0, 100).await.unwrap();
+        page.events
+            .into_iter()
+            .map(|row| row.event.reason)
+            .collect()
+    }
+
     /// Clusters that are to be planned, and how urgently.
     pub(crate) fn due(&self) -> Vec<(Uuid, Urgency)> {
         std::iter::from_fn(|| self.queue.pop(self.clock.now()))
             .map(|item| (item.cluster, item.urgency))
             .collect()
+    }
+
+    /// The same after all calls have ended.
+    pub(crate) async fn due_after_calls(&self) -> Vec<(Uuid, Urgency)> {
+        self.tasks.tracker().close();
+        self.tasks.tracker().wait().await;
+        self.due()
     }
 }

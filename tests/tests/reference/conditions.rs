@@ -223,7 +223,7 @@ fn types() -> BTreeSet<String> {
         .step_by(2)
         .map(str::to_owned)
         .collect();
-    let shown = sources::text("orchestrator/src/api/status.rs");
+    let shown = sources::text("orchestrator/src/status.rs");
     for call in ["condition(", "lasting("] {
         for after in shown.split(call).skip(1) {
             if let Some(name) = after.trim_start().strip_prefix('"') {
