@@ -383,7 +383,7 @@ fn compare(worlds: usize, keys: std::ops::RangeInclusive<usize>, skews: bool) {
     }
     assert!(short > worlds / 10, "{short} of {worlds} were short");
     assert!(
-        early > worlds / 10,
+        early > worlds / 40,
         "{early} of {worlds} were decided early"
     );
 }
