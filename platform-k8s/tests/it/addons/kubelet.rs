@@ -1,5 +1,6 @@
 //! What really runs, on a real kubelet with kube-proxy. `DROVER_ADDON_CHANGES` says how often targets change under load
-//! (10).
+//! (10), `DROVER_ADDON_PAUSE` how many seconds after the change before (0): a kubelet looks at a pod again a second after it
+//! last did, and whatever changes sooner waits for that.
 
 use std::{
     net::SocketAddr,
@@ -246,10 +247,13 @@ async fn targets_change_under_load_without_a_connection_that_fails() {
     });
     let changes = std::env::var("DROVER_ADDON_CHANGES").ok();
     let changes = changes.map_or(10, |count| count.parse().unwrap());
+    let pause = std::env::var("DROVER_ADDON_PAUSE").ok();
+    let pause = pause.map_or(0.0, |seconds| seconds.parse().unwrap());
     let mut took = Vec::new();
     let mut pods = loads(&bench).await;
     for change in 0..changes {
         wanted.targets[0].draining = change % 2 == 0;
+        tokio::time::sleep(Duration::from_secs_f64(pause)).await;
         let began = Timestamp::now();
         bench.ensure(&wanted).await.unwrap();
         // Looking at it would slow it down: both servers share a small machine.
