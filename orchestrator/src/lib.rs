@@ -3,7 +3,8 @@
 //! `api` takes in the desired state, `intake` what platforms show (`drover-platforms`), and `drover-probes` the health of
 //! nodes. All of this is told to the cluster (`drover-cluster`) and to the queue. `reconcile` takes a cluster from the
 //! queue, plans it (`drover-planner`), makes the plan durable (`drover-store`) and has its calls made
-//! (`drover-executor`), of which `calls` tells the cluster how they ended.
+//! (`drover-executor`), of which `calls` tells the cluster how they ended. `wiring` builds all of these, each with what it
+//! uses.
 
 mod api;
 mod calls;

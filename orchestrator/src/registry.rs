@@ -30,7 +30,7 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    /// Loads the stored registrations at startup.
+    /// Loads the stored registrations at startup. The intake is told what their platforms show from then on.
     pub(crate) async fn load(self: &Arc<Self>) -> Result<()> {
         let intake: Arc<dyn Listener> = self.intake.clone();
         self.platforms.listen(Arc::downgrade(&intake));

@@ -15,6 +15,7 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// Every cluster is planned at least once in this period, spread evenly.
 const SAFETY_SWEEP: Duration = Duration::from_secs(300);
 
+/// Looks after all clusters and platforms.
 pub(crate) struct SafetySweep {
     pub(crate) records: Arc<Records>,
     pub(crate) queue: Queue,

@@ -1,7 +1,5 @@
 //! Clusters and nodes in API responses.
 
-use std::{collections::BTreeMap, sync::Arc};
-
 use drover_cluster::{Cluster, ClusterState, template};
 use drover_convert::{
     node::{Around, to_node},
@@ -15,77 +13,19 @@ use drover_core::{
     spec::{Group, UpdateStrategy},
 };
 use drover_planner::{ConditionKind, State};
-use drover_platforms::Platforms;
 use drover_proto::{common::v1 as common, orchestrator::v1 as pb};
-use drover_store::{Clock, DigestKey};
 
 mod outlook;
 mod plan;
 mod spec;
+mod visible;
 
 pub(crate) use plan::plan;
 pub(crate) use spec::{shown, shown_spec, sources};
-
-/// Visibility of platforms at the time of a response.
-#[derive(Debug)]
-pub(crate) struct Visible {
-    now: Millis,
-    digests: Arc<DigestKey>,
-    /// Backend uid of each visible platform.
-    uids: BTreeMap<Sym, String>,
-    /// Why each other platform is not visible.
-    troubles: BTreeMap<Sym, Box<str>>,
-}
+pub(crate) use visible::{Viewer, Visible};
 
 /// Maximum number of unready nodes named per group.
 const MAX_NAMED: usize = 5;
-
-/// Shows clusters as they are now.
-#[derive(Clone)]
-pub(crate) struct Viewer {
-    pub(crate) platforms: Arc<Platforms>,
-    pub(crate) digests: Arc<DigestKey>,
-    pub(crate) clock: Arc<Clock>,
-}
-
-impl Viewer {
-    pub(crate) fn visible(&self) -> Visible {
-        let now = self.clock.now();
-        let platforms = self.platforms.read();
-        let (mut uids, mut troubles) = (BTreeMap::new(), BTreeMap::new());
-        for (name, registered) in platforms.iter() {
-            let platform = &registered.platform;
-            if platform.is_visible(now) {
-                uids.insert(name.clone(), platform.registration().uid);
-            } else {
-                troubles.insert(name.clone(), platform.view(now).trouble);
-            }
-        }
-        Visible {
-            now,
-            digests: self.digests.clone(),
-            uids,
-            troubles,
-        }
-    }
-
-    /// A cluster with its spec.
-    pub(crate) fn shown(&self, of: &Cluster) -> pb::Cluster {
-        let visible = self.visible();
-        cluster(of, &of.lock(), &visible, true)
-    }
-}
-
-impl Visible {
-    /// Backend uid of each visible platform.
-    pub(crate) fn backends(&self) -> &BTreeMap<Sym, String> {
-        &self.uids
-    }
-
-    fn sees(&self, platform: &Sym, uid: &Sym) -> bool {
-        self.uids.get(platform).is_some_and(|seen| **seen == **uid)
-    }
-}
 
 fn sees(visible: &Visible, node: &Node) -> bool {
     visible.sees(&node.platform, &node.platform_uid)

@@ -39,7 +39,7 @@ async fn all_records_of_a_backend_move_to_its_new_uid_and_the_cluster_tells_of_i
     assert_eq!(backends(&wiring.stored(&orders).await.unwrap()), new);
     let again = wiring.rebinder().move_all("p", "u", "v").await;
     assert!(!again.unwrap(), "nothing is left to move");
-    let events = wiring.events(&orders).await;
+    let events = wiring.event_reasons(&orders).await;
     let told = events.iter().filter(|reason| *reason == "PlatformRebound");
     assert_eq!(told.count(), 1, "{events:?}");
     let due = wiring.due();

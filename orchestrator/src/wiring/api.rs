@@ -151,6 +151,76 @@ impl Wiring {
         }
     }
 
+    fn reads(&self) -> Reads {
+        Reads {
+            access: self.access(),
+            records: self.records.clone(),
+            viewer: self.viewer(),
+            revisions: self.revisions(),
+        }
+    }
+
+    fn watches(&self, limits: &Arc<Limits>) -> Watches {
+        Watches {
+            access: self.access(),
+            records: self.records.clone(),
+            viewer: self.viewer(),
+            limits: limits.clone(),
+            readiness: self.readiness.clone(),
+        }
+    }
+
+    fn events(&self, limits: &Arc<Limits>) -> Events {
+        Events {
+            access: self.access(),
+            store: self.store.clone(),
+            records: self.records.clone(),
+            tombstones: self.tombstones.clone(),
+            limits: limits.clone(),
+            readiness: self.readiness.clone(),
+            clock: self.clock.clone(),
+        }
+    }
+
+    fn nodes(&self, limits: &Arc<Limits>) -> NodeStreams {
+        NodeStreams {
+            access: self.access(),
+            platforms: self.platforms.clone(),
+            vault: self.vault.clone(),
+            store: self.store.clone(),
+            tasks: self.tasks.clone(),
+            limits: limits.clone(),
+        }
+    }
+
+    fn passes(&self) -> Passes {
+        Passes {
+            access: self.access(),
+            reconciling: Arc::default(),
+            waiters: self.waiters.clone(),
+            queue: self.queue.clone(),
+            tasks: self.tasks.clone(),
+            store: self.store.clone(),
+            records: self.records.clone(),
+            viewer: self.viewer(),
+            clock: self.clock.clone(),
+        }
+    }
+
+    fn abandonment(&self, changing: &Arc<Locks>) -> Abandonment {
+        Abandonment {
+            access: self.access(),
+            changing: changing.clone(),
+            platforms: self.platforms.clone(),
+            records: self.records.clone(),
+            committer: self.committer.clone(),
+            interner: self.interner.clone(),
+            viewer: self.viewer(),
+            queue: self.queue.clone(),
+            clock: self.clock.clone(),
+        }
+    }
+
     fn cluster_api(&self, secrets: &Arc<Secrets>, limits: &Arc<Limits>) -> ClusterApi {
         let changing = Arc::new(Locks::default());
         let editor = self.editor(&changing);
@@ -159,36 +229,12 @@ impl Wiring {
         ClusterApi {
             guard: self.guard(),
             access: self.access(),
-            reads: Reads {
-                access: self.access(),
-                records: self.records.clone(),
-                viewer: self.viewer(),
-                revisions: self.revisions(),
-            },
-            watches: Watches {
-                access: self.access(),
-                records: self.records.clone(),
-                viewer: self.viewer(),
-                limits: limits.clone(),
-                readiness: self.readiness.clone(),
-            },
-            events: Events {
-                access: self.access(),
-                store: self.store.clone(),
-                records: self.records.clone(),
-                tombstones: self.tombstones.clone(),
-                limits: limits.clone(),
-                readiness: self.readiness.clone(),
-                clock: self.clock.clone(),
-            },
-            nodes: NodeStreams {
-                access: self.access(),
-                platforms: self.platforms.clone(),
-                vault: self.vault.clone(),
-                store: self.store.clone(),
-                tasks: self.tasks.clone(),
-                limits: limits.clone(),
-            },
+            reads: self.reads(),
+            watches: self.watches(limits),
+            events: self.events(limits),
+            nodes: self.nodes(limits),
+            passes: self.passes(),
+            abandonment: self.abandonment(&changing),
             plans: Plans {
                 access: self.access(),
                 applier: applier.clone(),
@@ -198,28 +244,6 @@ impl Wiring {
                 viewer: self.viewer(),
                 records: self.records.clone(),
                 limits: limits.clone(),
-            },
-            passes: Passes {
-                access: self.access(),
-                reconciling: Arc::default(),
-                waiters: self.waiters.clone(),
-                queue: self.queue.clone(),
-                tasks: self.tasks.clone(),
-                store: self.store.clone(),
-                records: self.records.clone(),
-                viewer: self.viewer(),
-                clock: self.clock.clone(),
-            },
-            abandonment: Abandonment {
-                access: self.access(),
-                changing,
-                platforms: self.platforms.clone(),
-                records: self.records.clone(),
-                committer: self.committer.clone(),
-                interner: self.interner.clone(),
-                viewer: self.viewer(),
-                queue: self.queue.clone(),
-                clock: self.clock.clone(),
             },
             applier,
             edits,

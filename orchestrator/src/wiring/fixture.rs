@@ -108,8 +108,8 @@ impl Wiring {
         stored.await.unwrap();
     }
 
-    /// Reasons of the events of a cluster.
-    pub(crate) async fn events(&self, cluster: &Cluster) -> Vec<String> {
+    /// The reasons of all events of a cluster.
+    pub(crate) async fn event_reasons(&self, cluster: &Cluster) -> Vec<String> {
         let page = self.store.events(cluster.uid(), 0, 100).await.unwrap();
         page.events
             .into_iter()
