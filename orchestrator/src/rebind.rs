@@ -7,7 +7,7 @@ use drover_cluster::{Cluster, ClusterState, Interner, request};
 use drover_core::{
     Error, Millis, Reason, Result, Sym, Urgency, node::Call as Attempt, resource::ResourceKey,
 };
-use drover_planner::{MAX_BYTES, MAX_ROWS, Op, Plan, ResourceChange};
+use drover_planner::{MAX_BYTES, MAX_ROWS, Op, Plan, ResourceChange, State};
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Clock, NewEvent, Step};
 use uuid::Uuid;
@@ -154,21 +154,11 @@ fn next_step(
     }
     requests.truncate(bodies.len());
     let nodes_are_last = slots.len() + requests.len() == all;
-    let mut rows = slots.len() + requests.len();
-    let mut moved = Vec::new();
-    for key in resources.iter().filter(|_| nodes_are_last) {
-        // A row is put and another one deleted.
-        rows += 2;
-        bytes += state.resources[*key].body.len();
-        if rows > MAX_ROWS || bytes >= MAX_BYTES {
-            break;
-        }
-        moved.push(*key);
-    }
-    // One that is larger than all is moved alone.
-    if moved.is_empty() && nodes_are_last && slots.is_empty() && requests.is_empty() {
-        moved.extend(resources.first());
-    }
+    let moved = if nodes_are_last {
+        resources_that_fit(state, &resources, slots.len() + requests.len(), bytes)
+    } else {
+        &[]
+    };
     let last = nodes_are_last && moved.len() == resources.len();
     let mut ops = vec![Op::Rebind {
         platform: name.clone(),
@@ -178,25 +168,7 @@ fn next_step(
         requests,
         last,
     }];
-    for key in moved {
-        let change = ResourceChange::Learn;
-        // Calls in progress are under the old uid, under which nobody will look for their results: they are repeated.
-        let mut record = state.resources[key].clone();
-        record.call = Attempt::default();
-        ops.push(Op::Resource {
-            key: ResourceKey {
-                uid: new.clone(),
-                ..key.clone()
-            },
-            to: Some(Box::new(record)),
-            change,
-        });
-        ops.push(Op::Resource {
-            key: key.clone(),
-            to: None,
-            change,
-        });
-    }
+    ops.extend(moved.iter().flat_map(|key| resource_ops(state, key, new)));
     let mut step = inner.encode_step(&ops, &bodies, now);
     step.uid = cluster.uid();
     step.expect_desired = None;
@@ -213,6 +185,46 @@ fn next_step(
         bodies,
         last,
     }))
+}
+
+/// The first resources that a step has room for beside so many rows and bytes.
+fn resources_that_fit<'k, 'r>(
+    state: &State,
+    resources: &'r [&'k ResourceKey],
+    mut rows: usize,
+    mut bytes: usize,
+) -> &'r [&'k ResourceKey] {
+    // One that is larger than all is moved alone.
+    let least = usize::from(rows == 0).min(resources.len());
+    let fit = resources.iter().take_while(|key| {
+        // A row is put and another one deleted.
+        rows += 2;
+        bytes += state.resources[**key].body.len();
+        rows <= MAX_ROWS && bytes < MAX_BYTES
+    });
+    &resources[..fit.count().max(least)]
+}
+
+/// Puts the record of a resource under the new uid, and deletes that under the old one.
+fn resource_ops(state: &State, key: &ResourceKey, new: &Sym) -> [Op; 2] {
+    let change = ResourceChange::Learn;
+    // Calls in progress are under the old uid, under which nobody will look for their results: they are repeated.
+    let mut record = state.resources[key].clone();
+    record.call = Attempt::default();
+    let put = Op::Resource {
+        key: ResourceKey {
+            uid: new.clone(),
+            ..key.clone()
+        },
+        to: Some(Box::new(record)),
+        change,
+    };
+    let delete = Op::Resource {
+        key: key.clone(),
+        to: None,
+        change,
+    };
+    [put, delete]
 }
 
 /// Re-encodes an open request for the backend's new uid.

@@ -1,5 +1,5 @@
 use drover_cluster::fixture;
-use drover_core::NodeState;
+use drover_core::{NodeState, resource::ResourceRecord};
 
 use super::*;
 use crate::wiring::Wiring;
@@ -94,4 +94,25 @@ async fn a_cluster_that_goes_on_changing_is_a_conflict() {
     let refused = wiring.rebinder().move_all("p", "u", "v").await;
     assert_eq!(refused.unwrap_err().reason(), Reason::Conflict);
     assert_eq!(backends(&orders), BTreeSet::from(["u".to_owned()]));
+}
+
+#[test]
+fn resources_move_as_far_as_there_is_room_and_one_that_is_too_large_moves_alone() {
+    let mut state = fixture::cluster_state().state().clone();
+    let large = ResourceRecord {
+        body: vec![0; MAX_BYTES].into(),
+        ..ResourceRecord::default()
+    };
+    let first = ResourceKey::infrastructure("p", "u");
+    let second = ResourceKey::addon("a", "p", "u");
+    state.resources.insert(first.clone(), large);
+    state
+        .resources
+        .insert(second.clone(), ResourceRecord::default());
+    let fit = |keys: &[&ResourceKey], rows| resources_that_fit(&state, keys, rows, 0).len();
+    assert_eq!(fit(&[&first, &second], 0), 1, "alone");
+    assert_eq!(fit(&[&first, &second], 1), 0, "not beside others");
+    assert_eq!(fit(&[&second], 1), 1);
+    assert_eq!(fit(&[&second], MAX_ROWS), 0);
+    assert_eq!(fit(&[], 0), 0);
 }

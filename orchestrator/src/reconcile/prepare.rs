@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use drover_cluster::{Cluster, events, request};
+use drover_cluster::{Cluster, ClusterState, events, request};
 use drover_core::{Millis, Result};
 use drover_planner::{Op, Plan};
 use drover_platforms::Platforms;
@@ -83,18 +83,28 @@ impl Preparer {
         }
         let head = inner.head().value.clone();
         let (expect_head, desired) = (inner.head().revision, inner.desired().revision);
-        if plan.ops.is_empty() {
+        let (step, bodies) = if plan.ops.is_empty() {
             inner.mark_called(&plan.calls);
-            return Ok(Some(Prepared {
-                plan,
-                step: None,
-                bodies: Vec::new(),
-                head,
-                expect_head,
-                desired,
-                waiter,
-            }));
-        }
+            (None, Vec::new())
+        } else {
+            let bodies = self.bodies(&inner, &plan);
+            let mut step = encode(&inner, &plan, &bodies, now);
+            step.uid = cluster.uid();
+            (Some(step), bodies)
+        };
+        Ok(Some(Prepared {
+            plan,
+            step,
+            bodies,
+            head,
+            expect_head,
+            desired,
+            waiter,
+        }))
+    }
+
+    /// The requests of a plan, as they are stored and sent.
+    fn bodies(&self, inner: &ClusterState, plan: &Plan) -> Vec<(Uuid, Bytes)> {
         let mut bodies = Vec::new();
         for op in &plan.ops {
             if let Op::Request {
@@ -105,34 +115,30 @@ impl Preparer {
                 ..
             } = op
             {
-                let body = request::build(&inner, request, nodes, *group, *choice);
+                let body = request::build(inner, request, nodes, *group, *choice);
                 let body = request::encode(&body, &inner.spec().groups[*group], |of| {
                     self.vault.version(of)
                 });
                 bodies.push((request.id, body));
             }
         }
-        let mut step = inner.encode_step(&plan.ops, &bodies, now);
-        step.uid = cluster.uid();
-        let names = events::Steps::new(inner.state().generation, inner.head().revision);
-        step.events = events::of(
-            &plan.ops,
-            inner.state(),
-            events::Authors {
-                generation: &inner.desired().value.author,
-                pause: &inner.desired().value.pause_author,
-            },
-            names,
-            now,
-        );
-        Ok(Some(Prepared {
-            plan,
-            step: Some(step),
-            bodies,
-            head,
-            expect_head,
-            desired,
-            waiter,
-        }))
+        bodies
     }
+}
+
+/// The step of a plan, with the events that tell of it.
+fn encode(inner: &ClusterState, plan: &Plan, bodies: &[(Uuid, Bytes)], now: Millis) -> Step {
+    let mut step = inner.encode_step(&plan.ops, bodies, now);
+    let names = events::Steps::new(inner.state().generation, inner.head().revision);
+    step.events = events::of(
+        &plan.ops,
+        inner.state(),
+        events::Authors {
+            generation: &inner.desired().value.author,
+            pause: &inner.desired().value.pause_author,
+        },
+        names,
+        now,
+    );
+    step
 }

@@ -1,7 +1,8 @@
 use drover_cluster::Cluster;
 use drover_planner::ConditionKind;
-use drover_store::{Backend, Store};
+use drover_store::{Backend, Revision, Store};
 use drover_testing::store::MemoryBackend;
+use uuid::Uuid;
 
 use super::*;
 use crate::wiring::Wiring;
@@ -40,8 +41,18 @@ impl World {
     }
 
     fn requests(&self) -> usize {
-        self.orders.lock().state().requests.len()
+        requests(&self.orders).len()
     }
+}
+
+fn requests(cluster: &Cluster) -> Vec<Uuid> {
+    let inner = cluster.lock();
+    inner.state().requests.keys().copied().collect()
+}
+
+/// Of the record of a cluster.
+fn revision(cluster: &Cluster) -> Revision {
+    cluster.lock().head().revision
 }
 
 #[tokio::test]
@@ -50,12 +61,9 @@ async fn a_plan_is_in_the_store_and_in_memory_and_its_calls_begin() {
     world.pass().await;
     assert_eq!(world.requests(), 1);
     let stored = world.wiring.stored(&world.orders).await.unwrap();
-    let (stored, known) = (stored.lock(), world.orders.lock());
-    assert_eq!(stored.head().revision, known.head().revision);
-    let ids = |state: &drover_planner::State| state.requests.keys().copied().collect::<Vec<_>>();
-    assert_eq!(ids(stored.state()), ids(known.state()));
-    assert!(world.wiring.records.revision() >= known.head().revision);
-    drop((stored, known));
+    assert_eq!(requests(&stored), requests(&world.orders));
+    assert_eq!(revision(&stored), revision(&world.orders));
+    assert!(world.wiring.records.revision() >= revision(&stored));
     let due = world.wiring.due_after_calls().await;
     assert!(!due.is_empty(), "its end is looked at in the next pass");
 }
@@ -98,10 +106,7 @@ async fn after_a_step_of_somebody_else_the_cluster_is_read_again_and_planned_ane
     world.wiring.step_behind_memory(&world.orders).await;
     world.pass().await;
     let stored = world.wiring.stored(&world.orders).await.unwrap();
-    assert_eq!(
-        stored.lock().head().revision,
-        world.orders.lock().head().revision
-    );
+    assert_eq!(revision(&stored), revision(&world.orders));
     assert_eq!(world.requests(), 1);
 }
 
@@ -138,13 +143,8 @@ async fn whoever_waits_for_a_pass_is_told_what_it_does() {
 async fn without_its_platform_a_cluster_says_what_it_waits_for() {
     let world = World::new().await;
     world.pass().await;
-    let state = world.orders.lock();
-    let kinds = state.state().conditions.keys().map(|key| key.kind);
-    assert!(
-        kinds
-            .collect::<Vec<_>>()
-            .contains(&ConditionKind::PlatformUnavailable)
-    );
-    drop(state);
+    let conditions = world.orders.lock().state().conditions.clone();
+    let mut kinds = conditions.keys().map(|key| key.kind);
+    assert!(kinds.any(|kind| kind == ConditionKind::PlatformUnavailable));
     assert_eq!(world.wiring.due_after_calls().await, []);
 }
