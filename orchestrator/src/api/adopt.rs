@@ -1,10 +1,11 @@
 //! Adoption of nodes that platforms show for a cluster and that have no record here.
 
 use drover_cluster::{Cluster, ClusterState, Interner, Resolved, Source};
-use drover_core::{Error, Millis, Reason, Result, Sym, error::Violation, resource::ResourceKind};
+use drover_core::{Error, Reason, Result, Sym, error::Violation, resource::ResourceKind};
 use drover_planner::{Op, Plan, State};
 use drover_platforms::Registered;
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
+use drover_store::Clock;
 use uuid::Uuid;
 
 use super::{apply::Applier, create::Creator};
@@ -17,8 +18,10 @@ pub(super) struct Others(Vec<(Sym, String, Vec<wire::Node>)>);
 
 impl Others {
     /// Adds the nodes to the cluster's foreign nodes.
-    pub(super) fn show(&self, cluster: &Cluster, interner: &Interner, now: Millis) {
+    pub(super) fn show(&self, cluster: &Cluster, interner: &Interner, clock: &Clock) {
         let mut inner = cluster.lock();
+        // No earlier: a list that was begun before this may lack the cluster's nodes, and must not be taken for their end.
+        let now = clock.now();
         for (platform, uid, nodes) in &self.0 {
             for node in nodes {
                 let source = Source { platform, uid };

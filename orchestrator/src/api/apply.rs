@@ -1,5 +1,4 @@
-//! ApplyCluster and PlanCluster: a document is fully validated, also by every reachable platform, and then made
-//! durable.
+//! ApplyCluster: a document is fully validated, also by every reachable platform, and then made durable.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -31,6 +30,7 @@ use crate::{
 
 /// Maximum number of retries after the cluster was created concurrently.
 const MAX_TURNS: usize = 8;
+
 /// Applies documents.
 #[derive(Clone)]
 pub(crate) struct Applier {

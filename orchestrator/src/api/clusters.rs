@@ -1,4 +1,4 @@
-//! Cluster reads, and changes other than a new spec: delete, pause, resume, scale, replace, reconcile.
+//! Changes of a cluster other than a new spec: delete, pause, resume, scale, replace, repair.
 
 mod scale;
 mod selector;

@@ -145,7 +145,7 @@ impl Creator {
                 .add(Cluster::create(checked.uid, desired, checked.resolved))
         };
         if let Some(others) = others {
-            others.show(&cluster, &self.interner, now);
+            others.show(&cluster, &self.interner, &self.clock);
         }
         let mut plan = {
             let mut inner = cluster.lock();

@@ -1,4 +1,4 @@
-//! Digests of user data: shown in a keyed form that does not permit guessing the data, and accepted in that form.
+//! Digests of user data: accepted in the keyed form in which they are shown, which does not permit guessing the data.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! Node reads, and access to nodes through their platforms.
+//! Access to nodes through their platforms: logs and commands.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -192,12 +192,12 @@ impl NodeStreams {
         held: Held,
         stream: impl Stream<Item = Result<T>> + Send + 'static,
     ) -> Answers<T> {
-        let (stop, api) = (self.tasks.stop().clone(), self.clone());
+        let (stop, streams) = (self.tasks.stop().clone(), self.clone());
         let stream = until(stream, async move {
             let mut look = tokio::time::interval(LOOK);
             loop {
                 look.tick().await;
-                if let Err(error) = api.may_reach(&cluster, capability) {
+                if let Err(error) = streams.may_reach(&cluster, capability) {
                     return error;
                 }
             }

@@ -9,6 +9,7 @@ use drover_store::{Desired, DigestKey, RevisionRow, Store};
 
 /// Maximum number of retained revisions of a cluster, besides the current one.
 const MAX_REVISIONS: usize = 10;
+
 /// The revisions that are kept.
 #[derive(Clone)]
 pub(crate) struct Revisions {

@@ -1,4 +1,4 @@
-//! Rollouts: revisions of a spec, undo, restarts, and the part of plans about nodes to replace.
+//! Rollouts: undo, restarts, and the part of plans about nodes to replace.
 
 use std::collections::BTreeSet;
 

@@ -15,6 +15,7 @@ use super::{
     Edits, expect, find_group, find_node, living_marks, lowers, no_group, protected,
     refuse_deleting,
 };
+
 impl Edits {
     pub(in crate::api) async fn scale(
         &self,
