@@ -189,3 +189,48 @@ pub(super) fn warning(plan: &pb::Plan) -> Option<String> {
         format!("{adopted} nodes are adopted, and {removed} nodes are then more than wanted and are DELETED")
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use drover_cluster::fixture;
+
+    use super::*;
+
+    /// While the cluster is being written, a platform may have begun to list its nodes anew.
+    #[test]
+    fn nodes_that_are_shown_outlive_a_list_that_began_before() {
+        let (clock, interner) = (Clock::new(1_000), Interner::default());
+        let orders = fixture::cluster(Uuid::from_u128(1), "orders");
+        let node = wire::Node {
+            cluster_id: "orders".to_owned(),
+            node_id: "i-1".to_owned(),
+            ..wire::Node::default()
+        };
+        let others = Others(vec![("p".into(), "u".to_owned(), vec![node])]);
+        let (asked, asks) = mpsc::channel();
+        let began = std::thread::scope(|scope| {
+            let held = orders.lock();
+            scope.spawn(|| {
+                asked.send(clock.now()).unwrap();
+                others.show(&orders, &interner, &clock);
+            });
+            let before = asks.recv().unwrap();
+            while clock.now() < before + 20 {
+                std::thread::yield_now();
+            }
+            let began = clock.now();
+            drop(held);
+            began
+        });
+        let mut state = orders.lock();
+        assert_eq!(state.state().foreign.len(), 1);
+        let source = Source {
+            platform: &"p".into(),
+            uid: "u",
+        };
+        state.snapshot_ended(source, began, 0);
+        assert_eq!(state.state().foreign.len(), 1, "it was seen after that");
+    }
+}
