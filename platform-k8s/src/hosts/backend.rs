@@ -12,7 +12,7 @@ use drover_resources_kubernetes::{
     client::{ApiClient, Call, CallPermit},
     errors,
 };
-use futures::{StreamExt as _, stream};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use kube::{
     Api, Resource as _, ResourceExt as _,
     api::{ListParams, Patch, PatchParams},
@@ -373,7 +373,12 @@ impl Backend {
         value: String,
         fits: impl Fn(&Node) -> bool,
     ) -> Result<Vec<Found>> {
-        let mut hosts = self.lookups.of(key, value).await?;
+        let listed = self.lookups.of(key, value).await?;
+        let whole = listed.into_iter();
+        let whole = whole.map(|listed| async move { self.whole(&listed).await });
+        let whole = stream::iter(whole);
+        let whole: Vec<Option<BareMetalHost>> = whole.buffered(READ_TOGETHER).try_collect().await?;
+        let mut hosts: Vec<BareMetalHost> = whole.into_iter().flatten().collect();
         let listed: BTreeSet<String> = hosts.iter().map(host::id).collect();
         for found in self.cache.found(&fits) {
             let id = found.node.host_id.unwrap_or_default();

@@ -109,9 +109,9 @@ impl<'a> Asked<'a> {
     /// # Errors
     /// `HostNotFound`, `HostClaimed`, or `NoCapacity` with what there are too few hosts for.
     pub(super) async fn choose(self, wanted: Vec<Option<String>>) -> Result<Vec<Arc<Known>>> {
-        let all = self.cache.all();
-        // Hosts that other calls are about to claim.
+        // Hosts that other calls are about to claim, before all: what is claimed meanwhile is seen as either.
         let reserved = self.cache.reserved();
+        let all = self.cache.all();
         if wanted.iter().all(Option::is_none) {
             let count = FIRST + FIRST_PER_SLOT * wanted.len();
             let choice = self

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use drover_core::{Error, Result};
+use drover_resources_kubernetes::client::limits::is_too_large;
 use kube::{ResourceExt as _, api::ListParams, core::ObjectMeta};
 use tokio::sync::{mpsc, oneshot};
 
@@ -23,7 +24,7 @@ const PAGE: u32 = 500;
 struct Asked {
     key: String,
     value: String,
-    answer: oneshot::Sender<Result<Vec<BareMetalHost>>>,
+    answer: oneshot::Sender<Result<Vec<ObjectMeta>>>,
 }
 
 /// The calls that look for hosts.
@@ -38,15 +39,15 @@ impl Lookups {
         (Self(asked), Waiting(waiting))
     }
 
-    /// The hosts with this label, by a list that begins after this call.
-    pub(super) async fn of(&self, key: &str, value: String) -> Result<Vec<BareMetalHost>> {
+    /// Metadata of the hosts with this label, by a list that begins after this call.
+    pub(super) async fn of(&self, key: &str, value: String) -> Result<Vec<ObjectMeta>> {
         let (answer, answered) = oneshot::channel();
         let asked = Asked {
             key: key.to_owned(),
             value,
             answer,
         };
-        let ended = || Error::unavailable("the platform is being stopped");
+        let ended = || Error::unavailable("nobody looks for hosts any more");
         self.0.send(asked).await.map_err(|_| ended())?;
         answered.await.map_err(|_| ended())?
     }
@@ -57,33 +58,29 @@ impl Backend {
     pub(super) async fn look_up(&self, mut waiting: Waiting) {
         let mut asked = Vec::new();
         while waiting.0.recv_many(&mut asked, TOGETHER).await > 0 {
-            asked.retain(|asked| !asked.answer.is_closed());
-            let mut wanted: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-            for Asked { key, value, .. } in &asked {
-                wanted.entry(key).or_default().insert(value);
+            let mut by_key: BTreeMap<String, Vec<Asked>> = BTreeMap::new();
+            for one in asked.drain(..).filter(|one| !one.answer.is_closed()) {
+                by_key.entry(one.key.clone()).or_default().push(one);
             }
-            let mut found = BTreeMap::new();
-            for (key, values) in wanted {
-                found.insert(key.to_owned(), self.labelled(key, &values).await);
-            }
-            for Asked { key, value, answer } in asked.drain(..) {
-                let hosts = match found.get(&key) {
-                    Some(Ok(hosts)) => Ok(hosts.get(&value).cloned().unwrap_or_default()),
-                    Some(Err(error)) => Err(error.clone()),
-                    None => continue,
-                };
-                // Whoever has asked may have gone.
-                let _ = answer.send(hosts);
+            for (key, asked) in by_key {
+                let values = asked.iter().map(|one| one.value.as_str()).collect();
+                let found = self.labelled(&key, &values).await;
+                for Asked { value, answer, .. } in asked {
+                    let found = found.as_ref().map_err(Error::clone);
+                    let hosts = found.map(|found| found.get(&value).cloned().unwrap_or_default());
+                    // Whoever has asked may have gone.
+                    let _ = answer.send(hosts);
+                }
             }
         }
     }
 
-    /// The hosts that have one of these values as label, by value.
+    /// Metadata of the hosts that have one of these values as label, by value.
     async fn labelled(
         &self,
         key: &str,
         values: &BTreeSet<&str>,
-    ) -> Result<HashMap<String, Vec<BareMetalHost>>> {
+    ) -> Result<HashMap<String, Vec<ObjectMeta>>> {
         let named: Vec<&str> = values.iter().copied().collect();
         let params = match named.len() {
             // Without a limit, an API server may answer a list from its memory; with one, those before 1.34 decode all hosts
@@ -91,21 +88,24 @@ impl Backend {
             ..=NAMED => ListParams::default().labels(&format!("{key} in ({})", named.join(","))),
             _ => ListParams::default().labels(key).limit(PAGE),
         };
-        let mut found: HashMap<String, Vec<BareMetalHost>> = HashMap::new();
+        let mut found: HashMap<String, Vec<ObjectMeta>> = HashMap::new();
         for scope in self.settings.scopes() {
             let scope = scope.unwrap_or_default();
             let mut params = params.clone();
             loop {
                 // Of most hosts it is known what else they say, so that their metadata is enough.
-                let list = self.api(scope).list_metadata(&params).await;
-                let list = list.map_err(|error| Self::list_error(scope, &error))?;
-                for listed in &list.items {
-                    let value = listed.labels().get(key).map(String::as_str);
-                    let Some(value) = value.filter(|value| values.contains(value)) else {
+                let list = match self.api(scope).list_metadata(&params).await {
+                    Ok(list) => list,
+                    Err(error) if params.limit != Some(1) && is_too_large(&error) => {
+                        params.limit = Some(params.limit.map_or(PAGE, |limit| limit / 2));
                         continue;
-                    };
-                    if let Some(host) = self.whole(&listed.metadata).await? {
-                        found.entry(value.to_owned()).or_default().push(host);
+                    }
+                    Err(error) => return Err(Self::list_error(scope, &error)),
+                };
+                for listed in list.items {
+                    let value = listed.labels().get(key).cloned();
+                    if let Some(value) = value.filter(|value| values.contains(value.as_str())) {
+                        found.entry(value).or_default().push(listed.metadata);
                     }
                 }
                 match list.metadata.continue_ {
@@ -118,11 +118,15 @@ impl Backend {
     }
 
     /// A host as it is now that was listed with this metadata. `None` if it has gone.
-    async fn whole(&self, listed: &ObjectMeta) -> Result<Option<BareMetalHost>> {
+    pub(super) async fn whole(&self, listed: &ObjectMeta) -> Result<Option<BareMetalHost>> {
         let id = host::id_of(listed);
         let known = self.cache.get(&id).filter(|known| {
             let metadata = &known.host.metadata;
-            metadata.uid == listed.uid && metadata.resource_version == listed.resource_version
+            // Versions are given anew when etcd is restored.
+            metadata.uid == listed.uid
+                && metadata.resource_version == listed.resource_version
+                && metadata.labels == listed.labels
+                && metadata.annotations == listed.annotations
         });
         match known {
             Some(known) => Ok(Some(BareMetalHost::clone(&known.host))),
