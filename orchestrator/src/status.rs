@@ -20,7 +20,7 @@ mod plan;
 mod spec;
 mod visible;
 
-pub(crate) use plan::plan;
+pub(crate) use plan::{plan, plan_of};
 pub(crate) use spec::{shown, shown_spec, sources};
 pub(crate) use visible::{Viewer, Visible};
 

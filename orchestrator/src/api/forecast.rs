@@ -39,14 +39,7 @@ impl Forecaster {
         let now = self.viewer.clock.now();
         let suggestions = self.planner.suggestions(&inner);
         let plan = self.planner.plan(&inner, &suggestions, now, true);
-        let mut shown = status::plan(
-            &plan,
-            inner.state(),
-            inner.groups(),
-            inner.head().revision,
-            inner.state().generation,
-            now,
-        );
+        let mut shown = status::plan_of(&plan, &inner, now);
         let known = suggestions.groups.as_ref();
         let groups = known.map_or(&inner.spec().groups, |groups| groups);
         shown.renewals = rollout::renewals(&plan.renewals, inner.state(), groups, former);

@@ -63,14 +63,7 @@ impl Preparer {
             self.probes.track_all(&mut inner);
         }
         let waiter = waiter.map(|waiter| {
-            let shown = status::plan(
-                &plan,
-                inner.state(),
-                inner.groups(),
-                inner.head().revision,
-                inner.state().generation,
-                now,
-            );
+            let shown = status::plan_of(&plan, &inner, now);
             (waiter, Planned::new(&plan, inner.state(), shown))
         });
         if plan.is_empty() {

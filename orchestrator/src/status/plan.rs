@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use drover_cluster::events::Steps;
+use drover_cluster::{ClusterState, events::Steps};
 use drover_convert::{
     spec::to_retention,
     value::{to_timestamp, to_timestamp_opt},
@@ -20,6 +20,13 @@ const MAX_PLAN: usize = 1_000;
 const REPLACING: [&str; 8] = [
     "Dead", "Sick", "Outdated", "Lifetime", "User", "Replace", "Update", "Standby",
 ];
+
+/// The plan of a cluster as it is.
+pub(crate) fn plan_of(plan: &Plan, cluster: &ClusterState, now: u64) -> pb::Plan {
+    let (state, groups) = (cluster.state(), cluster.groups());
+    let revision = cluster.head().revision;
+    self::plan(plan, state, groups, revision, state.generation, now)
+}
 
 /// A plan in a response. `state` is the record that it is based on, `revision` that of its head, `groups` those that
 /// are wanted.

@@ -373,11 +373,10 @@ impl Backend {
         value: String,
         fits: impl Fn(&Node) -> bool,
     ) -> Result<Vec<Found>> {
-        let listed = self.lookups.of(key, value).await?;
-        let whole = listed.into_iter();
-        let whole = whole.map(|listed| async move { self.whole(&listed).await });
-        let whole = stream::iter(whole);
-        let whole: Vec<Option<BareMetalHost>> = whole.buffered(READ_TOGETHER).try_collect().await?;
+        let listed = self.lookups.of(key, value).await?.into_iter();
+        let whole = listed.map(|listed| async move { self.whole(&listed).await });
+        let whole = stream::iter(whole).buffered(READ_TOGETHER);
+        let whole: Vec<Option<BareMetalHost>> = whole.try_collect().await?;
         let mut hosts: Vec<BareMetalHost> = whole.into_iter().flatten().collect();
         let listed: BTreeSet<String> = hosts.iter().map(host::id).collect();
         for found in self.cache.found(&fits) {
