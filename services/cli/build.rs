@@ -10,5 +10,10 @@ fn main() {
         && is("CARGO_CFG_TARGET_FEATURE", "crt-static")
     {
         println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
+        // Generic code has many functions with the same instructions: each once. `safe` leaves C alone, which compares the
+        // addresses of its functions. Only lld knows the option; it is rustc's linker on this architecture.
+        if is("CARGO_CFG_TARGET_ARCH", "x86_64") {
+            println!("cargo::rustc-link-arg-bins=-Wl,--icf=safe");
+        }
     }
 }
