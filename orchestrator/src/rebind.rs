@@ -210,7 +210,7 @@ fn resource_ops(state: &State, key: &ResourceKey, new: &Sym) -> [Op; 2] {
     let change = ResourceChange::Learn;
     // Calls in progress are under the old uid, under which nobody will look for their results: they are repeated.
     let mut record = state.resources[key].clone();
-    record.call = Attempt::default();
+    record.in_flight.call = Attempt::default();
     let put = Op::Resource {
         key: ResourceKey {
             uid: new.clone(),

@@ -349,7 +349,7 @@ fn draining(state: &State) -> Option<(&'static str, String, Millis)> {
         };
         if removal.drain > 0 {
             let addons = state.resources.keys().any(ResourceKey::is_addon);
-            let why = if addons && !node.call.in_flight {
+            let why = if addons && !node.in_flight.call.in_flight {
                 "its addons let go of it"
             } else {
                 "its preStop hook runs"

@@ -176,13 +176,13 @@ impl ClusterState {
                 rendered,
             } => {
                 let request = self.state.requests.get_mut(&request)?;
-                request.call.in_flight = false;
-                request.answer = Some(Answer {
+                request.in_flight.call.in_flight = false;
+                request.in_flight.answer = Some(Answer {
                     at: now,
                     taken: false,
                     outcome,
                 });
-                request.rendered = rendered;
+                request.in_flight.rendered = rendered;
             }
             CallEnd::Deprovision {
                 slot,
@@ -216,10 +216,12 @@ impl ClusterState {
                 let record = self.state.resources.get_mut(&key)?;
                 match (asked, answer) {
                     // The record stays as it was read last.
-                    (Asked::Read, Err(error)) => retry_later(&mut record.call, &error, now),
+                    (Asked::Read, Err(error)) => {
+                        retry_later(&mut record.in_flight.call, &error, now)
+                    }
                     (asked, outcome) => {
-                        record.call = Call::default();
-                        record.answer = Some(ResourceAnswer {
+                        record.in_flight.call = Call::default();
+                        record.in_flight.answer = Some(ResourceAnswer {
                             asked,
                             began,
                             at: now,
@@ -237,24 +239,24 @@ fn removal_ended(node: &mut Node, grace: Option<Duration>, answer: Result<()>, n
     match answer {
         Ok(()) => {
             let patience = REMOVAL_PATIENCE + grace.unwrap_or_default();
-            node.call = idle_until(now + millis(patience));
+            node.in_flight.call = idle_until(now + millis(patience));
         }
         Err(error) => {
             explain(node, &error);
-            retry_later(&mut node.call, &error, now);
+            retry_later(&mut node.in_flight.call, &error, now);
         }
     }
 }
 
 fn hook_ended(node: &mut Node, ran: Result<()>, now: Millis) {
-    node.call.in_flight = false;
+    node.in_flight.call.in_flight = false;
     match ran {
-        Err(error) if may_run_again(&error) => retry_later(&mut node.call, &error, now),
+        Err(error) if may_run_again(&error) => retry_later(&mut node.in_flight.call, &error, now),
         // A template may suggest a hook to a platform that cannot run any. A hook of the user was refused at apply.
         Err(error) if error.reason() == Reason::CapabilityMissing => {
-            node.hook = Some(Box::new(Ok(())));
+            node.in_flight.hook = Some(Box::new(Ok(())));
         }
-        ran => node.hook = Some(Box::new(ran.map_err(|error| error.message().into()))),
+        ran => node.in_flight.hook = Some(Box::new(ran.map_err(|error| error.message().into()))),
     }
 }
 
@@ -265,7 +267,7 @@ fn role_change_ended(
     now: Millis,
 ) {
     let intended = node.role;
-    let change = node.role_change.get_or_insert_default();
+    let change = node.in_flight.role_change.get_or_insert_default();
     change.call.in_flight = false;
     match answer {
         Ok(()) => change.done = intended == role,
@@ -278,7 +280,7 @@ fn role_change_ended(
 }
 
 fn relabel_ended(node: &mut Node, answer: Result<Sym>, now: Millis) {
-    let change = node.relabel.get_or_insert_default();
+    let change = node.in_flight.relabel.get_or_insert_default();
     match answer {
         Ok(hash) => {
             **change = Relabel {
@@ -297,13 +299,13 @@ fn relabel_ended(node: &mut Node, answer: Result<Sym>, now: Millis) {
 
 fn adoption_ended(node: &mut Node, answer: Result<()>, now: Millis) {
     match answer {
-        Ok(()) => node.call = Call::default(),
+        Ok(()) => node.in_flight.call = Call::default(),
         Err(error) => {
             explain(node, &error);
             // It belongs to somebody else by now. The platform compares before it hands a node over, so it never becomes ours.
             let taken = [Reason::SlotMismatch, Reason::NodeNotInCluster];
             node.seen.gone |= taken.contains(&error.reason());
-            retry_later(&mut node.call, &error, now);
+            retry_later(&mut node.in_flight.call, &error, now);
         }
     }
 }

@@ -1,13 +1,16 @@
 //! The stored record of a cluster: our own messages, independent of the wire format.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use drover_core::{
     Error, Millis, Node, NodeState, Result, Sym,
     node::{
-        CHANGING, Call, Former, ProbeResult, Reached, Removal, RemovalReason, Request, Role, Seen,
-        SeenAddress,
+        CHANGING, Former, Origin, Reached, Record, Removal, RemovalReason, Request,
+        RequestInFlight, Role, Seen, SeenAddress,
     },
     storage::{Policy, Retention},
 };
@@ -215,6 +218,35 @@ fn decode_reached(row: ReachedRow, interner: &Interner) -> Reached {
     }
 }
 
+/// What a node has in common with the other nodes of its request: most often the one `before` it is of the same.
+fn origin(row: &NodeRow, interner: &Interner, before: Option<&Node>) -> Result<Arc<Origin>> {
+    let request = uuid(&row.request, "node")?;
+    let is_same = |origin: &Origin| {
+        (origin.request, origin.sequence) == (request, row.sequence)
+            && *origin.spec_hash == *row.spec_hash
+            && *origin.group == *row.group
+            && *origin.platform == *row.platform
+            && *origin.platform_uid == *row.platform_uid
+            && *origin.class == *row.class
+            && *origin.version == *row.version
+    };
+    let before = before.map(|node| &node.origin);
+    if let Some(before) = before.filter(|origin| is_same(origin)) {
+        return Ok(before.clone());
+    }
+    let like = |text: &str, of: fn(&Origin) -> &Sym| interner.like(text, before.map(|it| of(it)));
+    Ok(Arc::new(Origin {
+        request,
+        sequence: row.sequence,
+        group: like(&row.group, |it| &it.group),
+        platform: like(&row.platform, |it| &it.platform),
+        platform_uid: like(&row.platform_uid, |it| &it.platform_uid),
+        class: like(&row.class, |it| &it.class),
+        version: like(&row.version, |it| &it.version),
+        spec_hash: like(&row.spec_hash, |it| &it.spec_hash),
+    }))
+}
+
 /// Decodes the record of a node, which has most texts in common with the one `before` it.
 ///
 /// # Errors
@@ -239,57 +271,48 @@ pub fn decode_node(
         0 => Role::Active,
         role => item(&ROLES, role).ok_or_else(|| damaged("node"))?,
     };
+    let origin = origin(&row, interner, before)?;
     Ok(Node {
-        slot,
-        request: uuid(&row.request, "node")?,
-        index: row.index,
-        ordinal: row.ordinal,
-        sequence: row.sequence,
-        group: interner.like(&row.group, before.map(|node| &node.group)),
-        platform: interner.like(&row.platform, before.map(|node| &node.platform)),
-        platform_uid: interner.like(&row.platform_uid, before.map(|node| &node.platform_uid)),
-        class: interner.like(&row.class, before.map(|node| &node.class)),
-        host: interner.get(&row.host),
-        version: interner.like(&row.version, before.map(|node| &node.version)),
-        spec_hash: interner.like(&row.spec_hash, before.map(|node| &node.spec_hash)),
-        template: interner.like(&row.template, before.map(|node| &node.template)),
-        labels_hash: interner.like(
-            row.labels_hash.as_deref().unwrap_or(CHANGING),
-            before.map(|node| &node.labels_hash),
-        ),
-        attempts: row.attempts,
-        create_time: row.create_time,
-        state: item(&STATES, row.state).ok_or_else(|| damaged("node"))?,
-        state_time: row.state_time,
-        reason: interner.like(&row.reason, before.map(|node| &node.reason)),
-        message: row.message.into(),
-        marked: false,
-        stable: row.stable,
-        role,
-        storage: row.storage,
-        node_id: row.node_id.map(Into::into),
-        given_id: row.given_id.map(Into::into),
-        removal,
-        settled: row.settled,
-        maybe_until: row.maybe_until,
-        reached: (row.reached).map(|reached| Box::new(decode_reached(reached, interner))),
-        adoption: row.adoption.map(|former| {
-            Box::new(Former {
-                owner: former.owner.into(),
-                request: former.request.into(),
-                index: former.index,
-            })
-        }),
         // A node that is not listed is only given up if its agent is silent, so its address has to survive a restart.
         seen: Seen {
             agent_address: row.agent_address.into(),
             ..Seen::default()
         },
-        probe: ProbeResult::default(),
-        call: Call::default(),
-        role_change: None,
-        relabel: None,
-        hook: None,
+        ..Node::new(Record {
+            origin,
+            slot,
+            index: row.index,
+            ordinal: row.ordinal,
+            host: interner.get(&row.host),
+            template: interner.like(&row.template, before.map(|node| &node.template)),
+            labels_hash: interner.like(
+                row.labels_hash.as_deref().unwrap_or(CHANGING),
+                before.map(|node| &node.labels_hash),
+            ),
+            attempts: row.attempts,
+            create_time: row.create_time,
+            state: item(&STATES, row.state).ok_or_else(|| damaged("node"))?,
+            state_time: row.state_time,
+            reason: interner.like(&row.reason, before.map(|node| &node.reason)),
+            message: row.message.into(),
+            marked: false,
+            stable: row.stable,
+            role,
+            storage: row.storage,
+            node_id: row.node_id.map(Into::into),
+            given_id: row.given_id.map(Into::into),
+            removal,
+            settled: row.settled,
+            maybe_until: row.maybe_until,
+            reached: (row.reached).map(|reached| Box::new(decode_reached(reached, interner))),
+            adoption: row.adoption.map(|former| {
+                Box::new(Former {
+                    owner: former.owner.into(),
+                    request: former.request.into(),
+                    index: former.index,
+                })
+            }),
+        })
     })
 }
 
@@ -331,10 +354,7 @@ pub fn decode_request(bytes: &Bytes, interner: &Interner) -> Result<(Request, By
         deadline: row.deadline,
         attempts: row.attempts,
         made_nothing: row.made_nothing,
-        sent: false,
-        call: Call::default(),
-        answer: None,
-        rendered: None,
+        in_flight: RequestInFlight::default(),
     };
     Ok((request, row.body))
 }

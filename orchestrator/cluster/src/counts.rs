@@ -71,10 +71,9 @@ mod tests {
         let mut state = State::default();
         state.nodes.push(fixture::node(1, NodeState::Ready));
         state.nodes.push(fixture::node(2, NodeState::Failed));
-        let elsewhere = Node {
-            platform: "q".into(),
-            ..fixture::node(3, NodeState::Ready)
-        };
+        let elsewhere = fixture::with(fixture::node(3, NodeState::Ready), |node| {
+            node.origin_mut().platform = "q".into();
+        });
         state.nodes.push(elsewhere);
         let troubled = i64::from(is_troubled(&state.nodes[1]));
         let rows = Rows {

@@ -136,10 +136,7 @@ mod tests {
         let stored = Restarts::of(&desired).unwrap();
         let of = |slot| fixture::node(slot, NodeState::Ready);
         assert!(stored.has(&of(6)) && !stored.has(&of(7)));
-        let elsewhere = Node {
-            group: "web".into(),
-            ..of(6)
-        };
+        let elsewhere = fixture::with(of(6), |node| node.origin_mut().group = "web".into());
         assert!(!stored.has(&elsewhere));
     }
 

@@ -183,7 +183,7 @@ impl Maker<'_> {
                 let mut names: Vec<String> = nodes
                     .iter()
                     .take(NAMED)
-                    .map(drover_core::Node::name)
+                    .map(|node| node.name())
                     .collect();
                 if nodes.len() > NAMED {
                     names.push(format!("{} more", nodes.len() - NAMED));

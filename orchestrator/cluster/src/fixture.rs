@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use drover_core::{
     Node, NodeState,
-    node::{Call, ProbeResult, Request, Role, Seen},
+    node::{Origin, Record, Request, RequestInFlight, Role},
     spec::OrphanPolicy,
 };
 use drover_store::{Desired, Versioned};
@@ -63,28 +63,30 @@ pub fn request(id: Uuid) -> Request {
         deadline: 2_000,
         attempts: 1,
         made_nothing: 0,
-        sent: true,
-        call: Call::default(),
-        answer: None,
-        rendered: None,
+        in_flight: RequestInFlight {
+            sent: true,
+            ..RequestInFlight::default()
+        },
     }
 }
 
 /// A node in this state, of the request with uid 3, with defaults otherwise.
 pub fn node(slot: u64, state: NodeState) -> Node {
-    Node {
+    Node::new(Record {
+        origin: Arc::new(Origin {
+            request: Uuid::from_u128(3),
+            sequence: 1,
+            group: "db".into(),
+            platform: "p".into(),
+            platform_uid: "u".into(),
+            class: "".into(),
+            version: "".into(),
+            spec_hash: "h".into(),
+        }),
         slot,
-        request: Uuid::from_u128(3),
         index: 0,
         ordinal: u32::try_from(slot).unwrap_or_default(),
-        sequence: 1,
-        group: "db".into(),
-        platform: "p".into(),
-        platform_uid: "u".into(),
-        class: "".into(),
         host: "".into(),
-        version: "".into(),
-        spec_hash: "h".into(),
         template: "".into(),
         labels_hash: "".into(),
         attempts: 1,
@@ -104,11 +106,11 @@ pub fn node(slot: u64, state: NodeState) -> Node {
         given_id: None,
         reached: None,
         adoption: None,
-        seen: Seen::default(),
-        probe: ProbeResult::default(),
-        call: Call::default(),
-        role_change: None,
-        relabel: None,
-        hook: None,
-    }
+    })
+}
+
+/// The node after a change.
+pub fn with(mut node: Node, change: impl FnOnce(&mut Node)) -> Node {
+    change(&mut node);
+    node
 }

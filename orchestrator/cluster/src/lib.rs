@@ -7,7 +7,6 @@
 
 mod absence;
 mod calls;
-mod carry;
 mod cluster;
 mod clusters;
 pub mod codec;

@@ -50,7 +50,7 @@ impl Preview {
                 }
                 Call::Deprovision { slot } => {
                     if let Some(node) = state.node_mut(*slot) {
-                        node.call.in_flight = true;
+                        node.in_flight.call.in_flight = true;
                     }
                 }
                 _ => {}

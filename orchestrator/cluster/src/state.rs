@@ -5,6 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use bytes::Bytes;
 use drover_core::{
     Error, Millis, Result, Sym,
+    node::InFlight,
     spec::{Group, MAX_GROUPS},
 };
 use drover_planner::{BackOffKind, Leaving, Skipped, State};
@@ -12,7 +13,6 @@ use drover_store::{ClusterRow, Desired, DigestKey, Head, Versioned};
 use uuid::Uuid;
 
 use crate::{
-    carry,
     codec::{self, Interner},
     counts::NodeCounts,
     desired::{Repairs, Restarts, adopt_order},
@@ -84,7 +84,7 @@ impl ClusterState {
         for node in nodes {
             let before = state.nodes.last();
             let mut node = codec::decode_node(node.slot, &node.value, interner, before)?;
-            node.resume_turn();
+            node.in_flight = InFlight::unknown(&node.record);
             state.nodes.push(node);
         }
         state.nodes.sort_by_key(|node| node.slot);
@@ -137,6 +137,30 @@ impl ClusterState {
             ..State::default()
         };
         Self::of(desired, spec, head, state, HashMap::new())
+    }
+}
+
+/// Keeps what is not in the store: what platforms show, and what is in flight. Without it, a call in flight would be mistaken
+/// for one that has ended.
+fn keep_unrecorded(old: State, new: &mut State) {
+    new.orphans = old.orphans;
+    new.resource_orphans = old.resource_orphans;
+    new.foreign = old.foreign;
+    new.confirms = old.confirms;
+    for (key, before) in old.resources {
+        if let Some(record) = new.resources.get_mut(&key) {
+            record.continue_from(before);
+        }
+    }
+    for (id, before) in old.requests {
+        if let Some(request) = new.requests.get_mut(&id) {
+            request.continue_from(before);
+        }
+    }
+    for before in old.nodes {
+        if let Some(node) = new.node_mut(before.slot) {
+            node.continue_from(before);
+        }
     }
 }
 
@@ -377,7 +401,7 @@ impl ClusterState {
         self.bodies = fresh.bodies;
         self.first_slots = fresh.first_slots;
         let before = NodeCounts::of(&old.nodes);
-        carry::over(old, &mut self.state);
+        keep_unrecorded(old, &mut self.state);
         self.follow_desired();
         before.until(NodeCounts::of(&self.state.nodes))
     }
@@ -418,7 +442,7 @@ impl ClusterState {
         if all {
             self.state.backoffs.clear();
             for node in &mut self.state.nodes {
-                node.call.next = 0;
+                node.in_flight.call.next = 0;
             }
         }
         for back_off in self.state.backoffs.values_mut() {
@@ -430,3 +454,6 @@ impl ClusterState {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

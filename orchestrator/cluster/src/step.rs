@@ -189,22 +189,26 @@ impl ClusterState {
             match call {
                 Call::Provision { request, .. } => {
                     if let Some(request) = self.state.requests.get_mut(request) {
-                        request.call.in_flight = true;
+                        request.in_flight.call.in_flight = true;
                     }
                 }
                 Call::Deprovision { slot } | Call::Drain { slot, .. } | Call::Adopt { slot } => {
                     if let Some(node) = self.state.node_mut(*slot) {
-                        node.call.in_flight = true;
+                        node.in_flight.call.in_flight = true;
                     }
                 }
                 Call::RoleChange { slot } => {
                     if let Some(node) = self.state.node_mut(*slot) {
-                        node.role_change.get_or_insert_default().call.in_flight = true;
+                        node.in_flight
+                            .role_change
+                            .get_or_insert_default()
+                            .call
+                            .in_flight = true;
                     }
                 }
                 Call::Relabel { slot } => {
                     if let Some(node) = self.state.node_mut(*slot) {
-                        let change = node.relabel.get_or_insert_default();
+                        let change = node.in_flight.relabel.get_or_insert_default();
                         change.done = None;
                         change.call.in_flight = true;
                     }
@@ -214,7 +218,7 @@ impl ClusterState {
                 }
                 Call::Resource { key, .. } => {
                     if let Some(record) = self.state.resources.get_mut(key) {
-                        record.call.in_flight = true;
+                        record.in_flight.call.in_flight = true;
                     }
                 }
             }

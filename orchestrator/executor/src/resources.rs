@@ -44,7 +44,7 @@ pub(super) async fn call(
             asked,
             sequence: record.sequence,
             body: Arc::clone(&record.body),
-            targets: Arc::clone(&record.targets),
+            targets: Arc::clone(&record.in_flight.targets),
             left: match asked {
                 Asked::Read => READ_TIMEOUT,
                 Asked::Ensure | Asked::Release => executor.clock.until(record.deadline),

@@ -1,11 +1,14 @@
 //! Adoption of existing nodes without a record: foreign nodes, whose owner is changed at their platform, and our own
 //! nodes that only an older copy of this store does not know.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use drover_core::{
     Millis, Node, NodeState, Phase, Sym,
-    node::{CHANGING, Call as Attempt, Former, ProbeResult, Role, Seen},
+    node::{CHANGING, Former, Origin, Record, Role, Seen},
     spec::{Group, OrphanPolicy},
 };
 use uuid::Uuid;
@@ -59,7 +62,7 @@ impl Planner<'_> {
         let mut left = self.take_own(&mut free, new_id);
         left |= self.take_foreign(&mut free, new_id);
         left |= self.adopt_resources();
-        let pending = self.state.nodes.iter().any(Node::is_adopting);
+        let pending = self.state.nodes.iter().any(|node| node.is_adopting());
         let sees_all = self.sees_all();
         if left || pending || !sees_all || self.full() {
             return;
@@ -86,7 +89,7 @@ impl Planner<'_> {
         for at in 0..self.state.nodes.len() {
             let node = &self.state.nodes[at];
             let open = node.is_adopting() && node.seen.last == 0;
-            if !open || self.marks[at].forgotten || node.call.in_flight {
+            if !open || self.marks[at].forgotten || node.in_flight.call.in_flight {
                 continue;
             }
             let view = self.input.platforms.get(&node.platform);
@@ -100,9 +103,9 @@ impl Planner<'_> {
                 );
                 continue;
             }
-            if self.input.now < node.call.next {
-                self.wake(node.call.next);
-                let until = Some(node.call.next);
+            if self.input.now < node.in_flight.call.next {
+                self.wake(node.in_flight.call.next);
+                let until = Some(node.in_flight.call.next);
                 self.note_until(
                     &node.group,
                     Some(node.slot),
@@ -138,7 +141,7 @@ impl Planner<'_> {
             return false;
         }
         // If it is handed over after all, it is an unwanted node or an orphan.
-        if !node.call.in_flight {
+        if !node.in_flight.call.in_flight {
             self.op(Op::RecordDropped {
                 slot: node.slot,
                 reason: "NotAdopted",
@@ -248,28 +251,33 @@ impl Planner<'_> {
     ) -> Node {
         let ordinal = free.ordinal(&orphan.group, Some(orphan.ordinal));
         let mut node = Node {
-            slot: self.next_slot,
-            request: orphan.request,
-            index: orphan.index,
-            ordinal,
-            sequence: orphan.sequence,
-            group: orphan.group.clone(),
-            platform_uid: orphan.platform_uid.clone(),
-            class: orphan.class.clone(),
-            version: orphan.version.clone(),
-            host: orphan
-                .seen
-                .host_id
-                .as_deref()
-                .map(Into::into)
-                .unwrap_or_default(),
-            spec_hash: orphan.spec_hash.clone(),
-            role: orphan.role,
-            storage: self.orphan_storage(&orphan.group).0,
-            state: state_of(orphan.seen.phase),
-            message: "had no record and is kept".into(),
             seen: (*orphan.seen).clone(),
-            ..blank(platform, node_id, self.input.now)
+            ..Node::new(Record {
+                origin: Arc::new(Origin {
+                    request: orphan.request,
+                    sequence: orphan.sequence,
+                    group: orphan.group.clone(),
+                    platform_uid: orphan.platform_uid.clone(),
+                    class: orphan.class.clone(),
+                    version: orphan.version.clone(),
+                    spec_hash: orphan.spec_hash.clone(),
+                    platform: platform.clone(),
+                }),
+                slot: self.next_slot,
+                index: orphan.index,
+                ordinal,
+                host: orphan
+                    .seen
+                    .host_id
+                    .as_deref()
+                    .map(Into::into)
+                    .unwrap_or_default(),
+                role: orphan.role,
+                storage: self.orphan_storage(&orphan.group).0,
+                state: state_of(orphan.seen.phase),
+                message: "had no record and is kept".into(),
+                ..blank(node_id, self.input.now)
+            })
         };
         if let Some(new_id) = rename.filter(|_| ordinal != orphan.ordinal) {
             node.adoption = Some(Box::new(Former {
@@ -277,9 +285,11 @@ impl Planner<'_> {
                 request: orphan.request.to_string().into(),
                 index: Some(orphan.index),
             }));
-            (node.request, node.index) = (new_id(), 0);
+            let origin = node.origin_mut();
+            origin.request = new_id();
             // The lost store may have assigned higher numbers than those that are visible here.
-            node.sequence = self.next_sequence.max(orphan.sequence + 1);
+            origin.sequence = self.next_sequence.max(orphan.sequence + 1);
+            node.index = 0;
             node.state = NodeState::Requested;
             node.seen = Seen::default();
         }
@@ -331,26 +341,29 @@ impl Planner<'_> {
             };
             free.active[group] += usize::from(role.may_act());
             let recorded = one.ordinal.filter(|_| spec.path == one.group);
-            let node = Node {
+            let node = Node::new(Record {
+                origin: Arc::new(Origin {
+                    request: new_id(),
+                    sequence: self.next_sequence,
+                    group: spec.path.clone(),
+                    platform_uid: one.platform_uid.clone(),
+                    class: one.class.clone(),
+                    version: one.version.clone(),
+                    // It counts as up to date: a user who wants it replaced restarts the group.
+                    spec_hash: spec.choices[choice].spec_hash.clone(),
+                    platform: platform.clone(),
+                }),
                 slot: self.next_slot,
-                request: new_id(),
                 ordinal: free.ordinal(&spec.path, recorded),
                 role,
-                sequence: self.next_sequence,
-                group: spec.path.clone(),
-                platform_uid: one.platform_uid.clone(),
-                class: one.class.clone(),
                 host: one.host.clone(),
-                version: one.version.clone(),
-                // It counts as up to date: a user who wants it replaced restarts the group.
-                spec_hash: spec.choices[choice].spec_hash.clone(),
                 // Its storage is treated as that of its group: it is better to retain it needlessly than to delete it.
                 storage: spec.storage.is_some(),
                 message: "belonged to somebody else and is kept".into(),
                 given_id: (!one.id.is_empty()).then(|| one.id.clone()),
                 adoption: Some(Box::new(one.former.clone())),
-                ..blank(platform, node_id, self.input.now)
-            };
+                ..blank(node_id, self.input.now)
+            });
             self.take(node, "Adopt");
         }
         false
@@ -433,21 +446,14 @@ pub(crate) fn state_of(phase: Phase) -> NodeState {
     }
 }
 
-/// A record that has only the location of the node. No call of ours created it, and none can.
-fn blank(platform: &Sym, node_id: &str, now: Millis) -> Node {
-    Node {
+/// A record that has only the id of the node. No call of ours created it, and none can.
+fn blank(node_id: &str, now: Millis) -> Record {
+    Record {
+        origin: Arc::default(),
         slot: 0,
-        request: Uuid::nil(),
         index: 0,
         ordinal: 0,
-        sequence: 0,
-        group: Sym::default(),
-        platform: platform.clone(),
-        platform_uid: Sym::default(),
-        class: Sym::default(),
         host: Sym::default(),
-        version: Sym::default(),
-        spec_hash: Sym::default(),
         template: Sym::default(),
         labels_hash: CHANGING.into(),
         attempts: 0,
@@ -467,11 +473,5 @@ fn blank(platform: &Sym, node_id: &str, now: Millis) -> Node {
         given_id: None,
         reached: None,
         adoption: None,
-        seen: Seen::default(),
-        probe: ProbeResult::default(),
-        call: Attempt::default(),
-        role_change: None,
-        relabel: None,
-        hook: None,
     }
 }

@@ -64,15 +64,15 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
             if let Some(request) = state.requests.get_mut(request) {
                 request.attempts += 1;
                 request.deadline = *deadline;
-                request.answer = None;
-                request.call.in_flight = true;
-                request.sent = true;
+                request.in_flight.answer = None;
+                request.in_flight.call.in_flight = true;
+                request.in_flight.sent = true;
             }
         }
         Op::MadeNothing { request } => {
             if let Some(request) = state.requests.get_mut(request) {
                 request.made_nothing += 1;
-                if let Some(answer) = &mut request.answer {
+                if let Some(answer) = &mut request.in_flight.answer {
                     answer.taken = true;
                 }
             }
@@ -111,7 +111,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 };
                 node.state_time = now;
                 node.reason = reason.as_str().into();
-                node.call = drover_core::node::Call::default();
+                node.in_flight.call = drover_core::node::Call::default();
             }
         }
         Op::Drain {
@@ -129,8 +129,8 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 if let Some(failed) = failed {
                     node.message = format!("preStop: {failed}").into();
                 }
-                node.call = drover_core::node::Call::default();
-                node.hook = None;
+                node.in_flight.call = drover_core::node::Call::default();
+                node.in_flight.hook = None;
             }
         }
         Op::RecordDropped { slot, .. } => {
@@ -158,7 +158,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
             node.state = crate::adopt::state_of(node.seen.phase);
             node.state_time = now;
             (node.reason, node.message) = (drover_core::Sym::default(), Box::default());
-            node.call = drover_core::node::Call::default();
+            node.in_flight.call = drover_core::node::Call::default();
             let key = (
                 node.platform.clone(),
                 node.node_id.clone().unwrap_or_default(),
@@ -178,7 +178,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
         } => {
             for slot in slots {
                 if let Some(node) = state.node_mut(*slot) {
-                    node.platform_uid = to.clone();
+                    node.origin_mut().platform_uid = to.clone();
                 }
             }
             for id in requests {
@@ -223,7 +223,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
             labels_hash,
         } => {
             if let Some(node) = state.node_mut(*slot) {
-                node.spec_hash = spec_hash.clone();
+                node.origin_mut().spec_hash = spec_hash.clone();
                 node.labels_hash = labels_hash.clone();
             }
         }
@@ -236,10 +236,10 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
             if let Some(node) = state.node_mut(*slot) {
                 node.role = *role;
                 // The failures count until the promotion succeeds: whether another node is tried depends on them.
-                node.role_change = match role {
+                node.in_flight.role_change = match role {
                     Role::Active => None,
                     Role::Promoting | Role::Demoting | Role::Standby => {
-                        node.role_change.take().map(|mut role_change| {
+                        node.in_flight.role_change.take().map(|mut role_change| {
                             role_change.done = false;
                             role_change
                         })
@@ -256,7 +256,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
             if let Some(node) = state.node_mut(*slot) {
                 node.labels_hash = hash.clone();
                 if **hash != *CHANGING {
-                    node.relabel = None;
+                    node.in_flight.relabel = None;
                 }
             }
         }

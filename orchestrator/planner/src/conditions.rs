@@ -129,7 +129,9 @@ impl Planner<'_> {
                     "shows another backend than the one that they are on"
                 }
                 Some(view) if !view.visible || !view.callable => &view.trouble,
-                Some(_) if node.call.failures >= STUCK_REMOVALS => "keeps failing to remove them",
+                Some(_) if node.in_flight.call.failures >= STUCK_REMOVALS => {
+                    "keeps failing to remove them"
+                }
                 Some(_) => continue,
             };
             *blocked.entry((&*node.platform, trouble)).or_default() += 1;

@@ -1,8 +1,10 @@
 //! Creation: which nodes of a group are requested, and where.
 
+use std::sync::Arc;
+
 use drover_core::{
     Millis, Node, NodeState, Sym,
-    node::{Call as Attempt, ProbeResult, Request, Role, Seen},
+    node::{Call as Attempt, Origin, Record, Request, RequestInFlight, Role},
     spec::Choice,
 };
 use uuid::Uuid;
@@ -323,58 +325,58 @@ impl Planner<'_> {
             deadline,
             attempts: 1,
             made_nothing: 0,
-            sent: true,
-            call: Attempt {
-                in_flight: true,
-                ..Attempt::default()
+            in_flight: RequestInFlight {
+                sent: true,
+                call: Attempt {
+                    in_flight: true,
+                    ..Attempt::default()
+                },
+                ..RequestInFlight::default()
             },
-            answer: None,
-            rendered: None,
         };
+        let origin = Arc::new(Origin {
+            request: id,
+            sequence: self.next_sequence,
+            group: spec.path.clone(),
+            platform: wanted.platform.clone(),
+            platform_uid: view.uid.clone(),
+            class: wanted.class.clone(),
+            version: spec.version.clone(),
+            spec_hash: wanted.spec_hash.clone(),
+        });
         let nodes = (0_u32..)
             .zip(&ordinals)
-            .map(|(index, ordinal)| Node {
-                slot: self.next_slot + u64::from(index),
-                request: id,
-                index,
-                ordinal: *ordinal,
-                sequence: self.next_sequence,
-                group: spec.path.clone(),
-                platform: wanted.platform.clone(),
-                platform_uid: view.uid.clone(),
-                class: wanted.class.clone(),
-                host: hosts.get(index as usize).cloned().unwrap_or_default(),
-                version: spec.version.clone(),
-                spec_hash: wanted.spec_hash.clone(),
-                template: crate::template::digest(wanted),
-                labels_hash: wanted.labels_hash.clone(),
-                attempts,
-                create_time: now,
-                state: NodeState::Requested,
-                state_time: now,
-                reason: drover_core::Sym::default(),
-                message: "".into(),
-                marked: false,
-                stable: false,
-                role: if acting.contains(ordinal) {
-                    Role::Active
-                } else {
-                    Role::Standby
-                },
-                storage: spec.storage.is_some(),
-                node_id: None,
-                removal: None,
-                settled: 0,
-                maybe_until: 0,
-                given_id: None,
-                reached: None,
-                adoption: None,
-                seen: Seen::default(),
-                probe: ProbeResult::default(),
-                call: Attempt::default(),
-                role_change: None,
-                relabel: None,
-                hook: None,
+            .map(|(index, ordinal)| {
+                Node::new(Record {
+                    origin: origin.clone(),
+                    slot: self.next_slot + u64::from(index),
+                    index,
+                    ordinal: *ordinal,
+                    host: hosts.get(index as usize).cloned().unwrap_or_default(),
+                    template: crate::template::digest(wanted),
+                    labels_hash: wanted.labels_hash.clone(),
+                    attempts,
+                    create_time: now,
+                    state: NodeState::Requested,
+                    state_time: now,
+                    reason: drover_core::Sym::default(),
+                    message: "".into(),
+                    marked: false,
+                    stable: false,
+                    role: if acting.contains(ordinal) {
+                        Role::Active
+                    } else {
+                        Role::Standby
+                    },
+                    storage: spec.storage.is_some(),
+                    node_id: None,
+                    removal: None,
+                    settled: 0,
+                    maybe_until: 0,
+                    given_id: None,
+                    reached: None,
+                    adoption: None,
+                })
             })
             .collect();
         self.next_slot += count as u64;

@@ -71,11 +71,11 @@ impl Planner<'_> {
                 node.seen.phase,
                 Phase::Running | Phase::Unseen | Phase::Unknown
             ) && !node.seen.gone;
-            let over: Option<Option<Box<str>>> = match &node.hook {
+            let over: Option<Option<Box<str>>> = match &node.in_flight.hook {
                 Some(ended) => Some((**ended).clone().err()),
                 None if !runs => Some(hooked.then(|| "the node ended".into())),
                 // A hook that is in flight ends with its call.
-                None if served || node.call.in_flight => None,
+                None if served || node.in_flight.call.in_flight => None,
                 None if !hooked => Some(None),
                 None if self.input.now >= until => Some(Some("its time was over".into())),
                 None => None,
@@ -102,11 +102,11 @@ impl Planner<'_> {
             let view = self.input.platforms.get(&node.platform);
             let callable =
                 view.is_some_and(|view| view.callable && *view.uid == *node.platform_uid);
-            if node.call.in_flight || !callable {
+            if node.in_flight.call.in_flight || !callable {
                 continue;
             }
-            if self.input.now < node.call.next {
-                self.wake(node.call.next);
+            if self.input.now < node.in_flight.call.next {
+                self.wake(node.in_flight.call.next);
                 continue;
             }
             let slot = node.slot;

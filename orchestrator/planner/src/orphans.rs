@@ -1,10 +1,10 @@
 //! Orphans: our nodes without a record, swept after a grace period, unless the store itself may be behind.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use drover_core::{
     Node, NodeState, Sym,
-    node::{Call, ProbeResult, Removal, RemovalReason, Seen},
+    node::{Origin, Record, Removal, RemovalReason, Seen},
     spec::OrphanPolicy,
 };
 
@@ -182,51 +182,50 @@ impl<'a> Planner<'a> {
         let now = self.input.now;
         let (storage, retain) = self.orphan_storage(&orphan.group);
         let mut node = Node {
-            slot: self.next_slot,
-            request: orphan.request,
-            index: orphan.index,
-            ordinal: orphan.ordinal,
-            sequence: orphan.sequence,
-            group: orphan.group.clone(),
-            platform: platform.clone(),
-            platform_uid: orphan.platform_uid.clone(),
-            class: Sym::default(),
-            host: Sym::default(),
-            version: Sym::default(),
-            spec_hash: Sym::default(),
-            template: Sym::default(),
-            labels_hash: Sym::default(),
-            attempts: 0,
-            create_time: now,
-            state: NodeState::Draining,
-            state_time: now,
-            reason: RemovalReason::Orphan.as_str().into(),
-            message: "is ours and had no record".into(),
-            marked: false,
-            stable: false,
-            role: drover_core::node::Role::Active,
-            storage,
-            node_id: Some(node_id.into()),
-            removal: Some(Removal {
-                reason: RemovalReason::Orphan,
-                since: now,
-                retain,
-                drain: 0,
-            }),
-            settled: now,
-            maybe_until: now,
-            given_id: None,
-            reached: None,
-            adoption: None,
             seen: Seen {
                 last: now,
                 ..Seen::default()
             },
-            probe: ProbeResult::default(),
-            call: Call::default(),
-            role_change: None,
-            relabel: None,
-            hook: None,
+            ..Node::new(Record {
+                origin: Arc::new(Origin {
+                    request: orphan.request,
+                    sequence: orphan.sequence,
+                    group: orphan.group.clone(),
+                    platform: platform.clone(),
+                    platform_uid: orphan.platform_uid.clone(),
+                    class: Sym::default(),
+                    version: Sym::default(),
+                    spec_hash: Sym::default(),
+                }),
+                slot: self.next_slot,
+                index: orphan.index,
+                ordinal: orphan.ordinal,
+                host: Sym::default(),
+                template: Sym::default(),
+                labels_hash: Sym::default(),
+                attempts: 0,
+                create_time: now,
+                state: NodeState::Draining,
+                state_time: now,
+                reason: RemovalReason::Orphan.as_str().into(),
+                message: "is ours and had no record".into(),
+                marked: false,
+                stable: false,
+                role: drover_core::node::Role::Active,
+                storage,
+                node_id: Some(node_id.into()),
+                removal: Some(Removal {
+                    reason: RemovalReason::Orphan,
+                    since: now,
+                    retain,
+                    drain: 0,
+                }),
+                settled: now,
+                maybe_until: now,
+                given_id: None,
+                reached: None,
+                adoption: None,
+            })
         };
         node.keep_id(&orphan.id, self.state.uid);
         node

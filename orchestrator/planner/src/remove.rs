@@ -63,7 +63,7 @@ impl Planner<'_> {
                 || mark.draining
                 || mark.forgotten
                 || node.is_adopting()
-                || node.call.in_flight
+                || node.in_flight.call.in_flight
                 || node.node_id.is_none()
                 || node.seen.gone
             {
@@ -75,8 +75,8 @@ impl Planner<'_> {
             if !view.callable || *view.uid != *node.platform_uid {
                 continue;
             }
-            if self.input.now < node.call.next {
-                self.wake(node.call.next);
+            if self.input.now < node.in_flight.call.next {
+                self.wake(node.in_flight.call.next);
                 continue;
             }
             if node.removal.is_some() && node.state != NodeState::Deprovisioning {

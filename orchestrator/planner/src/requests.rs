@@ -22,13 +22,18 @@ impl Planner<'_> {
             .state
             .requests
             .values()
-            .filter(|r| r.answer.is_some())
+            .filter(|r| r.in_flight.answer.is_some())
             .collect();
         for request in answered {
             if self.full() {
                 return;
             }
-            if let Some(answer) = request.answer.as_ref().filter(|answer| !answer.taken) {
+            if let Some(answer) = request
+                .in_flight
+                .answer
+                .as_ref()
+                .filter(|answer| !answer.taken)
+            {
                 match &answer.outcome {
                     Ok(outcomes) => self.take_outcomes(request, answer, outcomes),
                     Err(error) => self.take_error(request, answer, error),
@@ -149,7 +154,7 @@ impl Planner<'_> {
         };
         let view = self.input.platforms.get(&open.platform);
         if let Some(view) =
-            view.filter(|view| view.fenced && !open.sent && view.sees(&open.platform_uid))
+            view.filter(|view| view.fenced && !open.in_flight.sent && view.sees(&open.platform_uid))
         {
             // Only earlier processes sent it, and their calls have ended; what these started may still come into being.
             self.close_settled(request, now + view.limits.max_creation_time, now);
@@ -208,7 +213,7 @@ impl Planner<'_> {
             .filter(|r| self.is_open(r.id))
             .collect();
         for request in open {
-            if request.call.in_flight || self.full() {
+            if request.in_flight.call.in_flight || self.full() {
                 continue;
             }
             if let Some(reason) = self.frozen() {
@@ -262,10 +267,10 @@ impl Planner<'_> {
     }
 
     fn next_attempt(&self, request: &Request, limits: &Limits) -> Millis {
-        let Some(answer) = &request.answer else {
+        let Some(answer) = &request.in_flight.answer else {
             // Nothing is in flight and there is no response: an earlier process may have sent it.
             let earlier = request.deadline.saturating_sub(limits.call_timeout);
-            return (earlier + limits.replay_delay).max(request.call.next);
+            return (earlier + limits.replay_delay).max(request.in_flight.call.next);
         };
         let error = answer.outcome.as_ref().err();
         if error.is_some_and(|error| error.class() == Class::Stale) {

@@ -147,7 +147,7 @@ impl<'a> Planner<'a> {
     fn keep(&mut self, key: &ResourceKey, before: &ResourceRecord, want: Option<&Want<'_>>) {
         let view = self.input.platforms.get(&key.platform);
         let view = view.filter(|view| *view.uid == *key.uid);
-        if before.call.in_flight {
+        if before.in_flight.call.in_flight {
             self.hold_trouble(key, before);
             return;
         }
@@ -158,7 +158,7 @@ impl<'a> Planner<'a> {
             change: None,
             asks: None,
         };
-        if let Some(answer) = &before.answer {
+        if let Some(answer) = &before.in_flight.answer {
             let etag = view.map(|view| view.etag.clone()).unwrap_or_default();
             if answers::take_in(&mut draft, answer, &limits, &etag) {
                 self.remove_record(key, before);
@@ -289,7 +289,7 @@ impl<'a> Planner<'a> {
         record.spec_hash = want.wanted.spec_hash.clone();
         record.body = Arc::clone(&want.wanted.body);
         record.phase = ResourcePhase::Pending;
-        record.follows = false;
+        record.in_flight.follows = false;
         (record.failures, record.next, record.doubt) = (0, 0, 0);
         answers::clear_trouble(record);
         let key = draft.key;
@@ -310,7 +310,7 @@ impl<'a> Planner<'a> {
     /// Records that an addon is told of other targets or of another content of its secrets.
     fn follow(&mut self, draft: &mut Draft<'_>, told: &Told) {
         let record = &mut draft.record;
-        record.follows |= record.phase == ResourcePhase::Ready;
+        record.in_flight.follows |= record.phase == ResourcePhase::Ready;
         record.phase = ResourcePhase::Pending;
         if is_about_content(record) {
             record.failures = 0;
@@ -339,7 +339,7 @@ impl<'a> Planner<'a> {
         let interval = jittered(self.state.uid.as_u128(), record.sequence);
         if draft.key.is_addon() {
             // Only an Ensure finds what was edited by hand, and restores it.
-            let last = record.ensured.max(record.phase_time);
+            let last = record.in_flight.ensured.max(record.phase_time);
             let due = match record.failures {
                 0 => last.max(self.input.process_start) + interval,
                 _ => next_attempt(record, limits, &view.etag),
@@ -354,7 +354,11 @@ impl<'a> Planner<'a> {
             }
             return;
         }
-        let read = record.answer.as_ref().filter(|a| a.asked == Asked::Read);
+        let read = record
+            .in_flight
+            .answer
+            .as_ref()
+            .filter(|a| a.asked == Asked::Read);
         let unread = read.is_some_and(
             |answer| matches!(&answer.outcome, Ok(seen) if seen.phase == ResourcePhase::Unknown),
         );
@@ -366,16 +370,18 @@ impl<'a> Planner<'a> {
         } else {
             last.max(self.input.process_start) + interval
         };
-        let due = due.max(record.call.next).max(if record.doubt > 0 {
-            view.visible_since
-        } else {
-            0
-        });
+        let due = due
+            .max(record.in_flight.call.next)
+            .max(if record.doubt > 0 {
+                view.visible_since
+            } else {
+                0
+            });
         if now < due {
             self.wake(due);
             return;
         }
-        draft.record.call.in_flight = true;
+        draft.record.in_flight.call.in_flight = true;
         draft.asks = Some(Asked::Read);
     }
 
@@ -516,7 +522,7 @@ pub(crate) fn size(record: &ResourceRecord) -> usize {
 /// From when on no earlier call can change anything.
 fn settled_from(record: &ResourceRecord, view: &PlatformView) -> Millis {
     // A platform that has ended the calls of earlier processes starts nothing for them any more.
-    if record.deadline == 0 || (view.fenced && !record.sent) {
+    if record.deadline == 0 || (view.fenced && !record.in_flight.sent) {
         0
     } else {
         record.deadline
@@ -557,13 +563,20 @@ fn is_about_content(record: &ResourceRecord) -> bool {
 fn attempt(draft: &mut Draft<'_>, asked: Asked, told: Option<&Told>, now: Millis, limits: &Limits) {
     let record = &mut draft.record;
     if let Some(told) = told {
-        if record.served.as_ref() != Some(&record.targets) {
-            let announced = record.targets.iter().filter(|target| !target.draining);
-            record.announced.extend(announced.map(|target| target.slot));
-            record.announced.sort_unstable();
-            record.announced.dedup();
+        if record.in_flight.served.as_ref() != Some(&record.in_flight.targets) {
+            let announced = record
+                .in_flight
+                .targets
+                .iter()
+                .filter(|target| !target.draining);
+            record
+                .in_flight
+                .announced
+                .extend(announced.map(|target| target.slot));
+            record.in_flight.announced.sort_unstable();
+            record.in_flight.announced.dedup();
         }
-        record.targets = Arc::clone(&told.targets);
+        record.in_flight.targets = Arc::clone(&told.targets);
         record.targets_hash = told.targets_hash.clone();
         record.secrets_hash = told.secrets_hash.clone();
     }
@@ -577,9 +590,9 @@ fn attempt(draft: &mut Draft<'_>, asked: Asked, told: Option<&Told>, now: Millis
             Asked::Release => RELEASE_TIMEOUT,
             Asked::Ensure | Asked::Read => limits.call_timeout,
         };
-    record.call.in_flight = true;
-    record.sent = true;
-    record.answer = None;
+    record.in_flight.call.in_flight = true;
+    record.in_flight.sent = true;
+    record.in_flight.answer = None;
     draft.asks = Some(asked);
 }
 

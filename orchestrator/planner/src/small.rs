@@ -146,6 +146,15 @@ impl<K: Ord, V> FromIterator<(K, V)> for SmallMap<K, V> {
     }
 }
 
+impl<K, V> IntoIterator for SmallMap<K, V> {
+    type Item = (K, V);
+    type IntoIter = std::vec::IntoIter<(K, V)>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
 impl<K: Ord, V> Extend<(K, V)> for SmallMap<K, V> {
     fn extend<I: IntoIterator<Item = (K, V)>>(&mut self, iter: I) {
         for (key, value) in iter {

@@ -52,7 +52,7 @@ impl Planner<'_> {
     /// Evaluates the result of a role change, or retries it.
     fn follow_turn(&mut self, group: usize, at: usize) {
         let (spec, node) = (&self.input.groups[group], &self.state.nodes[at]);
-        let role_change = node.role_change.as_deref();
+        let role_change = node.in_flight.role_change.as_deref();
         if role_change.is_some_and(|role_change| role_change.done) {
             let role = match node.role {
                 Role::Promoting | Role::Active => Role::Active,
@@ -100,6 +100,7 @@ impl Planner<'_> {
             return;
         }
         let next = node
+            .in_flight
             .role_change
             .as_ref()
             .map_or(0, |role_change| role_change.call.next);
@@ -154,6 +155,7 @@ impl Planner<'_> {
             let node = &self.state.nodes[at];
             let (slot, name) = (node.slot, node.name());
             let next = node
+                .in_flight
                 .role_change
                 .as_ref()
                 .map_or(0, |role_change| role_change.call.next);
@@ -287,7 +289,7 @@ impl Planner<'_> {
     }
 
     fn failures(&self, at: usize) -> u8 {
-        let role_change = self.state.nodes[at].role_change.as_ref();
+        let role_change = self.state.nodes[at].in_flight.role_change.as_ref();
         role_change.map_or(0, |role_change| role_change.call.failures)
     }
 

@@ -60,6 +60,7 @@ impl Planner<'_> {
     /// Records the template that the platform rendered, which it knows better than the record.
     pub(crate) fn take_template(&mut self, node: &Node, request: &Request) {
         if let Some(digest) = request
+            .in_flight
             .rendered
             .as_ref()
             .filter(|said| **said != node.template)

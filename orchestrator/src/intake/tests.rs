@@ -191,7 +191,7 @@ async fn when_many_nodes_vanish_at_once_the_platform_is_touched_no_more() {
         let index = u32::try_from(slot - 100).unwrap();
         let id = format!("i-{slot}");
         let mut recorded = fixture::node(slot, NodeState::Ready);
-        recorded.request = Uuid::from_u128(4);
+        recorded.origin_mut().request = Uuid::from_u128(4);
         recorded.index = index;
         recorded.node_id = Some(id.as_str().into());
         fixture::record(&world.orders, recorded);

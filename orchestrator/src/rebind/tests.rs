@@ -12,7 +12,7 @@ async fn cluster(wiring: &Wiring, nodes: u64) -> Arc<Cluster> {
     wiring.pass(&orders).await;
     for slot in 1_000..1_000 + nodes {
         let mut node = fixture::node(slot, NodeState::Ready);
-        node.request = Uuid::from_u128(slot.into());
+        node.origin_mut().request = Uuid::from_u128(slot.into());
         fixture::record(&orders, node);
     }
     orders

@@ -33,7 +33,7 @@ pub(crate) fn action(
         (false, false) => (pb::ActionKind::EnsureInfrastructure, "Infrastructure", what),
         (true, true) => (pb::ActionKind::RemoveAddon, "Delete", what),
         (true, false) if change == ResourceChange::Follow => {
-            let message = format!("{what}, {}", targets(record.targets.len()));
+            let message = format!("{what}, {}", targets(record.in_flight.targets.len()));
             (pb::ActionKind::EnsureAddon, "Targets", message)
         }
         (true, false) => (pb::ActionKind::EnsureAddon, "Addon", what),

@@ -107,7 +107,7 @@ fn action(op: &Op, state: &State, wanted: &BTreeSet<&str>) -> Option<pb::Action>
             reason,
             ..
         } => {
-            let names: Vec<String> = nodes.iter().take(10).map(Node::name).collect();
+            let names: Vec<String> = nodes.iter().take(10).map(|node| node.name()).collect();
             let single = match nodes.as_slice() {
                 [node] => Some((node.id(state.uid), node.name())),
                 _ => None,

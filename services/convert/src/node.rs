@@ -226,9 +226,12 @@ pub fn to_node(node: &Node, around: &Around<'_>) -> pb::Node {
         } else {
             node.reason.to_string()
         },
-        message: if let Some(role_change) = node.role_change.as_ref().filter(|role_change| {
-            node.message.is_empty() && role_change.call.failures > 0 && node.role == Role::Promoting
-        }) {
+        message: if let Some(role_change) =
+            node.in_flight.role_change.as_ref().filter(|role_change| {
+                node.message.is_empty()
+                    && role_change.call.failures > 0
+                    && node.role == Role::Promoting
+            }) {
             format!(
                 "promotion failed {} times, the last: {}",
                 role_change.call.failures, role_change.message

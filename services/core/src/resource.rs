@@ -237,6 +237,24 @@ pub struct ResourceRecord {
     /// Hash of the versions of the secrets in the last Ensure. Empty if it names none.
     pub secrets_hash: Sym,
 
+    /// What this process has asked, and what it was answered.
+    pub in_flight: ResourceInFlight,
+}
+
+impl ResourceRecord {
+    /// Goes on from what was known of the resource `before` its record was read again.
+    pub fn continue_from(&mut self, before: Self) {
+        self.in_flight = ResourceInFlight {
+            // It may be recorded already; reading it again costs a call.
+            answer: None,
+            ..before.in_flight
+        };
+    }
+}
+
+/// What this process knows of a resource besides its record.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ResourceInFlight {
     /// Whether this process has ever sent it.
     pub sent: bool,
     /// The call in flight, and when the next read may happen.

@@ -13,7 +13,7 @@ const SLOT: u64 = 7;
 fn state() -> ClusterState {
     let mut state = fixture::cluster_state();
     let mut node = fixture::node(SLOT, NodeState::Ready);
-    node.call.in_flight = true;
+    node.in_flight.call.in_flight = true;
     state.state.nodes.push(node);
     state
 }
@@ -31,9 +31,12 @@ fn the_answer_to_a_request_is_left_for_the_next_plan() {
     let mut state = state();
     let id = Uuid::from_u128(3);
     let request = Request {
-        call: Call {
-            in_flight: true,
-            ..Call::default()
+        in_flight: drover_core::node::RequestInFlight {
+            call: Call {
+                in_flight: true,
+                ..Call::default()
+            },
+            ..Default::default()
         },
         ..fixture::request(id)
     };
@@ -45,10 +48,10 @@ fn the_answer_to_a_request_is_left_for_the_next_plan() {
     };
     assert!(state.call_ended(end, NOW));
     let request = &state.state.requests[&id];
-    assert!(!request.call.in_flight);
-    let answer = request.answer.as_ref().unwrap();
+    assert!(!request.in_flight.call.in_flight);
+    let answer = request.in_flight.answer.as_ref().unwrap();
     assert_eq!((answer.at, answer.taken), (NOW, false));
-    assert_eq!(request.rendered.as_deref(), Some("digest"));
+    assert_eq!(request.in_flight.rendered.as_deref(), Some("digest"));
 }
 
 #[test]
@@ -79,7 +82,7 @@ fn an_accepted_removal_is_asked_for_again_after_its_grace_period() {
         answer: Ok(()),
     };
     assert!(state.call_ended(end, NOW));
-    assert_eq!(node(&state).call, idle_until(NOW + 90_000));
+    assert_eq!(node(&state).in_flight.call, idle_until(NOW + 90_000));
 }
 
 #[test]
@@ -93,9 +96,9 @@ fn failed_calls_wait_longer_each_time_and_say_why() {
             answer: Err(error(Reason::Unavailable)),
         };
         assert!(state.call_ended(end, NOW));
-        waits.push(node(&state).call.next - NOW);
+        waits.push(node(&state).in_flight.call.next - NOW);
     }
-    assert_eq!(node(&state).call.failures, 10);
+    assert_eq!(node(&state).in_flight.call.failures, 10);
     assert_eq!(&*node(&state).seen.message, "no");
     assert!((250..=500).contains(&waits[0]), "{waits:?}");
     // Half of each wait is jitter, so that clusters do not come back all at once.
@@ -111,7 +114,7 @@ fn a_platform_says_itself_when_it_is_to_be_called_again() {
         answer: Err(error(Reason::RateLimited).with_retry_after(Duration::from_secs(5))),
     };
     state.call_ended(end, NOW);
-    assert_eq!(node(&state).call.next, NOW + 5_000);
+    assert_eq!(node(&state).in_flight.call.next, NOW + 5_000);
 }
 
 #[test]
@@ -124,7 +127,7 @@ fn a_stale_fence_is_no_news_about_the_node() {
     };
     state.call_ended(end, NOW);
     assert_eq!(&*node(&state).seen.message, "");
-    assert_eq!(node(&state).call.failures, 1);
+    assert_eq!(node(&state).in_flight.call.failures, 1);
 }
 
 #[test]
@@ -140,8 +143,8 @@ fn a_hook_that_may_not_have_run_is_run_again_and_any_other_failure_is_final() {
         let mut state = state();
         let ran = Err(error(reason));
         state.call_ended(CallEnd::PreStop { slot: SLOT, ran }, NOW);
-        assert_eq!(node(&state).hook, None, "{reason:?}");
-        assert!(node(&state).call.next > NOW, "{reason:?}");
+        assert_eq!(node(&state).in_flight.hook, None, "{reason:?}");
+        assert!(node(&state).in_flight.call.next > NOW, "{reason:?}");
     }
     for (ran, result) in [
         (Ok(()), Ok(())),
@@ -152,8 +155,8 @@ fn a_hook_that_may_not_have_run_is_run_again_and_any_other_failure_is_final() {
     ] {
         let mut state = state();
         state.call_ended(CallEnd::PreStop { slot: SLOT, ran }, NOW);
-        assert_eq!(node(&state).hook.as_deref(), Some(&result));
-        assert!(!node(&state).call.in_flight);
+        assert_eq!(node(&state).in_flight.hook.as_deref(), Some(&result));
+        assert!(!node(&state).in_flight.call.in_flight);
     }
 }
 
@@ -168,7 +171,10 @@ fn a_role_that_was_taken_counts_only_while_it_is_the_intended_one() {
             answer: Ok(()),
         };
         state.call_ended(end, NOW);
-        assert_eq!(node(&state).role_change.as_ref().unwrap().done, done);
+        assert_eq!(
+            node(&state).in_flight.role_change.as_ref().unwrap().done,
+            done
+        );
     }
 }
 
@@ -184,7 +190,7 @@ fn a_role_change_is_refused_only_if_every_attempt_certainly_did_nothing() {
             answer,
         };
         state.call_ended(end, NOW);
-        let change = node(&state).role_change.clone().unwrap();
+        let change = node(&state).in_flight.role_change.clone().unwrap();
         (change.refused, change.call.failures)
     };
     assert_eq!(end(Reason::NotSent), (true, 1));
@@ -242,12 +248,15 @@ fn infrastructure_that_cannot_be_read_stays_as_it_was_read_last() {
         state.state.resources.get(&key).unwrap().clone()
     };
     let read = end(Asked::Read);
-    assert!(read.answer.is_none());
-    assert_eq!((read.phase, read.call.failures), (ResourcePhase::Ready, 1));
+    assert!(read.in_flight.answer.is_none());
+    assert_eq!(
+        (read.phase, read.in_flight.call.failures),
+        (ResourcePhase::Ready, 1)
+    );
     // That an attempt to change it failed is for the planner to judge.
     let ensured = end(Asked::Ensure);
-    assert_eq!(ensured.call, Call::default());
-    assert_eq!(ensured.answer.unwrap().at, NOW);
+    assert_eq!(ensured.in_flight.call, Call::default());
+    assert_eq!(ensured.in_flight.answer.unwrap().at, NOW);
 }
 
 #[test]
@@ -275,7 +284,7 @@ fn labels_of_a_host_are_confirmed_by_their_hash_and_a_failure_waits_longer_each_
     let mut state = state();
     let end = |state: &mut ClusterState, answer| {
         state.call_ended(CallEnd::Relabel { slot: SLOT, answer }, NOW);
-        node(state).relabel.clone().unwrap()
+        node(state).in_flight.relabel.clone().unwrap()
     };
     let failed = end(&mut state, Err(error(Reason::Unavailable)));
     assert_eq!((failed.call.failures, &*failed.message), (1, "no"));

@@ -6,19 +6,21 @@ use super::*;
 fn every_durable_part_of_a_node_survives() {
     let interner = Interner::default();
     for (at, state) in STATES.iter().enumerate() {
-        let node = Node {
+        let record = Record {
+            origin: Arc::new(Origin {
+                request: Uuid::from_u128(3),
+                sequence: 9,
+                group: "data/hot".into(),
+                platform: "local".into(),
+                platform_uid: "u".into(),
+                class: "c".into(),
+                version: "1".into(),
+                spec_hash: "h".into(),
+            }),
             slot: 7,
-            request: Uuid::from_u128(3),
             index: 2,
             ordinal: 5,
-            sequence: 9,
-            group: "data/hot".into(),
-            platform: "local".into(),
-            platform_uid: "u".into(),
-            class: "c".into(),
             host: "m-1".into(),
-            version: "1".into(),
-            spec_hash: "h".into(),
             template: if at % 2 == 0 { "d" } else { "" }.into(),
             labels_hash: if at % 2 == 0 { "l" } else { "" }.into(),
             attempts: 2,
@@ -59,20 +61,42 @@ fn every_durable_part_of_a_node_survives() {
                     index: Some(0),
                 })
             }),
-            seen: Seen {
-                agent_address: "grpc://10.0.0.1:7".into(),
-                ..Seen::default()
-            },
-            probe: ProbeResult::default(),
-            call: Call::default(),
-            role_change: None,
-            relabel: None,
-            hook: None,
+        };
+        let seen = Seen {
+            agent_address: "grpc://10.0.0.1:7".into(),
+            ..Seen::default()
+        };
+        let node = Node {
+            seen,
+            ..Node::new(record)
         };
         assert_eq!(
             decode_node(7, &encode_node(&node), &interner, None).unwrap(),
             node
         );
+    }
+}
+
+#[test]
+fn nodes_of_one_request_share_what_they_have_in_common() {
+    let interner = Interner::default();
+    let first = crate::fixture::node(1, NodeState::Ready);
+    let read = |node: &Node| decode_node(2, &encode_node(node), &interner, Some(&first)).unwrap();
+    assert!(Arc::ptr_eq(&read(&first).origin, &first.origin));
+    type Change = fn(&mut Origin);
+    let others: [Change; 8] = [
+        |it| it.request = Uuid::from_u128(4),
+        |it| it.sequence += 1,
+        |it| it.group = "web".into(),
+        |it| it.platform = "q".into(),
+        |it| it.platform_uid = "v".into(),
+        |it| it.class = "c".into(),
+        |it| it.version = "2".into(),
+        |it| it.spec_hash = "i".into(),
+    ];
+    for change in others {
+        let other = crate::fixture::with(first.clone(), |node| change(node.origin_mut()));
+        assert_eq!(read(&other).origin, other.origin);
     }
 }
 

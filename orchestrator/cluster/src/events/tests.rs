@@ -7,16 +7,13 @@ use uuid::Uuid;
 use super::*;
 
 fn node(slot: u64, state: NodeState) -> Node {
-    Node {
-        group: "data/hot".into(),
-        platform: "local".into(),
-        storage: true,
-        seen: Seen {
-            provider_id: "local://host/7".into(),
-            ..Seen::default()
-        },
-        ..crate::fixture::node(slot, state)
-    }
+    crate::fixture::with(crate::fixture::node(slot, state), |node| {
+        let origin = node.origin_mut();
+        origin.group = "data/hot".into();
+        origin.platform = "local".into();
+        node.storage = true;
+        node.seen.provider_id = "local://host/7".into();
+    })
 }
 
 fn told(state: &State, ops: &[Op]) -> Vec<NewEvent> {
@@ -107,21 +104,9 @@ fn events_name_the_step_that_did_it_as_the_plan_does() {
 #[test]
 fn many_nodes_of_one_request_are_one_event_of_bounded_length() {
     let request = Request {
-        id: Uuid::from_u128(3),
-        sequence: 1,
         group: "data/hot".into(),
         platform: "local".into(),
-        platform_uid: "u".into(),
-        class: "".into(),
-        spec_hash: "h".into(),
-        first_sent: 0,
-        deadline: 0,
-        attempts: 1,
-        made_nothing: 0,
-        sent: true,
-        call: Call::default(),
-        answer: None,
-        rendered: None,
+        ..crate::fixture::request(Uuid::from_u128(3))
     };
     let nodes = (0..45)
         .map(|slot| node(slot, NodeState::Requested))

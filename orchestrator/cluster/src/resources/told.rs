@@ -125,7 +125,7 @@ fn told_of_addon(
         };
     };
     let was_ready = before.is_some_and(ResourceRecord::is_ready);
-    let followed = before.is_some_and(|before| before.follows);
+    let followed = before.is_some_and(|before| before.in_flight.follows);
     let had_trouble = before.is_some_and(|before| !before.reason.is_empty());
     let why = || {
         let message = (!to.message.is_empty()).then(|| to.message.to_string());
@@ -223,10 +223,8 @@ mod tests {
         assert_eq!(only(gone).0, "AddonRemoved");
         assert!(reasons(Some(record(Ready)), None, Abandon).is_empty());
         // A change of its targets is not worth an event each time.
-        let follows = ResourceRecord {
-            follows: true,
-            ..record(Pending)
-        };
+        let mut follows = record(Pending);
+        follows.in_flight.follows = true;
         assert!(reasons(Some(record(Ready)), Some(follows.clone()), Follow).is_empty());
         assert!(reasons(Some(follows), Some(record(Ready)), Learn).is_empty());
     }

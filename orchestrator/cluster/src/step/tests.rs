@@ -133,12 +133,18 @@ fn calls_are_marked_so_that_no_other_plan_makes_them_too() {
         Call::Adopt { slot: 99 },
     ]);
     let known = &state.state;
-    assert!(known.requests[&request].call.in_flight);
-    assert!(known.node(1).unwrap().call.in_flight);
-    let change = known.node(2).unwrap().role_change.as_ref().unwrap();
-    assert!(change.call.in_flight && !known.node(2).unwrap().call.in_flight);
-    assert!(!known.node(3).unwrap().call.in_flight);
-    assert!(known.resources.get(&key).unwrap().call.in_flight);
+    assert!(known.requests[&request].in_flight.call.in_flight);
+    assert!(known.node(1).unwrap().in_flight.call.in_flight);
+    let change = known
+        .node(2)
+        .unwrap()
+        .in_flight
+        .role_change
+        .as_ref()
+        .unwrap();
+    assert!(change.call.in_flight && !known.node(2).unwrap().in_flight.call.in_flight);
+    assert!(!known.node(3).unwrap().in_flight.call.in_flight);
+    assert!(known.resources.get(&key).unwrap().in_flight.call.in_flight);
     let platform = "p".into();
     assert!(state.state.confirms.or_default(platform).in_flight);
 }

@@ -234,7 +234,7 @@ impl<'a> Planner<'a> {
         let mut addons = records.filter(|(key, _)| key.is_addon() && !self.gone.contains(*key));
         addons.any(|(key, before)| {
             let record = self.record_of(key)[1].unwrap_or(before);
-            if record.served.is_some() {
+            if record.in_flight.served.is_some() {
                 return serves(record, slot);
             }
             // An earlier process has sent the last list; if it was confirmed and is still the current one, it is known.
@@ -308,9 +308,11 @@ impl<'a> Planner<'a> {
 }
 
 fn serves(record: &ResourceRecord, slot: u64) -> bool {
-    let served: Option<&Arc<[AddonTarget]>> = record.served.as_ref();
+    let served: Option<&Arc<[AddonTarget]>> = record.in_flight.served.as_ref();
     served.is_some_and(|targets| {
-        lists(targets, slot) || lists(&record.targets, slot) || record.announced.contains(&slot)
+        lists(targets, slot)
+            || lists(&record.in_flight.targets, slot)
+            || record.in_flight.announced.contains(&slot)
     })
 }
 

@@ -104,7 +104,7 @@ fn take_ensured(draft: &mut Draft<'_>, at: Millis, seen: &Observed) {
     let is_addon = draft.key.is_addon();
     let record = &mut draft.record;
     settle(record, at);
-    record.ensured = at;
+    record.in_flight.ensured = at;
     record.phase = match (seen.phase, seen.poll_after) {
         // Nothing is as desired if no part was asked for.
         (_, None) if is_nothing(seen) && !is_addon => ResourcePhase::Ready,
@@ -121,9 +121,9 @@ fn take_ensured(draft: &mut Draft<'_>, at: Millis, seen: &Observed) {
             (record.failures, record.next, record.doubt) = (0, 0, 0);
             clear_trouble(record);
             if is_addon {
-                record.served = Some(Arc::clone(&record.targets));
-                record.announced.clear();
-                record.follows = false;
+                record.in_flight.served = Some(Arc::clone(&record.in_flight.targets));
+                record.in_flight.announced.clear();
+                record.in_flight.follows = false;
             }
         }
         ResourcePhase::Failed => {
@@ -146,7 +146,7 @@ fn take_released(draft: &mut Draft<'_>, at: Millis, seen: &Observed, limits: &Li
     let record = &mut draft.record;
     // A release creates nothing, so it does not postpone the time from which on a response is a proof.
     record.deadline = 0;
-    record.answer = None;
+    record.in_flight.answer = None;
     record.phase = seen.phase;
     record.resources.clone_from(&seen.resources);
     draft.change = Some(ResourceChange::Learn);
@@ -199,7 +199,7 @@ fn take_failure(
         record.unsettled = record.unsettled.max(at);
     }
     record.deadline = 0;
-    record.answer = None;
+    record.in_flight.answer = None;
     draft.change = Some(ResourceChange::Learn);
     if class == Class::Stale {
         record.next = at + STALE_RETRY;
@@ -243,7 +243,7 @@ fn take_failure(
 /// An Ensure or Release was answered: no attempt is in flight.
 fn settle(record: &mut ResourceRecord, at: Millis) {
     record.deadline = 0;
-    record.answer = None;
+    record.in_flight.answer = None;
     // Resources may have been created just before the response, and be visible late.
     record.unsettled = record.unsettled.max(at);
 }

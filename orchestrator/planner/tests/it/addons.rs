@@ -55,10 +55,23 @@ fn step(world: &mut World) -> Plan {
     for call in &planned.calls {
         match call {
             Call::Resource { key, .. } => {
-                world.state.resources.get_mut(key).unwrap().call.in_flight = true;
+                world
+                    .state
+                    .resources
+                    .get_mut(key)
+                    .unwrap()
+                    .in_flight
+                    .call
+                    .in_flight = true;
             }
             Call::Deprovision { slot } => {
-                world.state.node_mut(*slot).unwrap().call.in_flight = true;
+                world
+                    .state
+                    .node_mut(*slot)
+                    .unwrap()
+                    .in_flight
+                    .call
+                    .in_flight = true;
             }
             _ => {}
         }
@@ -97,9 +110,9 @@ fn seen(phase: ResourcePhase) -> Observed {
 fn answer(world: &mut World, asked: Asked, outcome: Result<Observed, Error>) {
     let at = world.now;
     let record = world.state.resources.get_mut(&key("lb", "b")).unwrap();
-    assert!(record.call.in_flight);
-    record.call.in_flight = false;
-    record.answer = Some(ResourceAnswer {
+    assert!(record.in_flight.call.in_flight);
+    record.in_flight.call.in_flight = false;
+    record.in_flight.answer = Some(ResourceAnswer {
         asked,
         began: at,
         at,
@@ -134,7 +147,7 @@ fn ready(group: Group) -> World {
 
 fn targets(world: &World) -> Vec<(u64, bool)> {
     let record = world.addon_record("lb", "b").unwrap();
-    let targets = record.targets.iter();
+    let targets = record.in_flight.targets.iter();
     targets.map(|one| (one.slot, one.draining)).collect()
 }
 
@@ -196,7 +209,12 @@ fn a_change_of_membership_is_sent_at_once_also_while_a_call_is_in_flight() {
     world.state.nodes[0].seen.endpoints[0].1 = "10.0.0.9:80".into();
     let planned = step(&mut world);
     assert_eq!(changes(&planned), [ResourceChange::Follow]);
-    let addresses = world.addon_record("lb", "b").unwrap().targets.clone();
+    let addresses = world
+        .addon_record("lb", "b")
+        .unwrap()
+        .in_flight
+        .targets
+        .clone();
     assert_eq!(&*addresses[0].endpoints[0].1, "10.0.0.9:80");
     // Another one during the call: no second call, and then no wait.
     world.state.nodes[1].seen.endpoints[0].1 = "10.0.0.8:80".into();
@@ -261,7 +279,12 @@ fn nodes_that_stand_by_are_told_as_such_until_they_are_promoted() {
     });
     let standby = |world: &World| -> Vec<bool> {
         let record = world.addon_record("lb", "b").unwrap();
-        record.targets.iter().map(|one| one.standby).collect()
+        record
+            .in_flight
+            .targets
+            .iter()
+            .map(|one| one.standby)
+            .collect()
     };
     assert_eq!(standby(&world), [false, true]);
     let slot = world.state.nodes[0].slot;
@@ -272,7 +295,7 @@ fn nodes_that_stand_by_are_told_as_such_until_they_are_promoted() {
         for call in &planned.calls {
             if let Call::RoleChange { slot } = call {
                 let node = world.state.node_mut(*slot).unwrap();
-                node.role_change.get_or_insert_default().done = true;
+                node.in_flight.role_change.get_or_insert_default().done = true;
             }
         }
         if !asked(&planned).is_empty() {

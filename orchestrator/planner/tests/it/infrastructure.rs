@@ -64,7 +64,14 @@ fn step(world: &mut World) -> Plan {
     let planned = world.step();
     for call in &planned.calls {
         if let Call::Resource { key, .. } = call {
-            world.state.resources.get_mut(key).unwrap().call.in_flight = true;
+            world
+                .state
+                .resources
+                .get_mut(key)
+                .unwrap()
+                .in_flight
+                .call
+                .in_flight = true;
         }
     }
     planned
@@ -94,9 +101,9 @@ fn changes(planned: &Plan) -> Vec<ResourceChange> {
 fn answer(world: &mut World, asked: Asked, outcome: Result<Observed, Error>) {
     let at = world.now;
     let record = world.state.resources.values_mut().next().expect("a record");
-    assert!(record.call.in_flight);
-    record.call.in_flight = false;
-    record.answer = Some(ResourceAnswer {
+    assert!(record.in_flight.call.in_flight);
+    record.in_flight.call.in_flight = false;
+    record.in_flight.answer = Some(ResourceAnswer {
         asked,
         began: at,
         at,

@@ -434,8 +434,8 @@ fn a_platform_that_refuses_the_new_spec_blocks_the_update_and_the_old_nodes_stay
     let at = world.now;
     let refused = drover_core::Error::new(Reason::Invalid, "no such image");
     let request = world.state.requests.get_mut(&id).unwrap();
-    request.call.in_flight = false;
-    request.answer = Some(Answer {
+    request.in_flight.call.in_flight = false;
+    request.in_flight.answer = Some(Answer {
         at,
         taken: false,
         outcome: Err(refused),
@@ -514,7 +514,7 @@ fn another_formula_of_the_hash_restamps_and_replaces_nothing() {
     let new = |node: &drover_core::Node| *node.spec_hash == *"h9-new";
     assert!(world.state.nodes.iter().all(new));
     // A hash that this version cannot compute says nothing about its node.
-    world.state.nodes[0].spec_hash = sym("h77-unheard-of");
+    world.state.nodes[0].origin_mut().spec_hash = sym("h77-unheard-of");
     assert_eq!(run(&mut world, Made::Ready), []);
     assert_eq!(&*world.state.nodes[0].spec_hash, "h77-unheard-of");
 }

@@ -353,7 +353,7 @@ fn rule_8_a_removal_that_keeps_failing_is_named() {
     let mut world = ready(1);
     world.delete();
     world.step();
-    node(&mut world, 1).call.failures = 3;
+    node(&mut world, 1).in_flight.call.failures = 3;
     world.step();
     let key = ConditionKey {
         group: sym(""),
@@ -381,10 +381,10 @@ fn who_goes_first() {
     use RemovalOrder::{Newest, Oldest};
     assert_eq!(scale_down(|_| {}, Newest), 4);
     assert_eq!(scale_down(|_| {}, Oldest), 1);
-    let outdated = |w: &mut World| node(w, 2).spec_hash = sym("old");
+    let outdated = |w: &mut World| node(w, 2).origin_mut().spec_hash = sym("old");
     assert_eq!(scale_down(outdated, Newest), 2);
     let young = |w: &mut World| {
-        node(w, 2).spec_hash = sym("old");
+        node(w, 2).origin_mut().spec_hash = sym("old");
         node(w, 3).state = NodeState::Provisioning;
         node(w, 3).seen.phase = Phase::Pending;
     };

@@ -420,7 +420,8 @@ fn ten_thousand_nodes_in_256_groups_are_planned_in_time_linear_in_their_number()
         for ordinal in 0..39_u32 {
             let mut node = template.clone();
             node.slot = 1 + at as u64 * 39 + u64::from(ordinal);
-            (node.group, node.ordinal) = (spec.path.clone(), ordinal);
+            node.origin_mut().group = spec.path.clone();
+            node.ordinal = ordinal;
             node.node_id = Some(node.slot.to_string().into());
             world.state.nodes.push(node);
         }

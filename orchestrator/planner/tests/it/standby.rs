@@ -37,10 +37,20 @@ pub(crate) fn step(world: &mut World) -> Plan {
         match call {
             Call::RoleChange { slot } => {
                 let node = world.state.node_mut(*slot).unwrap();
-                node.role_change.get_or_insert_default().call.in_flight = true;
+                node.in_flight
+                    .role_change
+                    .get_or_insert_default()
+                    .call
+                    .in_flight = true;
             }
             Call::Deprovision { slot } => {
-                world.state.node_mut(*slot).unwrap().call.in_flight = true;
+                world
+                    .state
+                    .node_mut(*slot)
+                    .unwrap()
+                    .in_flight
+                    .call
+                    .in_flight = true;
             }
             Call::Provision { .. }
             | Call::Relabel { .. }
@@ -124,6 +134,7 @@ fn answer(world: &mut World, slot: u64, outcome: Result<(), bool>) {
         .state
         .node_mut(slot)
         .unwrap()
+        .in_flight
         .role_change
         .as_mut()
         .unwrap();
@@ -342,7 +353,7 @@ fn a_promotion_that_an_earlier_process_may_have_made_goes_to_nobody_else() {
     // The process ends while its call is in flight; the next call is refused again and again.
     let node = world.state.node_mut(2).unwrap();
     assert_eq!(node.role, Role::Promoting);
-    node.resume_turn();
+    node.in_flight = drover_core::node::InFlight::unknown(&node.record);
     run(&mut world);
     for attempt in 0..6 {
         answer(&mut world, 2, Err(true));
@@ -397,6 +408,7 @@ fn an_update_renews_standby_nodes_first_and_an_active_one_when_one_of_them_can_t
             let node = &mut world.state.nodes[at];
             node.seen.gone |= node.removal.is_some();
             if let Some(role_change) = node
+                .in_flight
                 .role_change
                 .as_mut()
                 .filter(|role_change| role_change.call.in_flight)

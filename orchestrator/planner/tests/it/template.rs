@@ -51,7 +51,13 @@ fn step(world: &mut World, rendered: Option<&str>) -> Plan {
     world.answer_all(&planned);
     for call in &planned.calls {
         if let Call::Provision { request, .. } = call {
-            world.state.requests.get_mut(request).unwrap().rendered = rendered.map(sym);
+            world
+                .state
+                .requests
+                .get_mut(request)
+                .unwrap()
+                .in_flight
+                .rendered = rendered.map(sym);
         }
     }
     for node in &mut world.state.nodes {
@@ -218,7 +224,13 @@ fn a_node_is_not_judged_by_its_template_while_its_request_is_open() {
         apply(&mut world.state, &planned.ops, world.now);
     }
     world.answer(id, Ok(vec![Outcome::Made("i-4".into())]));
-    world.state.requests.get_mut(&id).unwrap().rendered = Some(sym("t3"));
+    world
+        .state
+        .requests
+        .get_mut(&id)
+        .unwrap()
+        .in_flight
+        .rendered = Some(sym("t3"));
     let removed = run(&mut world, Some("t3"));
     assert!(removed.iter().all(|(gone, _)| *gone != slot), "{removed:?}");
     assert_eq!(templates(&world), ["t3"; 3]);

@@ -29,7 +29,7 @@ fn goes(world: &mut World, slot: u64) -> bool {
         || world
             .state
             .node(slot)
-            .is_none_or(|node| node.call.in_flight)
+            .is_none_or(|node| node.in_flight.call.in_flight)
 }
 
 /// The slot of the node that is to go.
@@ -61,7 +61,7 @@ fn a_node_waits_until_its_addons_have_confirmed_that_it_drains_and_at_most_its_g
     assert_eq!(asked(&step(&mut world)), [Asked::Ensure]);
     answer(&mut world, Asked::Ensure, Ok(seen(ResourcePhase::Ready)));
     step(&mut world);
-    assert!(gone(&step(&mut world)) || world.state.node(slot).unwrap().call.in_flight);
+    assert!(gone(&step(&mut world)) || world.state.node(slot).unwrap().in_flight.call.in_flight);
     // Without a confirmation it goes when its grace is over.
     late.set_reachable(&sym("b"), false);
     late.now += 29_000;
@@ -69,7 +69,7 @@ fn a_node_waits_until_its_addons_have_confirmed_that_it_drains_and_at_most_its_g
     late.now += 1_100;
     show(&mut late);
     step(&mut late);
-    assert!(gone(&step(&mut late)) || late.state.node(slot).unwrap().call.in_flight);
+    assert!(gone(&step(&mut late)) || late.state.node(slot).unwrap().in_flight.call.in_flight);
 }
 
 /// The world as it is, for another end.
@@ -167,7 +167,12 @@ fn a_node_does_not_wait_for_an_addon_that_serves_other_groups() {
     let refused = Error::new(Reason::Invalid, "no port is free");
     answer(&mut world, Asked::Ensure, Err(refused));
     step(&mut world);
-    assert!(world.state.resources[&key("lb", "b")].served.is_none());
+    assert!(
+        world.state.resources[&key("lb", "b")]
+            .in_flight
+            .served
+            .is_none()
+    );
     world.want(wanted(1));
     step(&mut world);
     let slot = leaving(&world);

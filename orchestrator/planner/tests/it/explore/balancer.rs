@@ -54,7 +54,7 @@ impl Model {
 
     pub(super) fn begin_telling(&mut self, key: &ResourceKey, asked: Asked) {
         let record = self.state.resources.get_mut(key).unwrap();
-        record.call.in_flight = true;
+        record.in_flight.call.in_flight = true;
         assert!(self.balancer.asked.is_none(), "one call at a time");
         self.balancer.asked = Some((asked, self.now));
     }
@@ -100,8 +100,8 @@ impl Model {
                 ..Observed::default()
             }),
         };
-        record.call.in_flight = false;
-        record.answer = Some(ResourceAnswer {
+        record.in_flight.call.in_flight = false;
+        record.in_flight.answer = Some(ResourceAnswer {
             asked,
             began,
             at,
@@ -113,7 +113,7 @@ impl Model {
         let record = self.state.resources.get(&lb());
         match (asked, record) {
             (Asked::Ensure, Some(record)) => {
-                let targets = record.targets.iter();
+                let targets = record.in_flight.targets.iter();
                 let targets = targets.map(|one| (one.slot, one.draining));
                 self.balancer.serves = Some(targets.collect());
             }
@@ -134,7 +134,9 @@ impl Model {
     /// A call whose deadline has passed ends, and it is not known how.
     pub(super) fn end_late_telling(&mut self) {
         let record = self.state.resources.get(&lb());
-        if record.is_some_and(|record| record.call.in_flight && record.deadline <= self.now) {
+        if record
+            .is_some_and(|record| record.in_flight.call.in_flight && record.deadline <= self.now)
+        {
             self.told(false, false);
         }
     }
@@ -192,17 +194,25 @@ impl Model {
                 .hash(hash);
             (
                 ago(record.doubt),
-                ago(record.ensured),
+                ago(record.in_flight.ensured),
                 ago(record.phase_time),
             )
                 .hash(hash);
-            (record.sent, record.follows, record.answer.is_some()).hash(hash);
-            for targets in [Some(&record.targets), record.served.as_ref()] {
+            (
+                record.in_flight.sent,
+                record.in_flight.follows,
+                record.in_flight.answer.is_some(),
+            )
+                .hash(hash);
+            for targets in [
+                Some(&record.in_flight.targets),
+                record.in_flight.served.as_ref(),
+            ] {
                 let targets = targets.map(|all| all.iter());
                 let targets = targets.map(|all| all.map(|one| (slot(&one.slot), one.draining)));
                 targets.map(Iterator::collect::<Vec<_>>).hash(hash);
             }
-            let announced: Vec<_> = record.announced.iter().map(slot).collect();
+            let announced: Vec<_> = record.in_flight.announced.iter().map(slot).collect();
             announced.hash(hash);
         }
     }

@@ -49,7 +49,11 @@ impl Model {
         for node in &self.state.nodes {
             let removal = node.removal;
             let removal = removal.map(|r| (r.reason.as_str(), ago(r.since), ago(r.drain)));
-            node.hook.as_ref().map(|hook| hook.is_ok()).hash(&mut hash);
+            node.in_flight
+                .hook
+                .as_ref()
+                .map(|hook| hook.is_ok())
+                .hash(&mut hash);
             (
                 name(&node.request),
                 node.index,
@@ -74,9 +78,14 @@ impl Model {
                 seen.unlisted,
             )
                 .hash(&mut hash);
-            (node.call.in_flight, node.call.failures, ago(node.call.next)).hash(&mut hash);
+            (
+                node.in_flight.call.in_flight,
+                node.in_flight.call.failures,
+                ago(node.in_flight.call.next),
+            )
+                .hash(&mut hash);
             (node.role, &*node.template).hash(&mut hash);
-            if let Some(role_change) = &node.role_change {
+            if let Some(role_change) = &node.in_flight.role_change {
                 (
                     role_change.call.in_flight,
                     role_change.call.failures,
@@ -96,12 +105,18 @@ impl Model {
             (
                 request.attempts,
                 request.made_nothing,
-                request.call.in_flight,
+                request.in_flight.call.in_flight,
             )
                 .hash(&mut hash);
-            (request.sent, request.answer.is_some(), &*request.spec_hash).hash(&mut hash);
-            request.rendered.hash(&mut hash);
+            (
+                request.in_flight.sent,
+                request.in_flight.answer.is_some(),
+                &*request.spec_hash,
+            )
+                .hash(&mut hash);
+            request.in_flight.rendered.hash(&mut hash);
             request
+                .in_flight
                 .answer
                 .as_ref()
                 .map(|answer| ago(answer.at))

@@ -280,13 +280,19 @@ impl Model {
     fn begin(&mut self, call: &Call) {
         match call {
             Call::Provision { request, .. } => {
-                self.state.requests.get_mut(request).unwrap().call.in_flight = true;
+                self.state
+                    .requests
+                    .get_mut(request)
+                    .unwrap()
+                    .in_flight
+                    .call
+                    .in_flight = true;
             }
             Call::Deprovision { slot } | Call::Drain { slot, .. } => {
                 if let Call::Deprovision { .. } = call {
                     self.check_served(*slot);
                 }
-                self.state.node_mut(*slot).unwrap().call.in_flight = true;
+                self.state.node_mut(*slot).unwrap().in_flight.call.in_flight = true;
             }
             Call::Adopt { .. } => {}
             Call::Confirm { platform } => {
@@ -295,7 +301,7 @@ impl Model {
             }
             Call::RoleChange { slot } => {
                 let node = self.state.node_mut(*slot).unwrap();
-                let role_change = node.role_change.get_or_insert_default();
+                let role_change = node.in_flight.role_change.get_or_insert_default();
                 assert!(
                     !role_change.call.in_flight,
                     "one change of a role at a time"
@@ -311,9 +317,9 @@ impl Model {
     pub(super) fn steps(&self) -> Vec<Step> {
         let mut steps = Vec::new();
         for (id, request) in self.state.requests.iter() {
-            if request.call.in_flight && !self.views[&request.platform].visible {
+            if request.in_flight.call.in_flight && !self.views[&request.platform].visible {
                 steps.extend([Step::LostButMade(*id), Step::LostAndNothing(*id)]);
-            } else if request.call.in_flight {
+            } else if request.in_flight.call.in_flight {
                 steps.extend([
                     Step::Made(*id),
                     Step::LostButMade(*id),
@@ -344,7 +350,7 @@ impl Model {
             steps.extend([Step::Dies(id, index), Step::Vanishes(id, index)]);
         }
         for node in &self.state.nodes {
-            if node.call.in_flight && self.views[&node.platform].visible {
+            if node.in_flight.call.in_flight && self.views[&node.platform].visible {
                 steps.extend(if node.removal.unwrap().drain > 0 {
                     [Step::Drained(node.slot), Step::NotDrained(node.slot)]
                 } else {
@@ -352,7 +358,7 @@ impl Model {
                 });
             }
             let turning = |role_change: &drover_core::node::RoleChange| role_change.call.in_flight;
-            if node.role_change.as_deref().is_some_and(turning)
+            if node.in_flight.role_change.as_deref().is_some_and(turning)
                 && self.views[&node.platform].visible
             {
                 let slot = node.slot;

@@ -63,16 +63,16 @@ impl Model {
             }
             Step::Drained(slot) | Step::NotDrained(slot) => {
                 let node = self.state.node_mut(slot).unwrap();
-                node.call.in_flight = false;
+                node.in_flight.call.in_flight = false;
                 let ended = match step {
                     Step::Drained(_) => Ok(()),
                     _ => Err("exit code 1".into()),
                 };
-                node.hook = Some(Box::new(ended));
+                node.in_flight.hook = Some(Box::new(ended));
             }
             Step::Removed(slot) => {
                 let node = self.state.node_mut(slot).unwrap();
-                node.call = Attempt::default();
+                node.in_flight.call = Attempt::default();
                 node.seen.gone = true;
                 let key = (node.request, node.index);
                 self.things.remove(&key);
@@ -80,7 +80,11 @@ impl Model {
             Step::NotRemoved(slot) => {
                 let next = self.now + 1_000;
                 let node = self.state.node_mut(slot).unwrap();
-                (node.call.in_flight, node.call.failures, node.call.next) = (false, 1, next);
+                (
+                    node.in_flight.call.in_flight,
+                    node.in_flight.call.failures,
+                    node.in_flight.call.next,
+                ) = (false, 1, next);
             }
             Step::Turned(slot) => self.change_role(slot, true, None),
             Step::TurnLost(slot) => self.change_role(slot, true, Some(false)),
@@ -159,7 +163,7 @@ impl Model {
             return;
         };
         let (key, role) = ((node.request, node.index), node.role);
-        if let Some(role_change) = node.role_change.as_mut() {
+        if let Some(role_change) = node.in_flight.role_change.as_mut() {
             role_change.call.in_flight = false;
             role_change.done = failure.is_none();
             if let Some(refused) = failure {
@@ -215,14 +219,14 @@ impl Model {
     fn render(&mut self, id: Uuid) {
         let template = self.group.choices[0].template.as_ref();
         let digest = template.map(|template| template.digest.clone());
-        self.state.requests.get_mut(&id).unwrap().rendered = digest;
+        self.state.requests.get_mut(&id).unwrap().in_flight.rendered = digest;
     }
 
     pub(super) fn answer(&mut self, id: Uuid, outcome: Result<Vec<Outcome>, Error>) {
         let at = self.now;
         if let Some(request) = self.state.requests.get_mut(&id) {
-            request.call.in_flight = false;
-            request.answer = Some(Answer {
+            request.in_flight.call.in_flight = false;
+            request.in_flight.answer = Some(Answer {
                 at,
                 taken: false,
                 outcome,
@@ -279,14 +283,14 @@ impl Model {
             .state
             .requests
             .values()
-            .filter(|request| request.call.in_flight && begun)
+            .filter(|request| request.in_flight.call.in_flight && begun)
             .map(|request| request.id)
             .collect();
         for id in under_way {
             self.make(id, usize::MAX);
         }
         let turning = |node: &drover_core::Node| {
-            let role_change = node.role_change.as_ref();
+            let role_change = node.in_flight.role_change.as_ref();
             role_change
                 .is_some_and(|role_change| role_change.call.in_flight)
                 .then_some(node.slot)
@@ -298,15 +302,13 @@ impl Model {
         self.forget_balancer(begun);
         for node in &mut self.state.nodes {
             node.seen = Seen::default();
-            node.call = Attempt::default();
-            node.resume_turn();
-            node.hook = None;
+            node.in_flight = drover_core::node::InFlight::unknown(&node.record);
         }
         for request in self.state.requests.values_mut() {
-            request.call = Attempt::default();
-            request.answer = None;
-            request.rendered = None;
-            request.sent = false;
+            request.in_flight.call = Attempt::default();
+            request.in_flight.answer = None;
+            request.in_flight.rendered = None;
+            request.in_flight.sent = false;
         }
         self.state.confirms.clear();
         self.reads.clear();
@@ -325,7 +327,7 @@ impl Model {
             .state
             .requests
             .values()
-            .filter(|request| request.call.in_flight && request.deadline <= self.now)
+            .filter(|request| request.in_flight.call.in_flight && request.deadline <= self.now)
             .map(|request| request.id)
             .collect();
         for id in late {
@@ -334,9 +336,9 @@ impl Model {
         }
         for node in &mut self.state.nodes {
             let drain = node.removal.map_or(0, |removal| removal.drain);
-            if node.call.in_flight && drain > 0 && drain <= self.now {
-                node.call.in_flight = false;
-                node.hook = Some(Box::new(Err("late".into())));
+            if node.in_flight.call.in_flight && drain > 0 && drain <= self.now {
+                node.in_flight.call.in_flight = false;
+                node.in_flight.hook = Some(Box::new(Err("late".into())));
             }
         }
         self.end_late_telling();

@@ -189,7 +189,7 @@ fn a_rejection_ends_as_soon_as_the_platform_accepts() {
 fn back_offs_of_what_is_wanted_no_more_do_not_pile_up() {
     let mut world = ready(1);
     for version in ["v2", "v3", "v4"] {
-        node(&mut world, 1).spec_hash = sym(version);
+        node(&mut world, 1).origin_mut().spec_hash = sym(version);
         let key = BackOffKey::of(&sym("data"), &sym(version), &sym("a"));
         let old = BackOff {
             kind: BackOffKind::Failure,
@@ -204,7 +204,7 @@ fn back_offs_of_what_is_wanted_no_more_do_not_pile_up() {
     }
     let mut next = group("data", 1, &["a"]);
     next.choices = vec![choice("a", "v4")];
-    node(&mut world, 1).spec_hash = next.choices[0].spec_hash.clone();
+    node(&mut world, 1).origin_mut().spec_hash = next.choices[0].spec_hash.clone();
     world.want(vec![next]);
     world.step();
     assert!(

@@ -317,8 +317,8 @@ impl World {
 
     pub(super) fn deprovision(&mut self, slot: u64) {
         let node = self.state.node_mut(slot).unwrap();
-        assert!(!node.call.in_flight, "one removal call at a time");
-        node.call.in_flight = true;
+        assert!(!node.in_flight.call.in_flight, "one removal call at a time");
+        node.in_flight.call.in_flight = true;
         let (platform, request, index) = (node.platform.clone(), node.request, node.index);
         let id = node.node_id.clone().unwrap().to_string();
         let uid = self.state.uid;
@@ -357,9 +357,12 @@ impl World {
     /// Handles the request to hand over a foreign node.
     pub(super) fn adopt(&mut self, slot: u64) {
         let node = self.state.node_mut(slot).unwrap();
-        assert!(!node.call.in_flight, "one adoption call at a time");
+        assert!(
+            !node.in_flight.call.in_flight,
+            "one adoption call at a time"
+        );
         assert!(node.removal.is_none());
-        node.call.in_flight = true;
+        node.in_flight.call.in_flight = true;
         let node = node.clone();
         let (uid, epoch) = (self.state.uid, self.epoch);
         let id = node.node_id.clone().unwrap().to_string();

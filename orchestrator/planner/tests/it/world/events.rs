@@ -52,8 +52,8 @@ impl World {
                         let view = self.views.get_mut(&request.platform).unwrap();
                         view.no_capacity.push(build::shortage(until));
                     }
-                    request.call.in_flight = false;
-                    request.answer = Some(Answer {
+                    request.in_flight.call.in_flight = false;
+                    request.in_flight.answer = Some(Answer {
                         at: self.now,
                         taken: false,
                         outcome,
@@ -67,11 +67,13 @@ impl World {
                 if epoch == self.epoch
                     && let Some(node) = self.state.node_mut(slot)
                 {
-                    node.call.in_flight = false;
+                    node.in_flight.call.in_flight = false;
                     match how {
-                        Some(true) => node.hook = Some(Box::new(Ok(()))),
-                        Some(false) => node.hook = Some(Box::new(Err("exit code 1".into()))),
-                        None => node.call.next = self.now + 1_000,
+                        Some(true) => node.in_flight.hook = Some(Box::new(Ok(()))),
+                        Some(false) => {
+                            node.in_flight.hook = Some(Box::new(Err("exit code 1".into())))
+                        }
+                        None => node.in_flight.call.next = self.now + 1_000,
                     }
                 }
             }
@@ -79,9 +81,13 @@ impl World {
                 if epoch == self.epoch
                     && let Some(node) = self.state.node_mut(slot)
                 {
-                    node.call.in_flight = false;
-                    node.call.failures = if good { 0 } else { node.call.failures + 1 };
-                    node.call.next = self.now + if good { 30_000 } else { 1_000 };
+                    node.in_flight.call.in_flight = false;
+                    node.in_flight.call.failures = if good {
+                        0
+                    } else {
+                        node.in_flight.call.failures + 1
+                    };
+                    node.in_flight.call.next = self.now + if good { 30_000 } else { 1_000 };
                 }
             }
             Event::RoleChange(slot, role) => self.take_role(slot, role),
@@ -92,8 +98,8 @@ impl World {
                 if epoch == self.epoch
                     && let Some(node) = self.state.node_mut(slot)
                 {
-                    node.call.in_flight = false;
-                    node.call.next = self.now + if told.is_none() { 1_000 } else { 0 };
+                    node.in_flight.call.in_flight = false;
+                    node.in_flight.call.next = self.now + if told.is_none() { 1_000 } else { 0 };
                     node.seen.gone |= told == Some(true);
                 }
             }
@@ -110,11 +116,11 @@ impl World {
     pub(super) fn run_hook(&mut self, slot: u64, until: Millis) {
         let faults = {
             let node = self.state.node_mut(slot).unwrap();
-            assert!(!node.call.in_flight, "one hook at a time");
+            assert!(!node.in_flight.call.in_flight, "one hook at a time");
             let drain = node.removal.unwrap().drain;
             assert!(drain == until && until > self.now, "within its time");
             assert!(!node.is_dead(), "nothing runs in what is dead");
-            node.call.in_flight = true;
+            node.in_flight.call.in_flight = true;
             self.platforms[&node.platform].faults.deprovision
         };
         let left = until - self.now;

@@ -67,14 +67,14 @@ pub fn wanted(platform: &str, parts: &str) -> Wanted {
 
 /// Drops everything of a record that is not in the store.
 pub fn forget(record: &mut ResourceRecord) {
-    record.sent = false;
-    record.ensured = 0;
-    record.targets = Arc::default();
-    record.served = None;
-    record.announced.clear();
-    record.follows = false;
-    record.call = drover_core::node::Call::default();
-    record.answer = None;
+    record.in_flight.sent = false;
+    record.in_flight.ensured = 0;
+    record.in_flight.targets = Arc::default();
+    record.in_flight.served = None;
+    record.in_flight.announced.clear();
+    record.in_flight.follows = false;
+    record.in_flight.call = drover_core::node::Call::default();
+    record.in_flight.answer = None;
 }
 
 impl Site {
@@ -278,8 +278,8 @@ impl World {
 
     pub(super) fn ask(&mut self, key: &ResourceKey, asked: Asked) {
         let record = self.state.resources.get_mut(key).unwrap();
-        record.call.in_flight = true;
-        let targets = Arc::clone(&record.targets);
+        record.in_flight.call.in_flight = true;
+        let targets = Arc::clone(&record.in_flight.targets);
         let (deadline, body, sequence) = match asked {
             Asked::Read => (self.now + 30_000, Arc::default(), 0),
             Asked::Ensure | Asked::Release => {
@@ -354,13 +354,13 @@ impl World {
         let Some(record) = self.state.resources.get_mut(&ask.key) else {
             return;
         };
-        record.call.in_flight = false;
+        record.in_flight.call.in_flight = false;
         if ask.asked == Asked::Read && outcome.is_err() {
-            record.call.next = now + 5_000;
+            record.in_flight.call.next = now + 5_000;
             return;
         }
-        record.call = drover_core::node::Call::default();
-        record.answer = Some(ResourceAnswer {
+        record.in_flight.call = drover_core::node::Call::default();
+        record.in_flight.answer = Some(ResourceAnswer {
             asked: ask.asked,
             began: ask.began,
             at: now,

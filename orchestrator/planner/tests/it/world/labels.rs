@@ -20,7 +20,7 @@ impl World {
         let intended = self.durable.node(slot).unwrap().labels_hash.clone();
         assert_eq!(&*intended, CHANGING, "intent first");
         let node = self.state.node_mut(slot).unwrap();
-        let change = node.relabel.get_or_insert_default();
+        let change = node.in_flight.relabel.get_or_insert_default();
         assert!(!change.call.in_flight, "one change of labels at a time");
         (change.call.in_flight, change.done) = (true, None);
         let node = self.state.node(slot).unwrap();
@@ -81,7 +81,7 @@ impl World {
         let Some(node) = self.state.node_mut(slot).filter(|_| epoch == self.epoch) else {
             return;
         };
-        let change = node.relabel.get_or_insert_default();
+        let change = node.in_flight.relabel.get_or_insert_default();
         change.call.in_flight = false;
         if told.is_none() {
             change.call.failures = change.call.failures.saturating_add(1);

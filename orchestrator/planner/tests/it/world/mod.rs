@@ -391,13 +391,11 @@ impl World {
         for node in &mut self.state.nodes {
             node.seen = Seen::default();
             node.probe = ProbeResult::default();
-            node.call = Attempt::default();
-            node.resume_turn();
-            (node.relabel, node.hook) = (None, None);
+            node.in_flight = drover_core::node::InFlight::unknown(&node.record);
         }
         for request in self.state.requests.values_mut() {
-            request.call = Attempt::default();
-            request.answer = None;
+            request.in_flight.call = Attempt::default();
+            request.in_flight.answer = None;
         }
         self.forget_calls();
         self.process_start = self.now;

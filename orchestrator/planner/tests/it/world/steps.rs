@@ -32,8 +32,8 @@ impl World {
     pub fn answer(&mut self, request: Uuid, outcome: Result<Vec<Outcome>, Error>) {
         let at = self.now;
         let request = self.state.requests.get_mut(&request).unwrap();
-        request.call.in_flight = false;
-        request.answer = Some(Answer {
+        request.in_flight.call.in_flight = false;
+        request.in_flight.answer = Some(Answer {
             at,
             taken: false,
             outcome,

@@ -1,11 +1,16 @@
 use drover_core::{
     NodeState, Phase,
-    node::{Answer, Call, Outcome, Removal, RemovalReason, Role, RoleChange, Seen},
+    node::{
+        Answer, Call, Node, Outcome, Removal, RemovalReason, Request, RequestInFlight, Role,
+        RoleChange,
+    },
+    resource::{ResourceKey, ResourceKind, ResourceRecord},
 };
 use drover_planner::{Input, Limits, Op, PlatformView};
 use uuid::Uuid;
 
 use super::*;
+use crate::fixture::with;
 
 const ID: Uuid = Uuid::from_u128(3);
 const FLYING: Call = Call {
@@ -17,7 +22,7 @@ const FLYING: Call = Call {
 fn request() -> Request {
     Request {
         deadline: 61_000,
-        sent: false,
+        in_flight: RequestInFlight::default(),
         ..crate::fixture::request(ID)
     }
 }
@@ -93,22 +98,21 @@ fn plan(state: &State) -> drover_planner::Plan {
 
 #[test]
 fn a_call_that_is_under_way_is_not_taken_for_one_of_an_earlier_process() {
-    let unseen = || Node {
-        node_id: None,
-        state: NodeState::Requested,
-        ..node()
+    let unseen = || {
+        with(node(), |node| {
+            node.node_id = None;
+            node.state = NodeState::Requested;
+        })
     };
-    let sent = Request {
-        sent: true,
-        call: FLYING,
-        ..request()
-    };
+    let mut sent = request();
+    sent.in_flight.sent = true;
+    sent.in_flight.call = FLYING;
     let old = state(unseen(), Some(sent));
     let mut new = state(unseen(), Some(request()));
-    over(old, &mut new);
+    keep_unrecorded(old, &mut new);
     let carried = new.requests.get(&ID).unwrap();
-    assert!(carried.sent);
-    assert_eq!(carried.call, FLYING);
+    assert!(carried.in_flight.sent);
+    assert_eq!(carried.in_flight.call, FLYING);
     // The request settles only once the call in flight can no longer create the node.
     let plan = plan(&new);
     let settled = plan.ops.iter().find_map(|op| match op {
@@ -126,15 +130,24 @@ fn an_answer_is_taken_in_once() {
         outcome: Ok(vec![Outcome::Made("i-1".into())]),
     };
     let answered = |attempts, made_nothing| Request {
-        answer: Some(answer.clone()),
+        in_flight: RequestInFlight {
+            answer: Some(answer.clone()),
+            ..RequestInFlight::default()
+        },
         attempts,
         made_nothing,
         ..request()
     };
     let carried = |old: Request, new: Request| {
         let mut state_after = state(node(), Some(new));
-        over(state(node(), Some(old)), &mut state_after);
-        state_after.requests.get(&ID).unwrap().answer.clone()
+        keep_unrecorded(state(node(), Some(old)), &mut state_after);
+        state_after
+            .requests
+            .get(&ID)
+            .unwrap()
+            .in_flight
+            .answer
+            .clone()
     };
     assert_eq!(carried(answered(1, 0), request()), Some(answer.clone()));
     let again = Request {
@@ -151,32 +164,36 @@ fn an_answer_is_taken_in_once() {
 
 #[test]
 fn what_is_asked_of_a_node_goes_on_unless_its_record_is_a_step_further() {
-    let leaving = |drain| Node {
-        removal: removal().map(|removal| Removal { drain, ..removal }),
-        ..node()
+    let leaving = |drain| {
+        let removal = removal().map(|removal| Removal { drain, ..removal });
+        with(node(), |node| node.removal = removal)
     };
-    let flying = |node: Node| Node {
-        call: FLYING,
-        hook: Some(Box::new(Ok(()))),
-        seen: Seen {
-            phase: Phase::Running,
-            node_id: "i-1".into(),
-            ..Seen::default()
-        },
-        ..node
+    let flying = |node: Node| {
+        with(node, |node| {
+            node.in_flight.call = FLYING;
+            node.in_flight.hook = Some(Box::new(Ok(())));
+            node.seen.phase = Phase::Running;
+            node.seen.node_id = "i-1".into();
+        })
     };
     let carried = |old: Node, new: Node| {
         let mut after = state(new, None);
-        over(state(flying(old), None), &mut after);
+        keep_unrecorded(state(flying(old), None), &mut after);
         after.nodes.remove(0)
     };
     let same = carried(leaving(5), leaving(5));
-    assert_eq!((same.call, same.hook.is_some()), (FLYING, true));
+    assert_eq!(
+        (same.in_flight.call, same.in_flight.hook.is_some()),
+        (FLYING, true)
+    );
     assert_eq!(same.seen.phase, Phase::Running);
     assert!(same.seen.node_id.is_empty(), "it is recorded");
     for (old, new) in [(node(), leaving(0)), (leaving(5), leaving(0))] {
         let further = carried(old, new);
-        assert_eq!((further.call, further.hook), (Call::default(), None));
+        assert_eq!(
+            (further.in_flight.call, further.in_flight.hook),
+            (Call::default(), None)
+        );
     }
 }
 
@@ -189,15 +206,14 @@ fn the_change_of_another_role_is_not_the_change_of_this_one() {
         refused: false,
         message: "".into(),
     };
-    let old = Node {
-        role: Role::Promoting,
-        role_change: Some(Box::new(role_change.clone())),
-        ..node()
-    };
+    let old = with(node(), |node| {
+        node.role = Role::Promoting;
+        node.in_flight.role_change = Some(Box::new(role_change.clone()));
+    });
     for (role, kept) in [(Role::Promoting, Some(role_change)), (Role::Active, None)] {
-        let mut new = state(Node { role, ..node() }, None);
-        over(state(old.clone(), None), &mut new);
-        assert_eq!(new.nodes[0].role_change.as_deref().cloned(), kept);
+        let mut new = state(with(node(), |node| node.role = role), None);
+        keep_unrecorded(state(old.clone(), None), &mut new);
+        assert_eq!(new.nodes[0].in_flight.role_change.as_deref().cloned(), kept);
     }
 }
 
@@ -206,6 +222,30 @@ fn a_read_that_failed_is_not_made_again_at_once() {
     let mut old = state(node(), None);
     old.confirms.insert("p".into(), FLYING);
     let mut new = state(node(), None);
-    over(old, &mut new);
+    keep_unrecorded(old, &mut new);
     assert_eq!(new.confirms.get("p"), Some(&FLYING));
+}
+
+#[test]
+fn what_an_addon_was_told_and_confirmed_is_known_after_its_record_was_read_again() {
+    let key = ResourceKey {
+        kind: ResourceKind::Addon("lb".into()),
+        platform: "p".into(),
+        uid: "u".into(),
+    };
+    let record = ResourceRecord::default();
+    let mut told = record.clone();
+    told.in_flight.sent = true;
+    told.in_flight.call = FLYING;
+    told.in_flight.ensured = 5;
+    told.in_flight.served = Some([].into());
+    told.in_flight.announced = vec![1];
+    let of = |record: &ResourceRecord| {
+        let mut state = state(node(), None);
+        state.resources.insert(key.clone(), record.clone());
+        state
+    };
+    let mut new = of(&record);
+    keep_unrecorded(of(&told), &mut new);
+    assert_eq!(new.resources.get(&key), Some(&told));
 }
