@@ -60,12 +60,12 @@ macro_rules! per_call {
 pub(super) use per_call;
 
 impl Access {
-    /// Of callers within this process, who are not restricted.
-    pub(crate) fn unrestricted(clusters: Arc<Clusters>, platforms: Arc<Platforms>) -> Self {
+    /// Of nobody: whoever is not told who calls refuses.
+    pub(crate) fn closed(clusters: Arc<Clusters>, platforms: Arc<Platforms>) -> Self {
         Self {
             clusters,
             platforms,
-            caller: Caller::default(),
+            caller: Caller::nobody(),
             record: CallRecord::default(),
         }
     }

@@ -47,7 +47,7 @@ impl Wiring {
     }
 
     fn access(&self) -> Access {
-        Access::unrestricted(self.clusters.clone(), self.platforms.clone())
+        Access::closed(self.clusters.clone(), self.platforms.clone())
     }
 
     fn revisions(&self) -> Revisions {

@@ -147,6 +147,12 @@ impl Caller {
             .unwrap_or_default()
     }
 
+    /// Nobody, who may do nothing.
+    #[must_use]
+    pub fn nobody() -> Self {
+        Self::new([].into())
+    }
+
     fn new(grants: Arc<[Grant]>) -> Self {
         Self {
             grants: Some(grants),

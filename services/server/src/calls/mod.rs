@@ -187,7 +187,9 @@ impl Calls {
         let entry = self.0.audit.as_ref().map(|audit| {
             let path = if known { path } else { "(unknown path)" };
             let what = format!("{} {path}", request.method()).into();
-            let caller = outcome.as_ref().cloned().unwrap_or_default();
+            let caller = outcome
+                .as_ref()
+                .map_or_else(|_| Caller::nobody(), Clone::clone);
             audit.entry(who.clone(), peer, what, Some(permission), caller, trace_id)
         });
         let call = CallRecord::new(&who, peer, entry.clone());
@@ -293,7 +295,9 @@ impl Shared {
                 permission,
             })
             .await;
-        let caller = outcome.as_ref().cloned().unwrap_or_default();
+        let caller = outcome
+            .as_ref()
+            .map_or_else(|_| Caller::nobody(), Clone::clone);
         let entry = self.audit.as_ref().map(|audit| {
             let what = method.full.clone();
             let caller = caller.clone();
