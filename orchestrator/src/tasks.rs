@@ -14,8 +14,10 @@ pub(crate) struct Tasks {
 
 impl Tasks {
     /// Starts a task that the shutdown waits for, and aborts at the end of the grace period.
+    ///
+    /// What a task holds is moved into place several times until it runs, so it is boxed first.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let kill = self.kill.clone();
+        let (kill, task) = (self.kill.clone(), Box::pin(task));
         self.tracker.spawn(async move {
             kill.run_until_cancelled_owned(task).await;
         });
@@ -23,7 +25,7 @@ impl Tasks {
 
     /// Starts a task that ends as soon as the orchestrator stops.
     pub(crate) fn spawn_until_stop(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let stop = self.stop.clone();
+        let (stop, task) = (self.stop.clone(), Box::pin(task));
         self.spawn(async move {
             stop.run_until_cancelled(task).await;
         });
@@ -34,7 +36,7 @@ impl Tasks {
         &self,
         task: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {
-        let task = self.kill.clone().run_until_cancelled_owned(task);
+        let task = (self.kill.clone()).run_until_cancelled_owned(Box::pin(task));
         match self.tracker.spawn(task).await {
             Ok(done) => done,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),

@@ -81,11 +81,18 @@ impl Process {
 
     /// Resident memory in bytes.
     pub fn memory(&self) -> u64 {
+        self.status("VmRSS:")
+    }
+
+    /// Resident memory in bytes that is this process's alone: without the pages of its program that the kernel has mapped,
+    /// which are as many as the page cache happens to have together.
+    pub fn own_memory(&self) -> u64 {
+        self.status("RssAnon:")
+    }
+
+    fn status(&self, name: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status
-            .lines()
-            .find(|line| line.starts_with("VmRSS:"))
-            .unwrap();
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
         line.split_whitespace()
             .nth(1)
             .unwrap()

@@ -108,7 +108,8 @@ impl<'a> Envelope<'a> {
         let traced = trace::call(self.kind.span(), self.platform);
         let answer = span::within(traced.as_ref(), async {
             let open = self.open().await?;
-            make(open).await
+            // Boxed, as what every call awaits: each of its callers would hold it twice.
+            Box::pin(make(open)).await
         })
         .await;
         trace::called(traced, answer.as_ref().err());

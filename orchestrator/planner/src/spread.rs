@@ -27,6 +27,10 @@ impl<'a> Planner<'a> {
         mut candidates: Vec<usize>,
         count: usize,
     ) -> Vec<usize> {
+        // Of most groups none has to go.
+        if count == 0 {
+            return Vec::new();
+        }
         let spec = &self.input.groups[group];
         candidates.sort_by_key(|&at| (self.ladder(at), self.seniority(group, at)));
         let mut counts: Vec<Counts<'a>> = spec

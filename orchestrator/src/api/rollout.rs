@@ -93,7 +93,7 @@ impl Applier {
             remove_groups: request.remove_groups,
             ..pb::ApplyClusterRequest::default()
         };
-        Ok((*generation, self.apply(apply).await?))
+        Ok((*generation, Box::pin(self.apply(apply)).await?))
     }
 }
 

@@ -7,7 +7,7 @@ use drover_convert::{
     spec::to_retention,
     value::{to_timestamp, to_timestamp_opt},
 };
-use drover_core::{Node, error::cut, node::Role, spec::Group, storage::Retention};
+use drover_core::{error::cut, node::Role, spec::Group, storage::Retention};
 use drover_planner::{Call, Note, Op, Plan, State};
 use drover_proto::orchestrator::v1 as pb;
 

@@ -31,7 +31,7 @@ impl PlatformClient {
         message: EnsureAddonRequest,
         deadline: Duration,
     ) -> Result<EnsureAddonResponse> {
-        let mut client = self.addons.clone();
+        let mut client = self.addons();
         within(deadline, client.ensure_addon(request(message, deadline))).await
     }
 
@@ -41,7 +41,7 @@ impl PlatformClient {
         message: RemoveAddonRequest,
         deadline: Duration,
     ) -> Result<RemoveAddonResponse> {
-        let mut client = self.addons.clone();
+        let mut client = self.addons();
         within(deadline, client.remove_addon(request(message, deadline))).await
     }
 
@@ -51,7 +51,7 @@ impl PlatformClient {
         message: ListAddonsRequest,
         deadline: Duration,
     ) -> Result<ListAddonsResponse> {
-        let mut client = self.addons.clone();
+        let mut client = self.addons();
         within(deadline, client.list_addons(request(message, deadline))).await
     }
 

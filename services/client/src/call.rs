@@ -23,14 +23,19 @@ pub(crate) fn request<T>(message: T, deadline: Duration) -> Request<T> {
 
 /// Waits for a response until the deadline. The server knows the same deadline; this one applies if it does not
 /// respond.
-pub(crate) async fn within<T>(
+///
+/// A call takes kilobytes until it is answered. It is boxed because every function that awaits it would hold it twice.
+pub(crate) fn within<T>(
     deadline: Duration,
     call: impl Future<Output = Result<Response<T>, Status>>,
-) -> Result<T> {
-    match tokio::time::timeout(deadline, call).await {
-        Ok(Ok(response)) => Ok(response.into_inner()),
-        Ok(Err(status)) => Err(to_error(&status)),
-        Err(_) => Err(silent(deadline)),
+) -> impl Future<Output = Result<T>> {
+    let call = Box::pin(call);
+    async move {
+        match tokio::time::timeout(deadline, call).await {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            Ok(Err(status)) => Err(to_error(&status)),
+            Err(_) => Err(silent(deadline)),
+        }
     }
 }
 

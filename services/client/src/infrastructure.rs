@@ -23,7 +23,7 @@ impl PlatformClient {
         message: EnsureInfrastructureRequest,
         deadline: Duration,
     ) -> Result<EnsureInfrastructureResponse> {
-        let mut client = self.infrastructure.clone();
+        let mut client = self.infrastructure();
         within(
             deadline,
             client.ensure_infrastructure(request(message, deadline)),
@@ -37,7 +37,7 @@ impl PlatformClient {
         message: GetInfrastructureRequest,
         deadline: Duration,
     ) -> Result<InfrastructureState> {
-        let mut client = self.infrastructure.clone();
+        let mut client = self.infrastructure();
         within(
             deadline,
             client.get_infrastructure(request(message, deadline)),
@@ -53,7 +53,7 @@ impl PlatformClient {
         message: ReleaseInfrastructureRequest,
         deadline: Duration,
     ) -> Result<ReleaseInfrastructureResponse> {
-        let mut client = self.infrastructure.clone();
+        let mut client = self.infrastructure();
         within(
             deadline,
             client.release_infrastructure(request(message, deadline)),
@@ -67,7 +67,7 @@ impl PlatformClient {
         message: ListInfrastructureRequest,
         deadline: Duration,
     ) -> Result<ListInfrastructureResponse> {
-        let mut client = self.infrastructure.clone();
+        let mut client = self.infrastructure();
         within(
             deadline,
             client.list_infrastructure(request(message, deadline)),

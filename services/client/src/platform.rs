@@ -58,12 +58,16 @@ pub struct Discovered {
 /// Every method makes one attempt and fails with `DeadlineExceeded` when its deadline passes.
 #[derive(Clone, Debug)]
 pub struct PlatformClient {
-    platform: PlatformServiceClient<Channel>,
-    pub(crate) addons: AddonServiceClient<Channel>,
-    access: NodeAccessServiceClient<Channel>,
-    inventory: InventoryServiceClient<Channel>,
-    storage: StorageServiceClient<Channel>,
-    pub(crate) infrastructure: InfrastructureServiceClient<Channel>,
+    channel: Channel,
+}
+
+/// A client of one of the services of a platform.
+macro_rules! service {
+    ($name:ident: $client:ident) => {
+        pub(crate) fn $name(&self) -> $client<Channel> {
+            $client::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
+        }
+    };
 }
 
 impl PlatformClient {
@@ -71,26 +75,21 @@ impl PlatformClient {
     /// (`spiffe://drover/orchestrator/…`) is rejected before anything is sent to it.
     #[must_use]
     pub fn new(channel: Channel) -> Self {
-        let channel = channel.to(Role::Platform);
         Self {
-            platform: PlatformServiceClient::new(channel.clone())
-                .max_decoding_message_size(MAX_MESSAGE_BYTES),
-            addons: AddonServiceClient::new(channel.clone())
-                .max_decoding_message_size(MAX_MESSAGE_BYTES),
-            access: NodeAccessServiceClient::new(channel.clone())
-                .max_decoding_message_size(MAX_MESSAGE_BYTES),
-            inventory: InventoryServiceClient::new(channel.clone())
-                .max_decoding_message_size(MAX_MESSAGE_BYTES),
-            storage: StorageServiceClient::new(channel.clone())
-                .max_decoding_message_size(MAX_MESSAGE_BYTES),
-            infrastructure: InfrastructureServiceClient::new(channel)
-                .max_decoding_message_size(MAX_MESSAGE_BYTES),
+            channel: channel.to(Role::Platform),
         }
     }
 
+    service!(platform: PlatformServiceClient);
+    service!(addons: AddonServiceClient);
+    service!(access: NodeAccessServiceClient);
+    service!(inventory: InventoryServiceClient);
+    service!(storage: StorageServiceClient);
+    service!(infrastructure: InfrastructureServiceClient);
+
     /// Performs the handshake.
     pub async fn get_platform(&self, deadline: Duration) -> Result<Platform> {
-        let mut client = self.platform.clone();
+        let mut client = self.platform();
         within(
             deadline,
             client.get_platform(request(GetPlatformRequest {}, deadline)),
@@ -106,7 +105,7 @@ impl PlatformClient {
         message: DiscoverRequest,
         deadline: Duration,
     ) -> Result<DiscoverResponse> {
-        let mut client = self.platform.clone();
+        let mut client = self.platform();
         within(deadline, client.discover(request(message, deadline))).await
     }
 
@@ -167,7 +166,7 @@ impl PlatformClient {
         message: ProvisionRequest,
         deadline: Duration,
     ) -> Result<ProvisionResponse> {
-        let mut client = self.platform.clone();
+        let mut client = self.platform();
         within(deadline, client.provision(request(message, deadline))).await
     }
 
@@ -177,13 +176,13 @@ impl PlatformClient {
         message: DeprovisionRequest,
         deadline: Duration,
     ) -> Result<DeprovisionResponse> {
-        let mut client = self.platform.clone();
+        let mut client = self.platform();
         within(deadline, client.deprovision(request(message, deadline))).await
     }
 
     /// Raises the epoch of a shard.
     pub async fn fence(&self, message: FenceRequest, deadline: Duration) -> Result<()> {
-        let mut client = self.platform.clone();
+        let mut client = self.platform();
         within(deadline, client.fence(request(message, deadline)))
             .await
             .map(drop)
@@ -195,7 +194,7 @@ impl PlatformClient {
         message: UpdateNodeRequest,
         deadline: Duration,
     ) -> Result<UpdateNodeResponse> {
-        let mut client = self.platform.clone();
+        let mut client = self.platform();
         within(deadline, client.update_node(request(message, deadline))).await
     }
 
@@ -205,7 +204,7 @@ impl PlatformClient {
         message: ListHostsRequest,
         deadline: Duration,
     ) -> Result<ListHostsResponse> {
-        let mut client = self.inventory.clone();
+        let mut client = self.inventory();
         within(deadline, client.list_hosts(request(message, deadline))).await
     }
 
@@ -242,7 +241,7 @@ impl PlatformClient {
         let mut pages = Pages::of("ListStorage", end);
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            let mut client = self.storage.clone();
+            let mut client = self.storage();
             let page = within(left, client.list_storage(request(message.clone(), left))).await?;
             let more = pages.take(&page, page.storage.len(), &page.next_page_token)?;
             all.extend(page.storage);
@@ -259,7 +258,7 @@ impl PlatformClient {
         message: DeleteStorageRequest,
         deadline: Duration,
     ) -> Result<DeleteStorageResponse> {
-        let mut client = self.storage.clone();
+        let mut client = self.storage();
         within(deadline, client.delete_storage(request(message, deadline))).await
     }
 
@@ -271,7 +270,7 @@ impl PlatformClient {
         deadline: Duration,
     ) -> Result<NodeWatch> {
         let interval = message.heartbeat_interval;
-        let mut client = self.platform.clone();
+        let mut client = self.platform();
         // No grpc-timeout, because it would also end the stream.
         let inner = within(deadline, client.watch_nodes(message)).await?;
         Ok(NodeWatch(Alive::new(inner, interval.as_ref(), heartbeat)))
@@ -283,7 +282,7 @@ impl PlatformClient {
         message: StreamLogsRequest,
         deadline: Duration,
     ) -> Result<BoxStream<'static, Result<Chunk>>> {
-        let mut client = self.access.clone();
+        let mut client = self.access();
         let inner = within(deadline, client.stream_logs(message)).await?;
         Ok(inner
             .filter_map(async |item| {
@@ -301,7 +300,7 @@ impl PlatformClient {
         input: impl Stream<Item = ExecRequest> + Send + 'static,
         deadline: Duration,
     ) -> Result<BoxStream<'static, Result<ProcessOutput>>> {
-        let mut client = self.access.clone();
+        let mut client = self.access();
         let inner = within(deadline, client.exec(input)).await?;
         Ok(inner
             .filter_map(async |item| {

@@ -30,9 +30,9 @@ const HEARTBEAT: Duration = Duration::from_secs(10);
 /// Minimum and maximum heartbeat interval.
 const HEARTBEATS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// Average time between two change messages: creating many nodes causes a few messages per second instead of several
-/// for each node.
-const PAUSE: Duration = Duration::from_millis(5);
+/// Average time between two change messages: creating many nodes causes one message for many of them instead of several
+/// for each. No longer than that, because a death may be among what waits.
+const PAUSE: Duration = Duration::from_millis(1);
 /// How much of that pause may be taken in advance, so that isolated changes are sent immediately.
 const BURST: Duration = Duration::from_millis(25);
 

@@ -2,7 +2,7 @@
 //!
 //! The simulated platform and the callers run in this process, the orchestrator in a process of its own, so that its
 //! CPU and memory can be measured separately; all of them share the machine. Run by `tests/bench`, which builds the
-//! binary. With `BENCH_ONLY=addons`, only the changes of addons are measured.
+//! binary. `BENCH_ONLY` is one part of it: `addons`, `quiet`, `many`, `renewal` or `loaded`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod addons;
@@ -79,8 +79,8 @@ impl Orchestrator {
 struct World {
     orchestrator: Orchestrator,
     platform: Simulated,
-    /// Resident memory before the first request.
-    idle: u64,
+    /// Resident memory before the first request, and what of it is not the program.
+    idle: (u64, u64),
 }
 
 impl World {
@@ -93,7 +93,8 @@ impl World {
         let platform = Simulated::start(delay).await;
         let orchestrator = Orchestrator::start().await;
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let idle = orchestrator.process.memory();
+        let process = &orchestrator.process;
+        let idle = (process.memory(), process.own_memory());
         PlatformRegistryServiceClient::new(orchestrator.channel())
             .register_platform(platform.registration())
             .await
@@ -247,27 +248,18 @@ async fn renewal() {
     );
 }
 
-#[tokio::main]
-async fn main() {
-    // `cargo bench` passes flags of its own.
-    let small = std::env::var("BENCH_SMALL").is_ok();
-    let many = if small { 1_000 } else { 10_000 };
-    println!("| what | measured | target |\n|---|---|---|");
-    addons::membership(if small { 100 } else { 1_000 }).await;
-    if std::env::var("BENCH_ONLY").is_ok_and(|only| only == "addons") {
-        return;
-    }
-
+/// Start, memory, a thousand clusters and the deaths of their nodes, with nothing else going on.
+async fn quiet() {
     let world = World::start().await;
-    let idle = world.idle;
     row(
         "empty start to first answer",
         ms(world.orchestrator.started),
         "< 50 ms",
     );
+    let (all, own) = world.idle;
     row(
-        "memory when empty",
-        format!("{:.1} MB", idle as f64 / 1e6),
+        "memory when empty, and of it without the program",
+        format!("{:.1} MB, {:.1} MB", all as f64 / 1e6, own as f64 / 1e6),
         "< 20 MB",
     );
     let (took, cpu) = world.bring_up(1_000, 3).await;
@@ -290,12 +282,15 @@ async fn main() {
         ),
         "p99 < 10 ms",
     );
-    drop(world);
+}
 
+/// Many clusters at once, at rest, and after the orchestrator was killed.
+async fn many(clusters: usize) {
     let mut world = World::start().await;
-    let (took, cpu) = world.bring_up(many, 10).await;
+    let nodes = clusters as f64 * 10.0;
+    let (took, cpu) = world.bring_up(clusters, 10).await;
     row(
-        &format!("{many} clusters x 10, apply to all Ready"),
+        &format!("{clusters} clusters x 10, apply to all Ready"),
         format!(
             "{:.2} s (CPU {:.2} s)",
             took.as_secs_f64(),
@@ -310,13 +305,16 @@ async fn main() {
         / began.elapsed().as_secs_f64()
         * 100.0;
     row(
-        &format!("converged, {} nodes: CPU", many * 10),
+        &format!("converged, {nodes} nodes: CPU"),
         format!("{share:.2} % of a core"),
         "< 0.5 %",
     );
-    let bytes =
-        (world.orchestrator.process.memory().saturating_sub(idle)) as f64 / (many as f64 * 10.0);
-    row("the same: memory a node", format!("{bytes:.0} B"), "< 1 kB");
+    let bytes = |world: &World| {
+        let own = world.orchestrator.process.own_memory();
+        let taken = own.saturating_sub(world.idle.1);
+        format!("{:.0} B", taken as f64 / nodes)
+    };
+    row("the same: memory a node", bytes(&world), "< 1 kB");
     world.orchestrator.restart().await;
     row(
         "the same after kill -9: start with all of it",
@@ -324,21 +322,20 @@ async fn main() {
         "< 250 ms",
     );
     tokio::time::sleep(Duration::from_secs(10)).await;
-    let bytes =
-        (world.orchestrator.process.memory().saturating_sub(idle)) as f64 / (many as f64 * 10.0);
     row(
         "the same after the restart: memory a node",
-        format!("{bytes:.0} B"),
+        bytes(&world),
         "< 1 kB",
     );
-    drop(world);
-    renewal().await;
+}
 
+/// Deaths of nodes while many clusters are made.
+async fn loaded(clusters: usize) {
     let world = World::start().await;
     world.bring_up(1_000, 3).await;
     let load = async {
         let channel = world.orchestrator.channel();
-        futures::stream::iter(1_000..many + 1_000)
+        futures::stream::iter(1_000..clusters + 1_000)
             .for_each_concurrent(CALLERS, |number| {
                 let mut client = ClusterServiceClient::new(channel.clone());
                 async move {
@@ -358,7 +355,7 @@ async fn main() {
     };
     row(
         &format!(
-            "death to replacement while {many} clusters x 10 are made, p50 / p99 of {}",
+            "death to replacement while {clusters} clusters x 10 are made, p50 / p99 of {}",
             latencies.len()
         ),
         format!(
@@ -368,4 +365,29 @@ async fn main() {
         ),
         "p99 < 50 ms",
     );
+}
+
+#[tokio::main]
+async fn main() {
+    // `cargo bench` passes flags of its own.
+    let small = std::env::var("BENCH_SMALL").is_ok();
+    let clusters = if small { 1_000 } else { 10_000 };
+    let only = std::env::var("BENCH_ONLY").ok();
+    let asked = |part: &str| only.as_ref().is_none_or(|only| only == part);
+    println!("| what | measured | target |\n|---|---|---|");
+    if asked("addons") {
+        addons::membership(if small { 100 } else { 1_000 }).await;
+    }
+    if asked("quiet") {
+        quiet().await;
+    }
+    if asked("many") {
+        many(clusters).await;
+    }
+    if asked("renewal") {
+        renewal().await;
+    }
+    if asked("loaded") {
+        loaded(clusters).await;
+    }
 }

@@ -379,7 +379,8 @@ async fn identify(policy: Option<&Policy>, asked: &Asked<'_>) -> Result<(Identit
         }
         return match &policy.oidc {
             Some(oidc) => {
-                let (who, until) = oidc.identify(token).await?;
+                // Boxed: few calls bring such a token, and all would have room for it.
+                let (who, until) = Box::pin(oidc.identify(token)).await?;
                 Ok((who, Proof::Provider(oidc.clone(), until)))
             }
             None => Err(refused("the token is not known here")),
