@@ -15,6 +15,7 @@
 mod apply;
 mod catalogue;
 mod context;
+mod hand;
 mod keys;
 mod leftovers;
 mod live;
@@ -107,6 +108,8 @@ struct Backend {
     /// The proxies of this process, as a jump host has them.
     proxies: String,
     loaded: Loaded,
+    /// Whether commands may be run in pods.
+    may_hand: bool,
 }
 
 impl KubernetesAddons {
@@ -126,6 +129,9 @@ impl KubernetesAddons {
         if !api.may_with("patch", deployments, "", &namespace).await {
             return Ok(None);
         }
+        let may_hand = api
+            .may_with("create", ("", "pods"), "exec", &namespace)
+            .await;
         let served = api.kinds().await?;
         let named = |name: &String| {
             served
@@ -148,6 +154,7 @@ impl KubernetesAddons {
                 Some((name.into_string().ok()?, value.into_string().ok()?))
             })),
             loaded: Loaded::default(),
+            may_hand,
         });
         let live = Arc::new(Live::new(Arc::clone(&backend)));
         let telling = Arc::clone(&live);

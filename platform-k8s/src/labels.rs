@@ -55,6 +55,9 @@ pub const LIVE: &str = "drover.dev/live";
 pub const LIVE_FROM: &str = "drover.dev/live-from";
 /// Annotation of a pod with [`LIVE_FROM`]: `"true"` if it says in its log which content it has loaded.
 pub const LIVE_CONFIRMED: &str = "drover.dev/live-confirmed";
+/// Annotation of a pod with [`LIVE_FROM`]: `"true"` if its first container looks for newer content in
+/// `/run/drover/handed` too, by the version that is the name of the file and the first line of [`LIVE`].
+pub const LIVE_HANDED: &str = "drover.dev/live-handed";
 /// Annotation of an object of an addon that is written once and then kept, until this value is another one.
 pub const ONCE: &str = "drover.dev/once";
 /// Annotation beside [`ONCE`]: when it is written again nevertheless, as seconds since 1970.

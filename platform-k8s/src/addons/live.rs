@@ -1,4 +1,5 @@
-//! Content that pods must have at once: the ConfigMap that they name is copied into an annotation of each of them.
+//! Content that pods must have at once: the ConfigMap that they name is copied into an annotation of each of them, and
+//! handed to those that take it.
 //!
 //! The ConfigMap is mounted, too: a pod that starts while nobody is here has what was known last, and later the
 //! annotation, which its kubelet exposes as soon as it changes. The annotation is not in the pod template, or each
@@ -12,7 +13,7 @@ use kube::core::{ObjectMeta, WatchEvent};
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
-use super::{Backend, read::Things};
+use super::{Backend, hand::Hand, read::Things};
 use crate::{
     annotated::{self, MAX_LIST, Untold},
     client::{ListQuery, Meta as _, Object, Shape},
@@ -29,10 +30,47 @@ const WAITS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_
 
 pub(super) struct Live {
     backend: Arc<Backend>,
+    hand: Hand,
     /// Content by ConfigMap, as it was read last.
-    known: Mutex<HashMap<String, Arc<str>>>,
+    known: Mutex<HashMap<String, Known>>,
     /// Held from the read of a ConfigMap until pods have it: an older one must not come last.
     telling: tokio::sync::Mutex<()>,
+}
+
+/// Content of a ConfigMap.
+#[derive(Clone)]
+struct Known {
+    /// The version of the ConfigMap, which grows.
+    version: Arc<str>,
+    content: Arc<str>,
+}
+
+/// The first line of content for pods that compare its version with that of what was handed to them. A comment in the
+/// configurations of HAProxy and ssh.
+const MARK: &str = "# drover ";
+
+impl Known {
+    /// What a pod has in its annotation.
+    fn told(&self, pod: &ObjectMeta) -> Arc<str> {
+        if is_handed(pod) {
+            format!("{MARK}{}\n{}", self.version, self.content).into()
+        } else {
+            Arc::clone(&self.content)
+        }
+    }
+}
+
+fn is_handed(pod: &ObjectMeta) -> bool {
+    let asked = pod.annotations().get(labels::LIVE_HANDED);
+    asked.is_some_and(|asked| asked == "true")
+}
+
+/// The content that a pod has in its annotation, without its version.
+fn content_of(pod: &ObjectMeta) -> Option<&str> {
+    let told = pod.annotations().get(labels::LIVE)?.as_str();
+    let marked = told.strip_prefix(MARK).filter(|_| is_handed(pod));
+    let unmarked = marked.and_then(|marked| marked.split_once('\n'));
+    Some(unmarked.map_or(told, |(_, content)| content))
 }
 
 /// Checks that the content of a ConfigMap fits into an annotation.
@@ -67,6 +105,7 @@ pub(super) fn source(pod: &ObjectMeta) -> Option<&str> {
 impl Live {
     pub(super) fn new(backend: Arc<Backend>) -> Self {
         Self {
+            hand: Hand::new(Arc::clone(&backend)),
             backend,
             known: Mutex::default(),
             telling: tokio::sync::Mutex::default(),
@@ -83,7 +122,8 @@ impl Live {
     /// The content that a pod should have, as far as it is known. `None` if it asks for none.
     pub(super) fn wanted(&self, pod: &ObjectMeta) -> Option<Arc<str>> {
         let known = self.known.lock().get(source(pod)?).cloned();
-        known.or_else(|| Some(pod.annotations().get(labels::LIVE)?.as_str().into()))
+        let known = known.map(|known| known.content);
+        known.or_else(|| Some(content_of(pod)?.into()))
     }
 
     /// Writes what these pods lack. Only a ConfigMap that was read after a difference was seen decides: another server
@@ -97,45 +137,55 @@ impl Live {
                 known.remove(source);
             }
         }
-        let mut untold = Vec::new();
+        let mut untold: Vec<(&ObjectMeta, Known)> = Vec::new();
         for pod in pods.iter().filter(|pod| !pod.is_deleting()) {
-            let Some(source) = source(pod) else { continue };
-            let has = pod.annotations().get(labels::LIVE).map(String::as_str);
-            let known = self.known.lock().get(source).cloned();
-            if known.is_some() && known.as_deref() == has {
+            let Some(from) = source(pod) else { continue };
+            let has = content_of(pod);
+            let known = self.known.lock().get(from).cloned();
+            if known.as_ref().is_some_and(|it| Some(&*it.content) == has) {
                 continue;
             }
-            let fresh = untold.iter().any(|(of, _): &(&str, Untold)| *of == source);
-            let content = match known.filter(|_| fresh) {
-                Some(content) => content,
-                None => {
-                    let (kind, namespace) = (&backend.config_maps, &backend.namespace);
-                    let map = backend
-                        .api
-                        .get::<ConfigMap>(kind, namespace, source)
-                        .await?;
-                    let data = map.and_then(|map| map.data?.remove(KEY));
-                    let Some(content) = data else { continue };
-                    let content: Arc<str> = content.into();
-                    self.known
-                        .lock()
-                        .insert(source.to_owned(), Arc::clone(&content));
-                    content
-                }
+            let fresh = untold.iter().any(|(of, _)| source(of) == Some(from));
+            let known = match known.filter(|_| fresh) {
+                Some(known) => Some(known),
+                None => self.read(from).await?,
             };
-            if has != Some(&*content) {
-                untold.push((
-                    source,
-                    Untold {
-                        namespace: pod.namespace().into(),
-                        name: pod.name().into(),
-                        list: content,
-                    },
-                ));
+            if let Some(known) = known.filter(|it| Some(&*it.content) != has) {
+                untold.push((pod, known));
             }
         }
-        let untold: Vec<Untold> = untold.into_iter().map(|(_, untold)| untold).collect();
-        annotated::tell(&backend.api, &backend.pods, labels::LIVE, &untold).await
+        for (pod, known) in untold.iter().filter(|(pod, _)| is_handed(pod)) {
+            (self.hand).give(pod.name(), &known.version, Arc::clone(&known.content));
+        }
+        let lists = untold.iter().map(|(pod, known)| Untold {
+            namespace: pod.namespace().into(),
+            name: pod.name().into(),
+            list: known.told(pod),
+        });
+        let lists: Vec<Untold> = lists.collect();
+        annotated::tell(&backend.api, &backend.pods, labels::LIVE, &lists).await
+    }
+
+    /// Reads a ConfigMap. `None` if there is none, or no content in it.
+    async fn read(&self, source: &str) -> Result<Option<Known>> {
+        let (backend, namespace) = (&self.backend, &self.backend.namespace);
+        let kind = &backend.config_maps;
+        let Some(mut map) = backend
+            .api
+            .get::<ConfigMap>(kind, namespace, source)
+            .await?
+        else {
+            return Ok(None);
+        };
+        let Some(content) = map.data.as_mut().and_then(|data| data.remove(KEY)) else {
+            return Ok(None);
+        };
+        let known = Known {
+            version: map.metadata.resource_version.unwrap_or_default().into(),
+            content: content.into(),
+        };
+        self.known.lock().insert(source.to_owned(), known.clone());
+        Ok(Some(known))
     }
 
     /// Tells pods as they appear, for ever.
@@ -173,5 +223,43 @@ impl Live {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(handed: bool, told: Option<&str>) -> ObjectMeta {
+        let handed = handed.then(|| (labels::LIVE_HANDED.to_owned(), "true".to_owned()));
+        let told = told.map(|told| (labels::LIVE.to_owned(), told.to_owned()));
+        ObjectMeta {
+            annotations: Some(handed.into_iter().chain(told).collect()),
+            ..ObjectMeta::default()
+        }
+    }
+
+    #[test]
+    fn the_version_is_no_part_of_the_content() {
+        let known = Known {
+            version: "812".into(),
+            content: "global\n".into(),
+        };
+        assert_eq!(&*known.told(&pod(true, None)), "# drover 812\nglobal\n");
+        assert_eq!(&*known.told(&pod(false, None)), "global\n");
+        for handed in [true, false] {
+            let told = known.told(&pod(handed, None));
+            assert_eq!(content_of(&pod(handed, Some(&told))), Some("global\n"));
+        }
+        // As another program may leave it.
+        for told in ["", "global\n", "# drover 812"] {
+            assert_eq!(content_of(&pod(true, Some(told))), Some(told));
+        }
+        let own = "# drover 1\n";
+        assert_eq!(
+            content_of(&pod(false, Some(own))),
+            Some(own),
+            "its own words"
+        );
     }
 }

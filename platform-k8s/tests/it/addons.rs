@@ -11,6 +11,7 @@ mod others;
 mod provider;
 mod refused;
 mod rights;
+mod script;
 mod workloads;
 
 use bench::{Bench, mapping, target};

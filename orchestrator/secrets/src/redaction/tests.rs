@@ -124,7 +124,8 @@ impl World {
         let hash = resolved.groups[0].choices[0].spec_hash.clone();
         let cluster = Cluster::create(Uuid::from_u128(1), desired(1, stored), resolved);
         let mut node = fixture::node(1, NodeState::Ready);
-        (node.group, node.spec_hash) = (GROUP.into(), hash);
+        let origin = node.origin_mut();
+        (origin.group, origin.spec_hash) = (GROUP.into(), hash);
         fixture::record(&cluster, node);
         cluster
     }

@@ -45,6 +45,10 @@ fn granted() -> BTreeSet<(String, String)> {
             continue;
         }
         for resource in words(&rule["resources"]) {
+            // A faster way besides, for which clusters want one verb or the other.
+            if resource == "pods/exec" {
+                continue;
+            }
             let resource = match group.as_str() {
                 "" => resource,
                 group => format!("{resource}.{group}"),
