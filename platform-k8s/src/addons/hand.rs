@@ -33,7 +33,7 @@ impl Hand {
     }
 
     /// Hands this version of the content to a pod, without waiting for the end of it.
-    pub(super) fn give(&self, pod: &str, version: &str, content: Arc<str>) {
+    pub(super) fn give(&self, pod: &str, version: u64, content: Arc<str>) {
         if !self.backend.may_hand {
             return;
         }
@@ -59,7 +59,7 @@ impl Hand {
 }
 
 /// Puts what it reads where the pod looks for it, if it has read all of it.
-fn command(version: &str, content: &str) -> String {
+fn command(version: u64, content: &str) -> String {
     let digest = hex(&Sha256::digest(content.as_bytes()));
     format!(
         "set -e; cd /run/drover; mkdir -p handed; head -c {} >handed/.{version}; \

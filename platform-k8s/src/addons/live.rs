@@ -40,8 +40,8 @@ pub(super) struct Live {
 /// Content of a ConfigMap.
 #[derive(Clone)]
 struct Known {
-    /// The version of the ConfigMap, which grows.
-    version: Arc<str>,
+    /// The version of the ConfigMap, where versions are numbers that grow.
+    version: Option<u64>,
     content: Arc<str>,
 }
 
@@ -52,10 +52,9 @@ const MARK: &str = "# drover ";
 impl Known {
     /// What a pod has in its annotation.
     fn told(&self, pod: &ObjectMeta) -> Arc<str> {
-        if is_handed(pod) {
-            format!("{MARK}{}\n{}", self.version, self.content).into()
-        } else {
-            Arc::clone(&self.content)
+        match self.version.filter(|_| is_handed(pod)) {
+            Some(version) => format!("{MARK}{version}\n{}", self.content).into(),
+            None => Arc::clone(&self.content),
         }
     }
 }
@@ -155,7 +154,9 @@ impl Live {
             }
         }
         for (pod, known) in untold.iter().filter(|(pod, _)| is_handed(pod)) {
-            (self.hand).give(pod.name(), &known.version, Arc::clone(&known.content));
+            if let Some(version) = known.version {
+                (self.hand).give(pod.name(), version, Arc::clone(&known.content));
+            }
         }
         let lists = untold.iter().map(|(pod, known)| Untold {
             namespace: pod.namespace().into(),
@@ -181,7 +182,7 @@ impl Live {
             return Ok(None);
         };
         let known = Known {
-            version: map.metadata.resource_version.unwrap_or_default().into(),
+            version: (map.metadata.resource_version).and_then(|it| it.parse().ok()),
             content: content.into(),
         };
         self.known.lock().insert(source.to_owned(), known.clone());
@@ -242,7 +243,7 @@ mod tests {
     #[test]
     fn the_version_is_no_part_of_the_content() {
         let known = Known {
-            version: "812".into(),
+            version: Some(812),
             content: "global\n".into(),
         };
         assert_eq!(&*known.told(&pod(true, None)), "# drover 812\nglobal\n");

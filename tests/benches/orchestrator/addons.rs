@@ -25,6 +25,11 @@ fn balanced(number: usize) -> pb::ApplyClusterRequest {
     let mut request = cluster(number, 3);
     let spec = request.cluster.as_mut().unwrap().spec.as_mut().unwrap();
     spec.groups[0].standby = Some(1);
+    // Each of them dies young, which would count as a failure to make one.
+    spec.groups[0].stable_after = Some(prost_types::Duration {
+        seconds: 0,
+        nanos: 1_000_000,
+    });
     spec.addons = vec![pb::Addon {
         name: "lb".to_owned(),
         r#type: AddonKind::LoadBalancer.into(),
