@@ -5,6 +5,7 @@ use std::{
     os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
     process::Stdio,
+    time::Duration,
 };
 
 use drover_platform::identity::hex;
@@ -82,7 +83,12 @@ impl Script {
     }
 
     async fn loads(&mut self, content: &str) {
-        let said = self.said.next_line().await.unwrap().unwrap();
+        let said = tokio::time::timeout(Duration::from_secs(60), self.said.next_line());
+        let said = said
+            .await
+            .expect("it says what it has loaded")
+            .unwrap()
+            .unwrap();
         let digest = hex(&Sha256::digest(content));
         assert_eq!(said, format!("drover: loaded {digest}"), "{content:?}");
     }
@@ -107,7 +113,7 @@ fn listen(run: PathBuf) {
     tokio::spawn(async move {
         let mut listeners = Vec::new();
         loop {
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
             let own = fs::read_to_string(run.join("own.cfg")).unwrap_or_default();
             let socket = own
                 .lines()
