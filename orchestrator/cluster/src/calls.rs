@@ -217,7 +217,7 @@ impl ClusterState {
                 match (asked, answer) {
                     // The record stays as it was read last.
                     (Asked::Read, Err(error)) => {
-                        retry_later(&mut record.in_flight.call, &error, now)
+                        retry_later(&mut record.in_flight.call, &error, now);
                     }
                     (asked, outcome) => {
                         record.in_flight.call = Call::default();

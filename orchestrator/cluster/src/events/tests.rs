@@ -1,7 +1,4 @@
-use drover_core::{
-    Node,
-    node::{Call, Request, Seen},
-};
+use drover_core::{Node, node::Request};
 use uuid::Uuid;
 
 use super::*;

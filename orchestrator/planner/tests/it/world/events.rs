@@ -71,7 +71,7 @@ impl World {
                     match how {
                         Some(true) => node.in_flight.hook = Some(Box::new(Ok(()))),
                         Some(false) => {
-                            node.in_flight.hook = Some(Box::new(Err("exit code 1".into())))
+                            node.in_flight.hook = Some(Box::new(Err("exit code 1".into())));
                         }
                         None => node.in_flight.call.next = self.now + 1_000,
                     }
