@@ -30,6 +30,9 @@ const SECOND_LOOK: Millis = 1_000;
 /// Deadline of a Release call: the platform responds once the release has started.
 pub const RELEASE_TIMEOUT: Millis = 30_000;
 
+/// From when on what a release waits for is what blocks a deletion.
+const LONG_RELEASE: Millis = 60_000;
+
 /// Reason of a resource whose platform is not there.
 const UNAVAILABLE: &str = "PlatformUnavailable";
 
@@ -491,7 +494,9 @@ impl<'a> Planner<'a> {
             let view = self.input.platforms.get(&key.platform);
             let blocked = match view {
                 Some(view) if *view.uid == *key.uid && view.visible && view.callable => {
-                    if !record.releasing || record.reason.is_empty() {
+                    let long = self.input.now >= record.phase_time + LONG_RELEASE;
+                    let waits = long && !record.message.is_empty();
+                    if !record.releasing || record.reason.is_empty() && !waits {
                         continue;
                     }
                     format!("does not release it: {}", record.message)

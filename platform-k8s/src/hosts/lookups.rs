@@ -1,10 +1,14 @@
 //! Looks for hosts by a label, as they are now. The API server goes through all of its hosts for a list, so calls that ask at
 //! the same time share one.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    panic::AssertUnwindSafe,
+};
 
 use drover_core::{Error, Result};
 use drover_resources_kubernetes::client::limits::is_too_large;
+use futures::FutureExt as _;
 use kube::{ResourceExt as _, api::ListParams, core::ObjectMeta};
 use tokio::sync::{mpsc, oneshot};
 
@@ -64,7 +68,10 @@ impl Backend {
             }
             for (key, asked) in by_key {
                 let values = asked.iter().map(|one| one.value.as_str()).collect();
-                let found = self.labelled(&key, &values).await;
+                // Claims go on after a list that could not be understood.
+                let found = AssertUnwindSafe(self.labelled(&key, &values)).catch_unwind();
+                let found = (found.await)
+                    .unwrap_or_else(|_| Err(Error::internal("looking for hosts has failed")));
                 for Asked { value, answer, .. } in asked {
                     let found = found.as_ref().map_err(Error::clone);
                     let hosts = found.map(|found| found.get(&value).cloned().unwrap_or_default());

@@ -170,6 +170,8 @@ fn take_released(draft: &mut Draft<'_>, at: Millis, seen: &Observed, limits: &Li
         | ResourcePhase::Unknown => {
             record.failures = 0;
             clear_trouble(record);
+            // What it waits for. Only if that takes long is it trouble.
+            record.message.clone_from(&seen.message);
             record.next = at + poll_after(seen);
         }
     }

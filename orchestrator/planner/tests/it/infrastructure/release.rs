@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use drover_core::{
     error::Reason,
-    resource::{Asked, ResourcePhase},
+    resource::{Asked, Observed, ResourcePhase},
 };
 use drover_planner::{ConditionKind, ResourceChange};
 
@@ -82,6 +82,42 @@ fn a_deletion_waits_for_the_call_that_makes_it() {
     answer(&mut world, Asked::Ensure, Ok(seen(ResourcePhase::Pending)));
     assert_eq!(wait_for(&mut world, Asked::Release), 0);
     assert!(world.record("a").unwrap().releasing);
+}
+
+#[test]
+fn what_a_release_waits_for_is_named_once_it_takes_long() {
+    let mut world = ready();
+    world.state.nodes.clear();
+    world.state.requests.clear();
+    world.delete();
+    let blocked = |world: &World| condition(world, "", ConditionKind::DeletionBlocked);
+    let waits = || Observed {
+        message: "waits for a finalizer".into(),
+        ..seen(ResourcePhase::Releasing)
+    };
+    wait_for(&mut world, Asked::Release);
+    answer(&mut world, Asked::Release, Ok(waits()));
+    step(&mut world);
+    assert_eq!(blocked(&world), None, "it has just begun");
+    let long = world.now + 60_000;
+    while world.now < long {
+        wait_for(&mut world, Asked::Release);
+        answer(&mut world, Asked::Release, Ok(waits()));
+        step(&mut world);
+    }
+    let words = blocked(&world).unwrap();
+    assert!(
+        words.ends_with("which does not release it: waits for a finalizer"),
+        "{words}"
+    );
+    wait_for(&mut world, Asked::Release);
+    answer(
+        &mut world,
+        Asked::Release,
+        Ok(seen(ResourcePhase::Releasing)),
+    );
+    step(&mut world);
+    assert_eq!(blocked(&world), None, "it does not wait any more");
 }
 
 #[test]
