@@ -153,18 +153,20 @@ impl Live {
                 untold.push((pod, known));
             }
         }
-        for (pod, known) in untold.iter().filter(|(pod, _)| is_handed(pod)) {
-            if let Some(version) = known.version {
-                (self.hand).give(pod.name(), version, Arc::clone(&known.content));
-            }
-        }
         let lists = untold.iter().map(|(pod, known)| Untold {
             namespace: pod.namespace().into(),
             name: pod.name().into(),
             list: known.told(pod),
         });
         let lists: Vec<Untold> = lists.collect();
-        annotated::tell(&backend.api, &backend.pods, labels::LIVE, &lists).await
+        annotated::tell(&backend.api, &backend.pods, labels::LIVE, &lists).await?;
+        // Only now: of what the annotation never said, it would not be seen that the pod has to be told something else.
+        for (pod, known) in untold.iter().filter(|(pod, _)| is_handed(pod)) {
+            if let Some(version) = known.version {
+                (self.hand).give(pod.name(), version, Arc::clone(&known.content));
+            }
+        }
+        Ok(())
     }
 
     /// Reads a ConfigMap. `None` if there is none, or no content in it.

@@ -17,7 +17,7 @@ pub use seen::{LostHost, Phase, ProbeResult, Seen, SeenAddress};
 /// Milliseconds since the Unix epoch, from the clock that the caller passes in.
 pub type Millis = u64;
 
-/// A node. Everything but its record is known to this process only.
+/// A node. Everything but its record, and the address of its agent, is known to this process only.
 ///
 /// It can be read and changed like its record, because most who deal with nodes deal with records.
 #[derive(Clone, Debug, PartialEq)]

@@ -196,7 +196,7 @@ pub struct ResourceAnswer {
 /// The infrastructure of a cluster on one backend, or one addon: a slot that exists from the intent until the platform
 /// reports it gone.
 ///
-/// The fields above `sent` are durable; the fields from `sent` on are known to this process only.
+/// All but what is in flight is durable.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ResourceRecord {
     /// Sequence of the request.

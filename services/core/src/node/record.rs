@@ -31,7 +31,7 @@ pub struct Origin {
     pub spec_hash: Sym,
 }
 
-/// A slot, identified by (request, index) and created at most once. All of it is durable.
+/// A slot, identified by (request, index) and created at most once. All of it but `marked` is durable.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
     /// What it has in common with the other nodes of its request.
