@@ -253,16 +253,6 @@ impl Planner<'_> {
         let mut node = Node {
             seen: (*orphan.seen).clone(),
             ..Node::new(Record {
-                origin: Arc::new(Origin {
-                    request: orphan.request,
-                    sequence: orphan.sequence,
-                    group: orphan.group.clone(),
-                    platform_uid: orphan.platform_uid.clone(),
-                    class: orphan.class.clone(),
-                    version: orphan.version.clone(),
-                    spec_hash: orphan.spec_hash.clone(),
-                    platform: platform.clone(),
-                }),
                 slot: self.next_slot,
                 index: orphan.index,
                 ordinal,
@@ -276,7 +266,20 @@ impl Planner<'_> {
                 storage: self.orphan_storage(&orphan.group).0,
                 state: state_of(orphan.seen.phase),
                 message: "had no record and is kept".into(),
-                ..blank(node_id, self.input.now)
+                ..blank(
+                    Origin {
+                        request: orphan.request,
+                        sequence: orphan.sequence,
+                        group: orphan.group.clone(),
+                        platform_uid: orphan.platform_uid.clone(),
+                        class: orphan.class.clone(),
+                        version: orphan.version.clone(),
+                        spec_hash: orphan.spec_hash.clone(),
+                        platform: platform.clone(),
+                    },
+                    node_id,
+                    self.input.now,
+                )
             })
         };
         if let Some(new_id) = rename.filter(|_| ordinal != orphan.ordinal) {
@@ -342,17 +345,6 @@ impl Planner<'_> {
             free.active[group] += usize::from(role.may_act());
             let recorded = one.ordinal.filter(|_| spec.path == one.group);
             let node = Node::new(Record {
-                origin: Arc::new(Origin {
-                    request: new_id(),
-                    sequence: self.next_sequence,
-                    group: spec.path.clone(),
-                    platform_uid: one.platform_uid.clone(),
-                    class: one.class.clone(),
-                    version: one.version.clone(),
-                    // It counts as up to date: a user who wants it replaced restarts the group.
-                    spec_hash: spec.choices[choice].spec_hash.clone(),
-                    platform: platform.clone(),
-                }),
                 slot: self.next_slot,
                 ordinal: free.ordinal(&spec.path, recorded),
                 role,
@@ -362,7 +354,21 @@ impl Planner<'_> {
                 message: "belonged to somebody else and is kept".into(),
                 given_id: (!one.id.is_empty()).then(|| one.id.clone()),
                 adoption: Some(Box::new(one.former.clone())),
-                ..blank(node_id, self.input.now)
+                ..blank(
+                    Origin {
+                        request: new_id(),
+                        sequence: self.next_sequence,
+                        group: spec.path.clone(),
+                        platform_uid: one.platform_uid.clone(),
+                        class: one.class.clone(),
+                        version: one.version.clone(),
+                        // It counts as up to date: a user who wants it replaced restarts the group.
+                        spec_hash: spec.choices[choice].spec_hash.clone(),
+                        platform: platform.clone(),
+                    },
+                    node_id,
+                    self.input.now,
+                )
             });
             self.take(node, "Adopt");
         }
@@ -446,10 +452,10 @@ pub(crate) fn state_of(phase: Phase) -> NodeState {
     }
 }
 
-/// A record that has only the id of the node. No call of ours created it, and none can.
-fn blank(node_id: &str, now: Millis) -> Record {
+/// A record that has only the origin and the id of the node. No call of ours created it, and none can.
+fn blank(origin: Origin, node_id: &str, now: Millis) -> Record {
     Record {
-        origin: Arc::default(),
+        origin: Arc::new(origin),
         slot: 0,
         index: 0,
         ordinal: 0,

@@ -4,7 +4,7 @@ use drover_core::{
         Answer, Call, Node, Outcome, Removal, RemovalReason, Request, RequestInFlight, Role,
         RoleChange,
     },
-    resource::{ResourceKey, ResourceKind, ResourceRecord},
+    resource::{Asked, ResourceAnswer, ResourceKey, ResourceKind, ResourceRecord},
 };
 use drover_planner::{Input, Limits, Op, PlatformView};
 use uuid::Uuid;
@@ -240,12 +240,39 @@ fn what_an_addon_was_told_and_confirmed_is_known_after_its_record_was_read_again
     told.in_flight.ensured = 5;
     told.in_flight.served = Some([].into());
     told.in_flight.announced = vec![1];
+    told.in_flight.follows = true;
+    let mut answered = told.clone();
+    // It may be recorded already, and must not be taken in again.
+    answered.in_flight.answer = Some(ResourceAnswer {
+        asked: Asked::Ensure,
+        began: 4,
+        at: 5,
+        outcome: Err(drover_core::Error::unavailable("no")),
+    });
     let of = |record: &ResourceRecord| {
         let mut state = state(node(), None);
         state.resources.insert(key.clone(), record.clone());
         state
     };
     let mut new = of(&record);
-    keep_unrecorded(of(&told), &mut new);
+    keep_unrecorded(of(&answered), &mut new);
     assert_eq!(new.resources.get(&key), Some(&told));
+}
+
+#[test]
+fn a_change_of_labels_and_a_call_go_on_unless_the_record_has_others_or_is_adopted() {
+    let flying = with(node(), |node| {
+        node.in_flight.call = FLYING;
+        node.in_flight.relabel = Some(Box::default());
+    });
+    let after = |change: fn(&mut Node)| {
+        let mut new = state(with(node(), change), None);
+        keep_unrecorded(state(flying.clone(), None), &mut new);
+        new.nodes.remove(0).in_flight
+    };
+    assert_eq!(after(|_| {}), flying.in_flight);
+    let other = after(|node| node.labels_hash = "l".into());
+    assert_eq!((other.call, other.relabel), (FLYING, None));
+    let adopted = after(|node| node.adoption = Some(Box::default()));
+    assert_eq!(adopted.call, Call::default());
 }

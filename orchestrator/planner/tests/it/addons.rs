@@ -55,23 +55,10 @@ fn step(world: &mut World) -> Plan {
     for call in &planned.calls {
         match call {
             Call::Resource { key, .. } => {
-                world
-                    .state
-                    .resources
-                    .get_mut(key)
-                    .unwrap()
-                    .in_flight
-                    .call
-                    .in_flight = true;
+                world.resource_call(key).in_flight = true;
             }
             Call::Deprovision { slot } => {
-                world
-                    .state
-                    .node_mut(*slot)
-                    .unwrap()
-                    .in_flight
-                    .call
-                    .in_flight = true;
+                world.node_call(*slot).in_flight = true;
             }
             _ => {}
         }

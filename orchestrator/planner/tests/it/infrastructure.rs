@@ -64,14 +64,7 @@ fn step(world: &mut World) -> Plan {
     let planned = world.step();
     for call in &planned.calls {
         if let Call::Resource { key, .. } = call {
-            world
-                .state
-                .resources
-                .get_mut(key)
-                .unwrap()
-                .in_flight
-                .call
-                .in_flight = true;
+            world.resource_call(key).in_flight = true;
         }
     }
     planned

@@ -44,13 +44,7 @@ pub(crate) fn step(world: &mut World) -> Plan {
                     .in_flight = true;
             }
             Call::Deprovision { slot } => {
-                world
-                    .state
-                    .node_mut(*slot)
-                    .unwrap()
-                    .in_flight
-                    .call
-                    .in_flight = true;
+                world.node_call(*slot).in_flight = true;
             }
             Call::Provision { .. }
             | Call::Relabel { .. }

@@ -150,6 +150,17 @@ pub struct World {
 }
 
 impl World {
+    /// The call for the node of a slot.
+    pub fn node_call(&mut self, slot: u64) -> &mut Attempt {
+        &mut self.state.node_mut(slot).unwrap().in_flight.call
+    }
+
+    /// The call for a resource.
+    pub fn resource_call(&mut self, key: &ResourceKey) -> &mut Attempt {
+        let record = self.state.resources.get_mut(key);
+        &mut record.unwrap().in_flight.call
+    }
+
     pub fn new(seed: u64, platforms: &[&str]) -> Self {
         let now = 1_000_000_000;
         let state = State {
