@@ -180,6 +180,8 @@ fn is_trouble(kind: ConditionKind) -> bool {
         | ConditionKind::Deleting
         | ConditionKind::InfrastructureReady
         | ConditionKind::WaitingForInfrastructure
+        // Nodes run as before until then.
+        | ConditionKind::MaintenanceScheduled
         // Nodes go on without their addons.
         | ConditionKind::AddonsReady
         | ConditionKind::AddonsFailed => false,

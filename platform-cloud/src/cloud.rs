@@ -20,7 +20,7 @@ use drover_proto::{
     common::v1::Address,
     platform::v1::{
         Capability, DeprovisionState, FailureDomain, InfrastructureOutputs, Limits, NodeClass,
-        NodePhase, ProvisionRequest, Warning,
+        NodeMaintenance, NodePhase, ProvisionRequest, Warning,
     },
 };
 use prost_types::Timestamp;
@@ -192,6 +192,8 @@ pub struct Machine {
     pub ready: Option<bool>,
     /// Reason for the phase.
     pub message: String,
+    /// What the cloud has announced for it.
+    pub maintenance: Option<NodeMaintenance>,
     /// Failure domain. Empty if unknown.
     pub failure_domain: String,
     /// Node class as the cloud names it.

@@ -79,7 +79,7 @@ const STATES: [NodeState; 8] = [
 /// Active is 0, the default, and not stored.
 const ROLES: [Role; 3] = [Role::Promoting, Role::Demoting, Role::Standby];
 
-const REMOVALS: [RemovalReason; 7] = [
+const REMOVALS: [RemovalReason; 8] = [
     RemovalReason::User,
     RemovalReason::Dead,
     RemovalReason::Sick,
@@ -87,9 +87,10 @@ const REMOVALS: [RemovalReason; 7] = [
     RemovalReason::Orphan,
     RemovalReason::Outdated,
     RemovalReason::Lifetime,
+    RemovalReason::Maintenance,
 ];
 
-const KINDS: [ConditionKind; 21] = [
+const KINDS: [ConditionKind; 22] = [
     ConditionKind::Ready,
     ConditionKind::StoreBehind,
     ConditionKind::ForeignNodes,
@@ -111,6 +112,7 @@ const KINDS: [ConditionKind; 21] = [
     ConditionKind::AddonsReady,
     ConditionKind::AddonsFailed,
     ConditionKind::HostLost,
+    ConditionKind::MaintenanceScheduled,
 ];
 
 const BACK_OFFS: [BackOffKind; 4] = [

@@ -207,7 +207,8 @@ impl Maker<'_> {
                     RemovalReason::User
                     | RemovalReason::Surplus
                     | RemovalReason::Outdated
-                    | RemovalReason::Lifetime => Info,
+                    | RemovalReason::Lifetime
+                    | RemovalReason::Maintenance => Info,
                     RemovalReason::Dead | RemovalReason::Sick | RemovalReason::Orphan => Warning,
                 };
                 self.node(
@@ -515,6 +516,8 @@ impl Maker<'_> {
             (ConditionKind::PromotionFailed, false) => (Info, "PromotionFailedEnded"),
             (ConditionKind::HostLost, true) => (Warning, "HostLost"),
             (ConditionKind::HostLost, false) => (Info, "HostLostEnded"),
+            (ConditionKind::MaintenanceScheduled, true) => (Warning, "MaintenanceScheduled"),
+            (ConditionKind::MaintenanceScheduled, false) => (Info, "MaintenanceScheduledEnded"),
             (ConditionKind::Orphans, true) => (Warning, "Orphans"),
             (ConditionKind::Orphans, false) => (Info, "OrphansEnded"),
             (ConditionKind::Failed, true) => (Warning, "Failed"),

@@ -42,6 +42,7 @@ impl Planner<'_> {
         self.state_readiness();
         self.state_blocked_deletion();
         self.state_lost_hosts();
+        self.state_maintenance();
         self.drop_rollouts();
         self.drop_growth();
         self.publish();

@@ -54,6 +54,7 @@ impl Planner<'_> {
         self.judge_promotion(at);
         self.judge_update(at);
         self.watch_expiry(at);
+        self.watch_maintenance(at);
         self.follow_growth(at);
     }
 

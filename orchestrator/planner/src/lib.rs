@@ -15,6 +15,7 @@ mod drain;
 mod group;
 mod labels;
 mod lost_hosts;
+mod maintenance;
 mod observe;
 mod order;
 mod orphans;

@@ -117,6 +117,8 @@ impl Planner<'_> {
                 RemovalReason::User
             } else if self.is_expired(at) && !self.is_outdated(at) {
                 RemovalReason::Lifetime
+            } else if self.is_stopped_soon(at) && !self.is_outdated(at) {
+                RemovalReason::Maintenance
             } else {
                 RemovalReason::Outdated
             };
@@ -128,8 +130,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether a node is to be replaced: it is marked, expired or misplaced, or it is outdated and the group updates
-    /// nodes by itself.
+    /// Whether a node is to be replaced: it is marked, expired or misplaced, maintenance stops it, or it is outdated and
+    /// the group updates nodes by itself.
     pub(crate) fn is_renewed(&self, at: usize) -> bool {
         let Some(group) = self.input.groups.get(usize::from(self.marks[at].group)) else {
             return false;
@@ -141,6 +143,7 @@ impl Planner<'_> {
             && (self.state.nodes[at].marked
                 || self.is_expired(at)
                 || self.is_misplaced(at)
+                || self.is_stopped_soon(at)
                 || group.update.strategy == UpdateStrategy::Rolling && self.is_outdated(at))
     }
 

@@ -250,6 +250,7 @@ pub enum ConditionKind {
     AddonsReady,
     AddonsFailed,
     HostLost,
+    MaintenanceScheduled,
 }
 
 impl ConditionKind {
@@ -278,6 +279,7 @@ impl ConditionKind {
             Self::AddonsReady => "AddonsReady",
             Self::AddonsFailed => "AddonsFailed",
             Self::HostLost => "HostLost",
+            Self::MaintenanceScheduled => "MaintenanceScheduled",
         }
     }
 }

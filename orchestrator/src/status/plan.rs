@@ -17,8 +17,16 @@ use super::outlook;
 const MAX_PLAN: usize = 1_000;
 
 /// Reasons of actions that replace a node.
-const REPLACING: [&str; 8] = [
-    "Dead", "Sick", "Outdated", "Lifetime", "User", "Replace", "Update", "Standby",
+const REPLACING: [&str; 9] = [
+    "Dead",
+    "Sick",
+    "Outdated",
+    "Lifetime",
+    "Maintenance",
+    "User",
+    "Replace",
+    "Update",
+    "Standby",
 ];
 
 /// The plan of a cluster as it is.

@@ -138,6 +138,7 @@ impl<C: Cloud> CloudDriver<C> {
         node.phase = machine.phase.into();
         node.ready = Some(machine.ready.unwrap_or(true) && machine.phase == NodePhase::Running);
         node.message.clone_from(&machine.message);
+        node.maintenance.clone_from(&machine.maintenance);
         node.provider_id.clone_from(&machine.provider_id);
         node.failure_domain.clone_from(&machine.failure_domain);
         if !machine.node_class.is_empty() {

@@ -2,12 +2,12 @@
 
 use drover_core::{
     Node, NodeState, Phase, Sym,
-    node::{LostHost, Role, Seen, SeenAddress},
+    node::{LostHost, Maintenance, MaintenanceKind, Role, Seen, SeenAddress},
 };
 use drover_proto::{common::v1 as common, orchestrator::v1 as pb, platform::v1 as platform};
 use uuid::Uuid;
 
-use crate::value::{to_timestamp, to_timestamp_opt};
+use crate::value::{millis, to_timestamp, to_timestamp_opt};
 
 /// Returns the slot that a platform reports for a node. `None` if it is a foreign node.
 #[must_use]
@@ -104,6 +104,11 @@ pub fn observe(
         seen.lost_host = lost.map(Box::new);
         changed = true;
     }
+    let announced = node.maintenance.as_ref().map(maintenance);
+    if seen.maintenance.as_deref() != announced.as_ref() {
+        seen.maintenance = announced.map(Box::new);
+        changed = true;
+    }
     changed
 }
 
@@ -122,6 +127,34 @@ fn lost_host(node: &platform::Node) -> Option<LostHost> {
         message: text(&host.message),
         way_out: text(&host.way_out),
     })
+}
+
+fn maintenance(announced: &platform::NodeMaintenance) -> Maintenance {
+    let time = |at: &Option<prost_types::Timestamp>| at.as_ref().map_or(0, millis);
+    Maintenance {
+        kind: match announced.kind() {
+            platform::NodeMaintenanceKind::Unspecified => MaintenanceKind::Unknown,
+            platform::NodeMaintenanceKind::Restart => MaintenanceKind::Restart,
+            platform::NodeMaintenanceKind::Stop => MaintenanceKind::Stop,
+        },
+        start: time(&announced.start_time),
+        end: time(&announced.end_time),
+        message: drover_core::error::cut(announced.message.clone()).into(),
+    }
+}
+
+fn to_maintenance(maintenance: &Maintenance) -> platform::NodeMaintenance {
+    platform::NodeMaintenance {
+        kind: match maintenance.kind {
+            MaintenanceKind::Unknown => platform::NodeMaintenanceKind::Unspecified,
+            MaintenanceKind::Restart => platform::NodeMaintenanceKind::Restart,
+            MaintenanceKind::Stop => platform::NodeMaintenanceKind::Stop,
+        }
+        .into(),
+        start_time: to_timestamp_opt(maintenance.start),
+        end_time: to_timestamp_opt(maintenance.end),
+        message: maintenance.message.to_string(),
+    }
 }
 
 /// The facts about the cluster of a node that its API representation depends on.
@@ -268,6 +301,7 @@ pub fn to_node(node: &Node, around: &Around<'_>) -> pb::Node {
         spec_hash: node.spec_hash.to_string(),
         attempts: node.attempts,
         addresses: addresses.collect(),
+        maintenance: seen.maintenance.as_deref().map(to_maintenance),
         host_id: (seen.host_id.as_deref())
             .or((!node.host.is_empty()).then_some(&*node.host))
             .map(ToOwned::to_owned),
@@ -315,5 +349,42 @@ mod tests {
         assert_eq!(lost(State::Gone.into()), (true, Some(gone)));
         // A state that a newer platform knows.
         assert_eq!(lost(99), (true, None));
+    }
+
+    #[test]
+    fn announced_maintenance_is_known_until_it_is_no_longer_announced() {
+        use platform::NodeMaintenanceKind as Kind;
+        let at = |seconds| Some(prost_types::Timestamp { seconds, nanos: 0 });
+        let announced = platform::NodeMaintenance {
+            kind: Kind::Stop.into(),
+            start_time: at(1_800_000_000),
+            end_time: None,
+            message: "instance-retirement".to_owned(),
+        };
+        let mut seen = Seen::default();
+        let mut observed = |maintenance: Option<platform::NodeMaintenance>| {
+            let node = platform::Node {
+                maintenance,
+                ..platform::Node::default()
+            };
+            let changed = observe(&mut seen, &node, 1, &mut |text| text.into());
+            (changed, seen.maintenance.as_deref().map(to_maintenance))
+        };
+        observed(None);
+        let same = Some(announced.clone());
+        assert_eq!(observed(same.clone()), (true, same.clone()));
+        assert_eq!(observed(same.clone()), (false, same));
+        // A kind that a newer platform knows, and a time that no clock can show.
+        let odd = platform::NodeMaintenance {
+            kind: 99,
+            start_time: at(i64::MIN),
+            end_time: at(i64::MAX),
+            ..announced
+        };
+        let (changed, shown) = observed(Some(odd));
+        let shown = shown.unwrap();
+        assert!(changed);
+        assert_eq!((shown.kind(), shown.start_time), (Kind::Unspecified, None));
+        assert_eq!(observed(None), (true, None));
     }
 }

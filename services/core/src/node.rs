@@ -12,7 +12,7 @@ pub use record::{
     CHANGING, Former, NodeState, Origin, Reached, Record, Removal, RemovalReason, Role,
 };
 pub use request::{Answer, Outcome, Request, RequestInFlight};
-pub use seen::{LostHost, Phase, ProbeResult, Seen, SeenAddress};
+pub use seen::{LostHost, Maintenance, MaintenanceKind, Phase, ProbeResult, Seen, SeenAddress};
 
 /// Milliseconds since the Unix epoch, from the clock that the caller passes in.
 pub type Millis = u64;

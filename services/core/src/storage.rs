@@ -52,7 +52,8 @@ impl Policy {
             | RemovalReason::Dead
             | RemovalReason::Sick
             | RemovalReason::Outdated
-            | RemovalReason::Lifetime => self.replaced,
+            | RemovalReason::Lifetime
+            | RemovalReason::Maintenance => self.replaced,
             // The original owner of an orphan's storage is no longer known.
             RemovalReason::Orphan if self.keeps() => Retention::Retain,
             RemovalReason::Orphan => Retention::Delete,
@@ -152,7 +153,7 @@ mod tests {
 
     #[test]
     fn why_a_node_goes_decides_over_its_storage() {
-        use RemovalReason::{Dead, Lifetime, Orphan, Outdated, Sick, Surplus, User};
+        use RemovalReason::{Dead, Lifetime, Maintenance, Orphan, Outdated, Sick, Surplus, User};
         let only = |replaced, scaled, deleted| Policy {
             replaced,
             scaled,
@@ -160,7 +161,7 @@ mod tests {
         };
         use Retention::{Delete, Retain};
         let policy = only(Retain, Delete, Delete);
-        for reason in [Dead, Sick, Outdated, Lifetime, User] {
+        for reason in [Dead, Sick, Outdated, Lifetime, Maintenance, User] {
             assert_eq!(policy.of(reason, false), Retain);
             assert_eq!(policy.of(reason, true), Delete);
         }

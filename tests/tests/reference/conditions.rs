@@ -157,6 +157,12 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
         "Make sure that the machine is off, then say so as the message does: `kubectl taint node HOST node.kubernetes.io/out-of-service=nodeshutdown:NoExecute`, or `kubectl delete node HOST` for one that never comes back ([lost hosts](../tasks/kubernetes.md#lost-hosts)). Gone: nothing, it ends within two minutes.",
     ),
     (
+        "MaintenanceScheduled",
+        "group",
+        "A cloud has announced maintenance of machines under nodes of the group. Stop: it ends a node, which is replaced before, within the budget of updates: at once if it is older than a day, else a day before the date. Restart: the nodes stay, or come back by themselves. The message names the nodes, what is announced and what becomes of each.",
+        "Nothing. Sooner: `drover replace NAME/NODE`.",
+    ),
+    (
         "ProbeUnreachable",
         "group",
         "No node of the group ever answered its probe, so the path to them is suspected and none is replaced.",

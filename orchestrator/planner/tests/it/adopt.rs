@@ -49,6 +49,7 @@ fn settle_others(world: &mut World, group: &str, count: u32) {
             ready: true,
             acts: true,
             labels: "".into(),
+            maintenance: None,
             hidden_until: 0,
         };
         let backend = world.platforms.get_mut("a").unwrap();

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use drover_core::{
     Phase,
+    node::MaintenanceKind,
     spec::{Amount, Group, Management, Update},
     storage::{Policy, Retention},
 };
@@ -137,6 +138,7 @@ fn foreign() -> Thing {
         ready: true,
         acts: false,
         labels: "".into(),
+        maintenance: None,
         hidden_until: 0,
     }
 }
@@ -149,7 +151,7 @@ fn disturb(world: &mut World) {
         .collect();
     let one = (!ids.is_empty()).then(|| ids[world.rng.usize(0..ids.len())].clone());
     let platform = ["a", "b"][world.rng.usize(0..2)].into();
-    match (world.rng.u8(0..15), one) {
+    match (world.rng.u8(0..16), one) {
         (0 | 1, _) => {
             let groups = random_groups(world);
             world.want(groups);
@@ -175,6 +177,15 @@ fn disturb(world: &mut World) {
             world.platforms.get_mut(&platform).unwrap().capacity = capacity;
         }
         (14, _) if !world.state.nodes.is_empty() => scale_one_away(world),
+        (15, Some((platform, id))) => {
+            let kinds = [
+                None,
+                Some(MaintenanceKind::Restart),
+                Some(MaintenanceKind::Stop),
+            ];
+            let kind = kinds[world.rng.usize(0..kinds.len())];
+            world.announce(&platform, &id, kind);
+        }
         _ => {}
     }
 }
@@ -242,6 +253,7 @@ fn calm(world: &mut World) {
     }
     for (platform, id) in world.ids() {
         world.set_ready(&platform, &id, true);
+        world.announce(&platform, &id, None);
     }
 }
 

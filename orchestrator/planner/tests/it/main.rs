@@ -13,6 +13,7 @@ mod explore;
 mod infrastructure;
 mod labels;
 mod lost_hosts;
+mod maintenance;
 mod order;
 mod outlook;
 mod placement;

@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use aws_sdk_ec2::types::{Instance, InstanceStateName, Tag};
+use aws_sdk_ec2::{
+    primitives::DateTime,
+    types::{Instance, InstanceStateName, Tag},
+};
 use drover_core::{Error, Result};
 use drover_proto::{
     common::v1::{Address, AddressType},
@@ -103,6 +106,7 @@ pub(super) async fn look(api: &Api, machines: &[Machine]) -> Result<Vec<Machine>
                 if machine.phase != *phase {
                     machine.phase = *phase;
                     machine.message.clear();
+                    machine.maintenance = None;
                 }
                 checks.show(&mut machine);
                 Some(machine)
@@ -185,6 +189,7 @@ pub(super) fn machine(api: &Api, instance: &Instance) -> Option<Machine> {
         phase,
         ready: None,
         message: message(instance, phase),
+        maintenance: None,
         failure_domain: zone,
         node_class: instance
             .instance_type()
@@ -192,12 +197,16 @@ pub(super) fn machine(api: &Api, instance: &Instance) -> Option<Machine> {
             .unwrap_or_default(),
         host_id: None,
         addresses: addresses(instance),
-        create_time: instance.launch_time().map(|time| Timestamp {
-            seconds: time.secs(),
-            nanos: i32::try_from(time.subsec_nanos()).unwrap_or_default(),
-        }),
+        create_time: instance.launch_time().map(timestamp),
         location: String::new(),
     })
+}
+
+pub(super) fn timestamp(time: &DateTime) -> Timestamp {
+    Timestamp {
+        seconds: time.secs(),
+        nanos: i32::try_from(time.subsec_nanos()).unwrap_or_default(),
+    }
 }
 
 /// Whether none of the tags is missing that say whose an instance is and what for.

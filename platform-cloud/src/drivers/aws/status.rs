@@ -3,13 +3,13 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use aws_sdk_ec2::types::{InstanceStatus, InstanceStatusEvent, SummaryStatus};
+use aws_sdk_ec2::types::{EventCode, InstanceStatus, InstanceStatusEvent, SummaryStatus};
 use drover_core::{Error, Result};
-use drover_proto::platform::v1::NodePhase;
+use drover_proto::platform::v1::{NodeMaintenance, NodeMaintenanceKind, NodePhase};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
-use super::api::Api;
+use super::{api::Api, machines::timestamp};
 use crate::cloud::Machine;
 
 /// How long a list waits for status checks. They may be late, and it may not.
@@ -28,8 +28,8 @@ const PAGE: i32 = 1000;
 pub(super) struct Checks {
     /// The checks that fail: system, instance.
     failed: Vec<&'static str>,
-    /// The scheduled events.
-    events: Vec<String>,
+    /// The scheduled event that does most to it, and of these the first.
+    event: Option<NodeMaintenance>,
 }
 
 impl Checks {
@@ -41,42 +41,60 @@ impl Checks {
         });
         Self {
             failed: failed.map(|(name, _)| name).collect(),
-            events: status.events().iter().filter_map(event).collect(),
+            event: (status.events().iter().filter_map(event)).min_by_key(urgency),
         }
     }
 
     fn is_empty(&self) -> bool {
-        self.failed.is_empty() && self.events.is_empty()
+        self.failed.is_empty() && self.event.is_none()
     }
 
-    /// Shows a running machine as not ready if a check fails.
+    /// Shows a running machine as not ready if a check fails, and what is scheduled for it.
     pub(super) fn show(&self, machine: &mut Machine) {
         if machine.phase != NodePhase::Running {
             return;
         }
         machine.ready = (!self.failed.is_empty()).then_some(false);
-        let mut said = self.events.clone();
-        if !self.failed.is_empty() {
-            said.insert(
-                0,
-                format!("fails the {} status check", self.failed.join(" and the ")),
-            );
-        }
-        machine.message = drover_core::error::cut(said.join("; "));
+        machine.message = if self.failed.is_empty() {
+            String::new()
+        } else {
+            format!("fails the {} status check", self.failed.join(" and the "))
+        };
+        machine.maintenance.clone_from(&self.event);
     }
 }
 
-fn event(event: &InstanceStatusEvent) -> Option<String> {
+/// Sorts what stops an instance before what restarts it, and then by date.
+fn urgency(event: &NodeMaintenance) -> (bool, Option<i64>) {
+    let stays = event.kind() != NodeMaintenanceKind::Stop;
+    (stays, event.start_time.map(|start| start.seconds))
+}
+
+/// What is scheduled (<https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitoring-instances-status-check_sched.html>).
+fn event(event: &InstanceStatusEvent) -> Option<NodeMaintenance> {
     let description = event.description().unwrap_or_default();
     // EC2 shows events that have ended for a while.
     if description.starts_with("[Completed]") || description.starts_with("[Canceled]") {
         return None;
     }
-    let code = event.code()?.as_str();
-    let begins = event.not_before().map(ToString::to_string);
-    Some(match begins {
+    let code = event.code()?;
+    let begins = event.not_before();
+    let message = match begins {
         Some(begins) => format!("AWS has scheduled {code} from {begins} on: {description}"),
         None => format!("AWS has scheduled {code}: {description}"),
+    };
+    let kind = match code {
+        EventCode::InstanceRetirement | EventCode::InstanceStop => NodeMaintenanceKind::Stop,
+        EventCode::InstanceReboot | EventCode::SystemReboot | EventCode::SystemMaintenance => {
+            NodeMaintenanceKind::Restart
+        }
+        _ => NodeMaintenanceKind::Unspecified,
+    };
+    Some(NodeMaintenance {
+        kind: kind.into(),
+        start_time: begins.map(timestamp),
+        end_time: event.not_after().map(timestamp),
+        message: drover_core::error::cut(message),
     })
 }
 
@@ -188,7 +206,7 @@ mod tests {
         let checks = AllChecks::new(Duration::from_secs(10));
         let failed = Checks {
             failed: vec!["system"],
-            events: Vec::new(),
+            event: None,
         };
         checks.known.lock().insert("i-1".to_owned(), failed);
         *checks.fresh.lock() = Some(Instant::now());

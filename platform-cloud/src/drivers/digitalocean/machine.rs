@@ -107,6 +107,7 @@ impl Droplet {
             phase,
             ready: None,
             message,
+            maintenance: None,
             failure_domain: self.region.slug.clone(),
             node_class: self.size_slug.clone(),
             host_id: None,

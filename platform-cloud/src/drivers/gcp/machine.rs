@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use drover_core::{Error, Reason, Result};
 use drover_proto::{
     common::v1::{Address, AddressType},
-    platform::v1::NodePhase,
+    platform::v1::{NodeMaintenance, NodeMaintenanceKind, NodePhase},
 };
 use google_cloud_compute_v1::model::{
     AccessConfig, AttachedDisk, AttachedDiskInitializeParams, Instance, Metadata, NetworkInterface,
@@ -210,6 +210,7 @@ pub(super) fn read(settings: &Settings, zone: &str, instance: &Instance) -> Opti
         phase,
         ready,
         message: message(instance),
+        maintenance: maintenance(instance),
         failure_domain: zone.to_owned(),
         node_class: last(instance.machine_type.as_deref()),
         addresses: addresses(settings, zone, &name, instance),
@@ -259,21 +260,46 @@ fn message(instance: &Instance) -> String {
             "stopped, perhaps by Google: it is a spot machine".to_owned()
         }
         Some(Status::Repairing) if said.is_empty() => "Google is repairing it".to_owned(),
-        Some(Status::Running) if said.is_empty() => {
-            upcoming(instance).map(maintenance).unwrap_or_default()
-        }
         _ => said,
     }
 }
 
-fn upcoming(instance: &Instance) -> Option<&UpcomingMaintenance> {
+/// What Google has announced for a running machine
+/// (<https://cloud.google.com/compute/docs/instances/monitor-plan-host-maintenance-event>).
+fn maintenance(instance: &Instance) -> Option<NodeMaintenance> {
+    if instance.status != Some(Status::Running) {
+        return None;
+    }
     let status = instance.resource_status.as_ref()?;
-    status.upcoming_maintenance.as_ref()
+    let upcoming = status.upcoming_maintenance.as_ref()?;
+    let time = |said: &Option<String>| said.as_ref()?.parse::<Timestamp>().ok();
+    Some(NodeMaintenance {
+        kind: if stays_stopped(instance) {
+            NodeMaintenanceKind::Stop
+        } else {
+            NodeMaintenanceKind::Restart
+        }
+        .into(),
+        start_time: time(&upcoming.window_start_time),
+        end_time: time(&upcoming.window_end_time),
+        message: announcement(upcoming),
+    })
 }
 
-/// Says what Google has announced
-/// (<https://cloud.google.com/compute/docs/instances/monitor-plan-host-maintenance-event>).
-fn maintenance(upcoming: &UpcomingMaintenance) -> String {
+/// Whether a machine is stopped by maintenance and not started again
+/// (<https://cloud.google.com/compute/docs/instances/host-maintenance-overview>): spot machines are.
+fn stays_stopped(instance: &Instance) -> bool {
+    instance.scheduling.as_ref().is_some_and(|scheduling| {
+        scheduling.automatic_restart == Some(false)
+            && scheduling
+                .on_host_maintenance
+                .as_ref()
+                .and_then(|policy| policy.name())
+                == Some("TERMINATE")
+    })
+}
+
+fn announcement(upcoming: &UpcomingMaintenance) -> String {
     let is_ongoing = upcoming.maintenance_status == Some(MaintenanceStatus::Ongoing);
     let mut said = if is_ongoing {
         "Google maintains its host".to_owned()

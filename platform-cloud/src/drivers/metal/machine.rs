@@ -303,6 +303,7 @@ impl Metal {
             phase,
             ready,
             message,
+            maintenance: None,
             failure_domain: machine.partition().to_owned(),
             node_class: machine.size().to_owned(),
             host_id: Some(machine.id.clone()),

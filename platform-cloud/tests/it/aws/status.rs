@@ -1,9 +1,9 @@
 //! Status checks and scheduled events of instances.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use drover_emulators::{Fault, ec2::Ec2Settings};
-use drover_proto::platform::v1::{Node, NodePhase};
+use drover_proto::platform::v1::{Node, NodeMaintenance, NodeMaintenanceKind, NodePhase};
 use serde_json::Value;
 
 use crate::aws::bench::{Bench, until};
@@ -60,23 +60,37 @@ async fn checks_that_are_under_way_count_neither_way() {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_scheduled_event_is_shown() {
+/// Schedules an event for a new node, and returns what is then shown of it.
+async fn scheduled(code: &str) -> (Node, NodeMaintenance) {
     let bench = Bench::emulator().await;
     let (_, nodes) = bench.make(1, Value::Null).await;
     let id = &nodes[0].node_id;
-    assert!(
-        bench
-            .ec2()
-            .schedule_event(id, "instance-retirement", Duration::from_secs(86_400))
-    );
-    let node = until_node(&bench, id, "it is shown", |node| !node.message.is_empty()).await;
-    assert!(
-        node.message.contains("instance-retirement"),
-        "{}",
-        node.message
-    );
-    assert_eq!(node.ready, Some(true), "it runs until then");
+    let day = Duration::from_secs(86_400);
+    assert!(bench.ec2().schedule_event(id, code, day));
+    let node = until_node(&bench, id, "it is shown", |node| node.maintenance.is_some()).await;
+    let maintenance = node.maintenance.clone().unwrap();
+    (node, maintenance)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_scheduled_event_says_when_it_begins_and_whether_the_node_survives_it() {
+    use NodeMaintenanceKind::{Restart, Stop, Unspecified};
+    for (code, kind) in [
+        ("instance-retirement", Stop),
+        ("instance-stop", Stop),
+        ("system-reboot", Restart),
+        ("instance-of-tomorrow", Unspecified),
+    ] {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let (node, maintenance) = scheduled(code).await;
+        assert_eq!(maintenance.kind(), kind, "{code}");
+        let start = maintenance.start_time.unwrap().seconds as u64;
+        let ahead = start.saturating_sub(now.as_secs());
+        assert!((86_000..90_000).contains(&ahead), "in {ahead} s");
+        assert!(maintenance.message.contains(code), "{maintenance:?}");
+        assert_eq!(node.ready, Some(true), "it runs until then");
+        assert_eq!(node.message, "");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,6 +12,7 @@ use drover_proto::orchestrator::v1::{
     Node, PlanClusterRequest, Platform, PlatformPhase, PlatformStatus,
     plan_cluster_request::Subject,
 };
+use drover_proto::platform::v1::NodeMaintenanceKind;
 use prost_types::Timestamp;
 
 use super::{
@@ -146,6 +147,18 @@ fn repair(node: &Node) -> &'static str {
     }
 }
 
+/// What is announced for the machine under a node, and what becomes of the node.
+fn maintenance(node: &Node) -> String {
+    let Some(announced) = &node.maintenance else {
+        return String::new();
+    };
+    match announced.kind() {
+        NodeMaintenanceKind::Unspecified => announced.message.clone(),
+        NodeMaintenanceKind::Restart => format!("{} (it stays)", announced.message),
+        NodeMaintenanceKind::Stop => format!("{} (it ends the node)", announced.message),
+    }
+}
+
 async fn node(client: &Client, name: &str) -> Outcome<()> {
     let (cluster, id) = target::node(name)?;
     let request = GetNodeRequest {
@@ -177,6 +190,7 @@ async fn node(client: &Client, name: &str) -> Outcome<()> {
         ("REASON", node.reason.clone()),
         ("MESSAGE", node.message.clone()),
         ("REPAIR", repair(&node).to_owned()),
+        ("MAINTENANCE", maintenance(&node)),
         ("GROUP", format!("{} ({})", node.group, rows::role(&node))),
         (
             "PLATFORM",

@@ -157,6 +157,8 @@ pub enum RemovalReason {
     Outdated,
     /// It has reached its group's maximum lifetime.
     Lifetime,
+    /// Its backend has announced maintenance that stops it.
+    Maintenance,
     /// The group has more nodes than desired.
     Surplus,
     /// It is ours but has no record.
@@ -173,6 +175,7 @@ impl RemovalReason {
             Self::Sick => "Sick",
             Self::Outdated => "Outdated",
             Self::Lifetime => "Lifetime",
+            Self::Maintenance => "Maintenance",
             Self::Surplus => "Surplus",
             Self::Orphan => "Orphan",
         }

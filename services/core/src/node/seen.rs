@@ -65,6 +65,33 @@ pub struct Seen {
     /// The machine that a created node is on, while nobody there answers for it. `None` if one does, or if the platform
     /// does not tell.
     pub lost_host: Option<Box<LostHost>>,
+    /// What the backend has announced for the machine under it.
+    pub maintenance: Option<Box<Maintenance>>,
+}
+
+/// Maintenance that the backend has announced for the machine under a node, which runs as before until then.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Maintenance {
+    /// What it does to the node.
+    pub kind: MaintenanceKind,
+    /// When it begins at the earliest. 0 if not known.
+    pub start: Millis,
+    /// When it is over at the latest. 0 if not known.
+    pub end: Millis,
+    /// What is announced, in the backend's words.
+    pub message: Box<str>,
+}
+
+/// What maintenance does to a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum MaintenanceKind {
+    /// Not known.
+    #[default]
+    Unknown,
+    /// The node stays or comes back by itself, with its data.
+    Restart,
+    /// The node stops and does not come back by itself.
+    Stop,
 }
 
 /// A machine on which nobody answers for a node. It proves nothing about the node.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use drover_core::{
     Error, Millis, Phase, Sym,
     error::Reason,
-    node::{Former, Outcome, Role},
+    node::{Former, MaintenanceKind, Outcome, Role},
 };
 use uuid::Uuid;
 
@@ -34,6 +34,8 @@ pub struct Thing {
     pub acts: bool,
     /// Labels of its host.
     pub labels: Sym,
+    /// Maintenance that is announced and near.
+    pub maintenance: Option<MaintenanceKind>,
     /// Not listed before this time.
     pub hidden_until: Millis,
 }
@@ -137,6 +139,7 @@ impl World {
                 ready: true,
                 acts: node.role == Role::Active,
                 labels: node.labels_hash.clone(),
+                maintenance: None,
                 hidden_until: 0,
             })
             .collect();
@@ -418,6 +421,15 @@ impl World {
         if let Some(thing) = backend.things.get_mut(id) {
             thing.ready = ready;
         }
+        self.show(platform, id);
+    }
+
+    pub fn announce(&mut self, platform: &Sym, id: &str, kind: Option<MaintenanceKind>) {
+        let backend = self.platforms.get_mut(platform).unwrap();
+        if let Some(thing) = backend.things.get_mut(id) {
+            thing.maintenance = kind;
+        }
+        self.maintains |= kind == Some(MaintenanceKind::Stop);
         self.show(platform, id);
     }
 

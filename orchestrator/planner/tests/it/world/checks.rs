@@ -35,7 +35,7 @@ impl World {
         let from = self
             .now
             .saturating_sub(build::CALL + build::CREATION + 5_000);
-        let any = self.state.nodes.iter().any(|n| n.marked);
+        let any = self.maintains || self.state.nodes.iter().any(|n| n.marked);
         let mut most = 0;
         let mut last = 0;
         for (at, path, plain, marked) in &self.sizes {
@@ -171,6 +171,7 @@ impl World {
                 RemovalReason::Sick
                     | RemovalReason::Outdated
                     | RemovalReason::Lifetime
+                    | RemovalReason::Maintenance
                     | RemovalReason::Surplus
             ) {
                 assert!(!node.seen.unlisted && node.node_id.is_some(), "{node:?}");
@@ -181,6 +182,7 @@ impl World {
                     | RemovalReason::User
                     | RemovalReason::Outdated
                     | RemovalReason::Lifetime
+                    | RemovalReason::Maintenance
             );
             if voluntary && node.state == NodeState::Ready && self.is_up(node) {
                 let left = self

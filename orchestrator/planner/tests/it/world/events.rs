@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use drover_core::{
     Millis, Phase, Sym,
     error::Reason,
-    node::{Answer, Role, Seen},
+    node::{Answer, Maintenance, Role, Seen},
 };
 use drover_planner::{Foreign, Orphan};
 use uuid::Uuid;
@@ -243,6 +243,13 @@ impl World {
             }
             node.seen.phase = thing.phase;
             node.seen.ready = Some(thing.ready);
+            node.seen.maintenance = thing.maintenance.map(|kind| {
+                Box::new(Maintenance {
+                    kind,
+                    start: 1,
+                    ..Maintenance::default()
+                })
+            });
             node.seen.last = at;
             if thing.phase == Phase::Running {
                 node.seen.addresses = [addons::address(thing)].into();

@@ -129,6 +129,8 @@ pub struct World {
     pub orphans: OrphanPolicy,
     /// Crash point of the next pass.
     pub crash: Option<Crash>,
+    /// Whether maintenance was ever announced that stops a node.
+    pub maintains: bool,
     pub finished: bool,
     pub sizes_of_requests: Fixed,
     /// Things on abandoned platforms.
@@ -194,6 +196,7 @@ impl World {
             orphan_hold: false,
             orphans: OrphanPolicy::Delete,
             crash: None,
+            maintains: false,
             finished: false,
             sizes_of_requests: Fixed(0),
             given_up: BTreeSet::new(),
