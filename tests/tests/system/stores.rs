@@ -8,7 +8,8 @@
 use crate::real;
 mod alone;
 mod chaos;
-mod clients;
+pub(crate) mod clients;
+mod disk;
 mod etcd;
 mod fence;
 mod network;
@@ -18,6 +19,7 @@ mod postgresql;
 mod promotions;
 mod quorum;
 mod redis;
+mod settings;
 
 use std::{
     fs,

@@ -1,5 +1,6 @@
 //! Redis: a replica takes over with all data.
 
+mod hangs;
 mod password;
 
 use std::{collections::BTreeSet, fs, sync::Arc};

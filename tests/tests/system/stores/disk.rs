@@ -1,0 +1,116 @@
+//! A disk that stands still: what reads it goes on, and what writes to it waits.
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, chown},
+    path::PathBuf,
+};
+
+use crate::stores::{
+    alone::{Node, until},
+    postgresql::{all_ready, alone, begin, insist},
+    quorum::{acknowledges, counts, promoted},
+    run,
+};
+
+/// A disk of its own for the storage of a node.
+struct Disk {
+    at: PathBuf,
+    image: PathBuf,
+}
+
+impl Disk {
+    /// Gives a node that was never started a disk.
+    fn of(node: &Node) -> Self {
+        let at = node.storage();
+        let image = at.with_extension("ext4");
+        let owner = fs::metadata(&at).unwrap();
+        fs::File::create(&image)
+            .unwrap()
+            .set_len(512 << 20)
+            .unwrap();
+        let (file, place) = (image.to_str().unwrap(), at.to_str().unwrap());
+        does("mkfs.ext4", &["-q", "-m", "0", file]);
+        does("mount", &["-o", "loop", file, place]);
+        chown(&at, Some(owner.uid()), Some(owner.gid())).unwrap();
+        fs::remove_dir(at.join("lost+found")).unwrap();
+        Self { at, image }
+    }
+
+    fn stands_still(&self) {
+        does("fsfreeze", &["--freeze", self.at.to_str().unwrap()]);
+    }
+
+    fn goes_on(&self) {
+        does("fsfreeze", &["--unfreeze", self.at.to_str().unwrap()]);
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let at = self.at.to_str().unwrap();
+        let _ = run("fsfreeze", &["--unfreeze", at]);
+        // What still uses it, does so until it ends.
+        let _ = run("umount", &["--lazy", at]);
+        let _ = fs::remove_file(&self.image);
+    }
+}
+
+fn does(program: &str, arguments: &[&str]) {
+    let answer = run(program, arguments);
+    assert!(
+        answer.status.success(),
+        "{program} {arguments:?}: {answer:?}"
+    );
+}
+
+fn is_alive(node: &Node) -> bool {
+    node.does("alive").status.success()
+}
+
+#[test]
+fn a_primary_whose_disk_stands_still_is_ended_and_a_standby_takes_over() {
+    let one = |at| alone(at, &[]).with_environment("SYNCHRONOUS", "1");
+    let mut nodes = [one(0), one(1)];
+    // Goes before the nodes: what waits for it could not be waited for.
+    let disk = Disk::of(&nodes[0]);
+    begin(&mut nodes);
+    let standby = ["db-1".to_owned()];
+    until("the standby counts", &mut nodes, |nodes| {
+        counts(&nodes[0], &standby)
+    });
+    insist(&nodes[0], "create table t (x int)");
+    assert!(acknowledges(&nodes[0], 1));
+    assert!(is_alive(&nodes[0]));
+    disk.stands_still();
+    assert!(!acknowledges(&nodes[0], 2));
+    until("it is of no use", &mut nodes, |nodes| !is_alive(&nodes[0]));
+    assert!(!nodes[0].is_ready());
+    until("it has ended", &mut nodes, |nodes| {
+        is_alive(&nodes[0]);
+        nodes[0].has_ended()
+    });
+    promoted(&mut nodes[1]);
+    assert_eq!(insist(&nodes[1], "select x from t where x = 1"), "1");
+    disk.goes_on();
+}
+
+#[test]
+fn a_server_that_is_alone_waits_for_its_disk() {
+    let mut nodes = [alone(0, &[])];
+    let disk = Disk::of(&nodes[0]);
+    begin(&mut nodes);
+    insist(&nodes[0], "create table t (x int)");
+    disk.stands_still();
+    assert!(!acknowledges(&nodes[0], 1));
+    // As often as would be too often for one with a standby, and each time as after one at which it did not write.
+    for _ in 0..4 {
+        fs::write(nodes[0].directory().join("misses"), "\n").unwrap();
+        assert!(is_alive(&nodes[0]));
+    }
+    assert!(!nodes[0].has_ended());
+    disk.goes_on();
+    until("it goes on", &mut nodes, |nodes| {
+        all_ready(nodes) && acknowledges(&nodes[0], 2)
+    });
+}
