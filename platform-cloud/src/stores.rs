@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use drover_core::Result;
 use drover_platform::templates::Templates;
-use drover_templates::{Catalogue, EmbeddedFile, stores};
+use drover_templates::{Catalogue, EmbeddedFile, embedded, stores};
 
 /// The templates of a cloud: those of a directory first, then the built-in ones.
 ///
@@ -16,37 +16,16 @@ pub fn templates(directory: Option<&Path>) -> Result<Templates> {
 }
 
 const CATALOGUE: &[EmbeddedFile] = &[
-    EmbeddedFile {
-        name: "index.yaml",
-        content: include_str!("../catalogue/cloud/index.yaml"),
-    },
-    EmbeddedFile {
-        name: "machine.yaml",
-        content: include_str!("../catalogue/cloud/machine.yaml"),
-    },
-    EmbeddedFile {
-        name: "machine.sh.j2",
-        content: include_str!("../catalogue/cloud/machine.sh.j2"),
-    },
-    EmbeddedFile {
-        name: "kubernetes.yaml",
-        content: include_str!("../catalogue/cloud/kubernetes.yaml"),
-    },
+    embedded!("../catalogue/cloud/", "index.yaml"),
+    embedded!("../catalogue/cloud/", "machine.yaml"),
+    embedded!("../catalogue/cloud/", "machine.sh.j2"),
+    embedded!("../catalogue/cloud/", "kubernetes.yaml"),
     stores::NODE,
-    EmbeddedFile {
-        name: "etcd.yaml",
-        content: include_str!("../catalogue/cloud/etcd.yaml"),
-    },
+    embedded!("../catalogue/cloud/", "etcd.yaml"),
     stores::ETCD,
-    EmbeddedFile {
-        name: "postgresql.yaml",
-        content: include_str!("../catalogue/cloud/postgresql.yaml"),
-    },
+    embedded!("../catalogue/cloud/", "postgresql.yaml"),
     stores::POSTGRESQL,
     stores::POSTGRESQL_QUORUM,
-    EmbeddedFile {
-        name: "redis.yaml",
-        content: include_str!("../catalogue/cloud/redis.yaml"),
-    },
+    embedded!("../catalogue/cloud/", "redis.yaml"),
     stores::REDIS,
 ];

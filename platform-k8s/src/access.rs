@@ -10,8 +10,9 @@ use drover_proto::{
         ExecStart, Node, StreamLogsRequest, exec_request::Input, stream_logs_request::Since,
     },
 };
+use drover_resources_kubernetes::{exit_code, not_run};
 use futures::{SinkExt as _, StreamExt as _};
-use k8s_openapi::{api::core::v1::Pod as ApiPod, apimachinery::pkg::apis::meta::v1::Status};
+use k8s_openapi::api::core::v1::Pod as ApiPod;
 use kube::api::{AttachParams, AttachedProcess, LogParams};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
@@ -30,9 +31,6 @@ const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 const BUFFER: usize = 64 * 1024;
 /// Chunks of output buffered for a slow client.
 const MAX_PIECES: usize = 4;
-/// Exit codes of shells for a command that was not found, and for one that is not executable.
-const NOT_FOUND: i32 = 127;
-const NOT_EXECUTABLE: i32 = 126;
 /// Maximum silence of the watch while waiting for a container.
 const SILENCE: Duration = Duration::from_secs(600);
 
@@ -256,7 +254,7 @@ async fn run(
         () = &mut write => read.await,
     };
     let last = match status {
-        Some(status) => exit_code(&call, &status),
+        Some(status) => exit_code(&status).ok_or_else(|| not_run(&call)),
         None => Err(Error::unavailable(format!(
             "{call}: the connection to the command was cut"
         ))),
@@ -337,37 +335,6 @@ fn characters(size: &TerminalSize) -> kube::api::TerminalSize {
         width: u16::try_from(size.columns).unwrap_or(u16::MAX),
         height: u16::try_from(size.rows).unwrap_or(u16::MAX),
     }
-}
-
-/// Maps the status of an exec to the exit code of the command.
-fn exit_code(call: &Call, status: &Status) -> Result<i32> {
-    if status.status.as_deref() == Some("Success") {
-        return Ok(0);
-    }
-    let causes = status
-        .details
-        .iter()
-        .filter_map(|it| it.causes.as_ref())
-        .flatten();
-    let code = causes
-        .filter(|it| it.reason.as_deref() == Some("ExitCode"))
-        .find_map(|it| it.message.as_deref()?.parse().ok());
-    if let Some(code) = code {
-        return Ok(code);
-    }
-    let message = status.message.as_deref().unwrap_or_default();
-    if message.contains("executable file not found")
-        || message.contains("no such file or directory")
-    {
-        return Ok(NOT_FOUND);
-    }
-    if message.contains("permission denied") {
-        return Ok(NOT_EXECUTABLE);
-    }
-    // The message of the container runtime may repeat the command line.
-    Err(Error::unavailable(format!(
-        "{call}: the container runtime could not run the command"
-    )))
 }
 
 #[cfg(test)]

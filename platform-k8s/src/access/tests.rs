@@ -1,5 +1,4 @@
 use super::*;
-use serde_json::json;
 
 fn place() -> Place {
     Place {
@@ -48,24 +47,4 @@ fn what_is_asked_of_logs_is_passed_on() {
             format!("container=redis&sinceSeconds={expected}")
         );
     }
-}
-
-#[test]
-fn a_command_ends_with_its_own_code_or_that_of_a_shell() {
-    let call = Call::path("create", "x");
-    let code =
-        |status: serde_json::Value| exit_code(&call, &serde_json::from_value(status).unwrap());
-    assert_eq!(code(json!({"status": "Success"})), Ok(0));
-    let failed = json!({"status": "Failure", "reason": "NonZeroExitCode", "message": "command terminated with exit code 3",
-        "details": {"causes": [{"reason": "ExitCode", "message": "3"}]}});
-    assert_eq!(code(failed), Ok(3));
-    let missing = json!({"status": "Failure", "reason": "InternalError", "code": 500,
-        "message": "OCI runtime exec failed: exec: \"frobnicate\": executable file not found in $PATH"});
-    assert_eq!(code(missing), Ok(127));
-    let forbidden =
-        json!({"status": "Failure", "message": "exec: \"/etc/passwd\": permission denied"});
-    assert_eq!(code(forbidden), Ok(126));
-    let other =
-        code(json!({"status": "Failure", "message": "cannot run secret-command"})).unwrap_err();
-    assert!(!other.message().contains("secret-command"));
 }

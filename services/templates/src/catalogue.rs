@@ -1,9 +1,9 @@
 //! Loading, selection and reloading of catalogues.
 
+mod directory;
+
 use std::{
     collections::BTreeMap,
-    fs, io,
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use serde_saphyr::Spanned;
 
+use self::directory::{Stamps, stamps};
 use crate::{
     digest::digest,
     index::{EntryFile, Health, IndexFile, Lifecycle, Limits, ManagementPolicy, Matcher, Port},
@@ -25,15 +26,6 @@ use crate::{
 /// Name of the index file in a catalogue.
 const INDEX: &str = "index.yaml";
 
-/// Extensions of the files that are parsed as templates.
-const ENDINGS: [&str; 4] = [".yaml", ".yml", ".j2", ".jinja"];
-
-/// Maximum size of a catalogue file in bytes. Larger files are mistakes, not templates.
-const MAX_FILE: u64 = 1024 * 1024;
-
-/// Maximum number of files in a catalogue, so that a wrong directory (a home, the root) is rejected instead of read.
-const MAX_FILES: usize = 1000;
-
 /// A catalogue file that is embedded in a program.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddedFile {
@@ -41,6 +33,17 @@ pub struct EmbeddedFile {
     pub name: &'static str,
     /// Content, usually from `include_str!`.
     pub content: &'static str,
+}
+
+/// Embeds a file of a catalogue: its directory relative to the source, with a slash at the end, and its name.
+#[macro_export]
+macro_rules! embedded {
+    ($directory:literal, $name:literal) => {
+        $crate::EmbeddedFile {
+            name: $name,
+            content: include_str!(concat!($directory, $name)),
+        }
+    };
 }
 
 /// The templates of a platform: those of a directory first, then the embedded ones.
@@ -131,10 +134,6 @@ struct Layer {
     environment: Environment<'static>,
 }
 
-type Stamps = BTreeMap<String, Stamp>;
-/// Identity of a file version: inode, size, and seconds and nanoseconds of modification and status change. File
-/// timestamps are coarse, but a file that replaces another one has a different inode.
-type Stamp = (u64, u64, [i64; 4]);
 pub(crate) type Files = BTreeMap<String, String>;
 
 impl Catalogue {
@@ -387,17 +386,9 @@ impl Entry {
 }
 
 impl Layer {
-    fn read(directory: &Path, stamps: &Stamps) -> Result<Self> {
-        let files = stamps
-            .keys()
-            .map(|name| {
-                let path = directory.join(name);
-                fs::read_to_string(&path)
-                    .map(|content| (name.clone(), content))
-                    .map_err(|error| unreadable(&path, &error))
-            })
-            .collect::<Result<Files>>()?;
-        Self::parse(&format!("{}/", directory.display()), files)
+    fn read(path: &Path, stamps: &Stamps) -> Result<Self> {
+        let files = directory::read(path, stamps)?;
+        Self::parse(&format!("{}/", path.display()), files)
     }
 
     fn parse(prefix: &str, mut files: Files) -> Result<Self> {
@@ -557,70 +548,4 @@ fn wrong(place: &str, at: &Position, what: &str) -> Error {
 fn message(error: &serde_saphyr::Error) -> String {
     let text = error.without_snippet().to_string();
     text.lines().next().unwrap_or_default().to_owned()
-}
-
-/// Returns stamps by which changed files are detected.
-fn stamps(directory: &Path) -> Result<Stamps> {
-    let mut found = Stamps::new();
-    walk(directory, "", &mut found)?;
-    Ok(found)
-}
-
-fn walk(root: &Path, below: &str, found: &mut Stamps) -> Result<()> {
-    let directory = root.join(below);
-    let entries = fs::read_dir(&directory).map_err(|error| unreadable(&directory, &error))?;
-    for entry in entries {
-        let entry = entry.map_err(|error| unreadable(&directory, &error))?;
-        let Ok(name) = entry.file_name().into_string() else {
-            continue;
-        };
-        if name.starts_with('.') {
-            continue;
-        }
-        let path = if below.is_empty() {
-            name
-        } else {
-            format!("{below}/{name}")
-        };
-        // Follows symlinks, which mounted configuration consists of.
-        let meta = match fs::metadata(entry.path()) {
-            Ok(meta) => meta,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(unreadable(&entry.path(), &error)),
-        };
-        if meta.is_dir() {
-            // One level is enough for includes, and prevents endless symlink loops.
-            if below.is_empty() {
-                walk(root, &path, found)?;
-            }
-        } else if meta.is_file() && ENDINGS.iter().any(|ending| path.ends_with(ending)) {
-            if meta.len() > MAX_FILE {
-                return Err(Error::invalid(
-                    entry.path().display().to_string(),
-                    "larger than 1 MiB: no template",
-                ));
-            }
-            let times = [
-                meta.mtime(),
-                meta.mtime_nsec(),
-                meta.ctime(),
-                meta.ctime_nsec(),
-            ];
-            found.insert(path, (meta.ino(), meta.len(), times));
-            if found.len() > MAX_FILES {
-                return Err(Error::invalid(
-                    root.display().to_string(),
-                    "more than 1000 files: no template catalogue",
-                ));
-            }
-        }
-    }
-    Ok(())
-}
-
-fn unreadable(path: &Path, error: &io::Error) -> Error {
-    Error::new(
-        Reason::Precondition,
-        format!("{} cannot be read: {error}", path.display()),
-    )
 }

@@ -10,7 +10,7 @@ use std::{
 
 use drover_core::{Error, Reason, Result};
 use drover_proto::platform::v1::{Capability, FailureDomain, Limits};
-use drover_templates::{EmbeddedFile, stores};
+use drover_templates::{EmbeddedFile, embedded, stores};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -19,30 +19,15 @@ use drover_platform::driver::Description;
 
 /// The embedded templates: `agent` for clusters that name no store, `etcd`, `postgresql` and `redis`.
 pub const CATALOGUE: &[EmbeddedFile] = &[
-    EmbeddedFile {
-        name: "index.yaml",
-        content: include_str!("../../../catalogue/local/index.yaml"),
-    },
-    EmbeddedFile {
-        name: "agent.yaml",
-        content: include_str!("../../../catalogue/local/agent.yaml"),
-    },
+    embedded!("../../../catalogue/local/", "index.yaml"),
+    embedded!("../../../catalogue/local/", "agent.yaml"),
     stores::NODE,
-    EmbeddedFile {
-        name: "etcd.yaml",
-        content: include_str!("../../../catalogue/local/etcd.yaml"),
-    },
+    embedded!("../../../catalogue/local/", "etcd.yaml"),
     stores::ETCD,
-    EmbeddedFile {
-        name: "postgresql.yaml",
-        content: include_str!("../../../catalogue/local/postgresql.yaml"),
-    },
+    embedded!("../../../catalogue/local/", "postgresql.yaml"),
     stores::POSTGRESQL,
     stores::POSTGRESQL_QUORUM,
-    EmbeddedFile {
-        name: "redis.yaml",
-        content: include_str!("../../../catalogue/local/redis.yaml"),
-    },
+    embedded!("../../../catalogue/local/", "redis.yaml"),
     stores::REDIS,
 ];
 

@@ -105,7 +105,7 @@ type Sender = mpsc::Sender<Result<ProcessOutput>>;
 
 fn ended(place: &Place, call: &Call, status: Option<Status>) -> Result<ProcessOutput> {
     let cut = || Error::unavailable(format!("{call}: the connection to the command was cut"));
-    let code = exit_code(place, call, &status.ok_or_else(cut)?)?;
+    let code = exit_code_of(place, call, &status.ok_or_else(cut)?)?;
     Ok(ProcessOutput {
         output: Some(Output::ExitCode(code)),
     })
@@ -117,10 +117,23 @@ pub(crate) fn chunk(data: impl Into<Vec<u8>>) -> Chunk {
     }
 }
 
-/// Maps the status of an exec to the exit code of the command.
-fn exit_code(place: &Place, call: &Call, status: &Status) -> Result<i32> {
+fn exit_code_of(place: &Place, call: &Call, status: &Status) -> Result<i32> {
+    if let Some(code) = exit_code(status) {
+        return Ok(code);
+    }
+    let message = status.message.as_deref().unwrap_or_default();
+    if message.contains("container not found") || message.contains("is not running") {
+        return Err(place.not_running("does not run any more"));
+    }
+    Err(not_run(call))
+}
+
+/// Maps the status of an exec to the exit code of the command, or to that of a shell for a command that cannot be started.
+/// `None` if it was not run.
+#[must_use]
+pub fn exit_code(status: &Status) -> Option<i32> {
     if status.status.as_deref() == Some("Success") {
-        return Ok(0);
+        return Some(0);
     }
     let causes = status
         .details
@@ -130,25 +143,25 @@ fn exit_code(place: &Place, call: &Call, status: &Status) -> Result<i32> {
     let code = causes
         .filter(|it| it.reason.as_deref() == Some("ExitCode"))
         .find_map(|it| it.message.as_deref()?.parse().ok());
-    if let Some(code) = code {
-        return Ok(code);
-    }
-    let message = status.message.as_deref().unwrap_or_default();
-    if message.contains("executable file not found")
-        || message.contains("no such file or directory")
-    {
-        return Ok(NOT_FOUND);
-    }
-    if message.contains("permission denied") {
-        return Ok(NOT_EXECUTABLE);
-    }
-    if message.contains("container not found") || message.contains("is not running") {
-        return Err(place.not_running("does not run any more"));
-    }
-    // The message of the container runtime may repeat the command line.
-    Err(Error::unavailable(format!(
+    let said = |words: &str| {
+        let message = status.message.as_deref();
+        message.is_some_and(|message| message.contains(words))
+    };
+    let is_missing = said("executable file not found") || said("no such file or directory");
+    let of_shell = match (is_missing, said("permission denied")) {
+        (true, _) => Some(NOT_FOUND),
+        (false, true) => Some(NOT_EXECUTABLE),
+        (false, false) => None,
+    };
+    code.or(of_shell)
+}
+
+/// The error for a command that the container runtime did not run, whose message may repeat the command line.
+#[must_use]
+pub fn not_run(call: &Call) -> Error {
+    Error::unavailable(format!(
         "{call}: the container runtime could not run the command"
-    )))
+    ))
 }
 
 #[cfg(test)]
@@ -177,11 +190,16 @@ mod tests {
             }),
             ..Status::default()
         };
-        exit_code(&place, &place.call("create", "pods/exec"), &status)
+        exit_code_of(&place, &place.call("create", "pods/exec"), &status)
     }
 
     #[test]
     fn a_command_that_cannot_be_started_has_an_exit_code_as_in_a_shell() {
+        let success = Status {
+            status: Some("Success".to_owned()),
+            ..Status::default()
+        };
+        assert_eq!(exit_code(&success), Some(0));
         assert_eq!(code("it ended", Some(("ExitCode", "3"))).unwrap(), 3);
         let missing = r#"exec: "x": executable file not found in $PATH: unknown"#;
         assert_eq!(code(missing, None).unwrap(), NOT_FOUND);

@@ -26,6 +26,7 @@ mod services;
 mod wait;
 
 pub use configurations::KubernetesConfigurations;
+pub use exec::{exit_code, not_run};
 pub use network_policies::KubernetesNetworkPolicies;
 pub use nodes::KubernetesNodes;
 pub use pods::KubernetesPods;
