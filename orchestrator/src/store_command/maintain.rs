@@ -14,6 +14,9 @@ use super::Outcome;
 /// A smaller file is not worth that its member stands still while it is rewritten: 64 MiB.
 const LEAST: u64 = 64 * 1024 * 1024;
 
+/// Pause after a failure.
+const RETRY: Duration = Duration::from_secs(30);
+
 /// What is maintained, and how often.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
@@ -21,7 +24,8 @@ pub(super) struct Arguments {
     /// half of the file is not used
     #[arg(long, value_name = "BYTES", default_value_t = LEAST)]
     least: u64,
-    /// Do it again after this time, until the process is stopped: `30m`, `1h`, `1d` [default: once]
+    /// Do it again after this time, or after 30s if it failed, until the process is stopped: `30m`, `1h`, `1d` [default:
+    /// once]
     #[arg(long, value_name = "DURATION", value_parser = interval)]
     every: Option<Duration>,
     /// How to print what was found and done; `json`: a line each time
@@ -55,11 +59,15 @@ pub(super) async fn run(etcd: &EtcdSettings, arguments: &Arguments) -> Outcome {
         loop {
             let report = maintenance.run(arguments.least).await;
             print(&report, arguments.output)?;
-            // Whatever it was, it may be over the next time.
-            if let Some(error) = &report.failure {
-                eprintln!("error: {error}");
-            }
-            sleep(interval).await;
+            // Whatever it was, it may be over soon, as when the members are only starting.
+            let pause = match &report.failure {
+                Some(error) => {
+                    eprintln!("error: {error}");
+                    interval.min(RETRY)
+                }
+                None => interval,
+            };
+            sleep(pause).await;
         }
     };
     tokio::select! {
