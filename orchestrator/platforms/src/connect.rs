@@ -13,6 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::Platforms;
 
+/// Bytes of an answer that are on their way: as many as servers take of a request. Of more, a few logs that nobody reads would
+/// hold up all calls to their platform and its watch, which share a connection.
+const STREAM_WINDOW: u32 = 256 << 10;
+
 /// Creates a channel to a platform from its registration, and the certificate that it names.
 pub type Connector =
     Arc<dyn Fn(&pb::PlatformSpec, Option<Identity>) -> Result<Channel> + Send + Sync>;
@@ -90,7 +94,8 @@ pub fn connector(settings: PlatformTlsSettings) -> Result<Connector> {
             .map_err(|why| Error::invalid("platform_tls", why.to_string()))?;
     }
     Ok(Arc::new(move |spec: &pb::PlatformSpec, identity| {
-        let target: Target = spec.endpoint.parse()?;
+        let mut target: Target = spec.endpoint.parse()?;
+        target.stream_window = Some(STREAM_WINDOW);
         if !target.is_encrypted() {
             return Ok(connect(&target));
         }

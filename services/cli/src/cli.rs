@@ -238,7 +238,7 @@ pub(crate) enum Command {
     },
     /// Wait until clusters are as wanted
     Wait(WaitArgs),
-    /// Print the log of a node
+    /// Print the log of a node, or of all nodes of a group or cluster
     Logs(LogsArgs),
     /// Run a command inside a node
     Exec(ExecArgs),
@@ -394,6 +394,9 @@ pub(crate) struct GetArgs {
     /// Only what has these labels: a=b,c!=d,e,!f
     #[arg(short = 'l', long, value_name = "LABELS")]
     pub(crate) selector: Option<String>,
+    /// Kept storage of all platforms and clusters, as without a name
+    #[arg(long)]
+    pub(crate) all: bool,
     #[arg(short, long, value_enum, default_value_t)]
     pub(crate) output: GetFormat,
     /// Go on with changes as they come
@@ -486,12 +489,14 @@ pub(crate) struct WaitArgs {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct LogsArgs {
-    /// CLUSTER/NODE
-    pub(crate) node: String,
-    /// Go on with new lines as they come
+    /// CLUSTER/NODE; with CLUSTER/GROUP or CLUSTER all nodes of it, each line after the name of its node. A name that a
+    /// node and a group have is the node's; group/CLUSTER/GROUP is always the group
+    #[arg(value_name = "CLUSTER[/NODE|/GROUP]")]
+    pub(crate) target: String,
+    /// Go on with new lines as they come; of a group or cluster also with nodes that come, from their first line
     #[arg(short, long)]
     pub(crate) follow: bool,
-    /// Only the last lines
+    /// Only the last lines, of each node
     #[arg(long, value_name = "N")]
     pub(crate) tail: Option<u32>,
     /// The run before the last restart
@@ -500,6 +505,10 @@ pub(crate) struct LogsArgs {
     /// Only what is younger
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     pub(crate) since: Option<std::time::Duration>,
+    /// Most logs that -f holds open at once, at most 1000: each takes memory of the orchestrator, a stream of its platform and
+    /// in pods a connection to a kubelet. Of more nodes -f follows none; one that comes later waits for a place
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) max_log_requests: u32,
 }
 
 #[derive(Clone, Debug, Args)]

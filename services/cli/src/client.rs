@@ -120,10 +120,20 @@ impl Client {
     }
 
     pub(crate) async fn list_nodes(&self, cluster: Option<String>) -> Result<ListNodesResponse> {
+        self.list_nodes_of(cluster, None).await
+    }
+
+    /// The nodes of all clusters, one, or a group of it.
+    pub(crate) async fn list_nodes_of(
+        &self,
+        cluster: Option<String>,
+        group: Option<String>,
+    ) -> Result<ListNodesResponse> {
         let mut all = ListNodesResponse::default();
         loop {
             let page = ListNodesRequest {
                 cluster: cluster.clone(),
+                group: group.clone(),
                 page_token: std::mem::take(&mut all.next_page_token),
                 ..Default::default()
             };
@@ -194,8 +204,19 @@ impl Client {
         cluster: Option<&str>,
         see: impl FnMut(Change<'_, Node>) -> ControlFlow<T>,
     ) -> Result<T> {
+        self.watch_nodes_of(cluster, None, see).await
+    }
+
+    /// The same with the nodes of a group.
+    pub(crate) async fn watch_nodes_of<T>(
+        &self,
+        cluster: Option<&str>,
+        group: Option<&str>,
+        see: impl FnMut(Change<'_, Node>) -> ControlFlow<T>,
+    ) -> Result<T> {
         let request = WatchNodesRequest {
             cluster: cluster.map(str::to_owned),
+            group: group.map(str::to_owned),
             ..Default::default()
         };
         let watch = self

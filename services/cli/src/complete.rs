@@ -92,6 +92,8 @@ enum Names {
     Groups,
     /// CLUSTER/NODE.
     Nodes,
+    /// CLUSTER, CLUSTER/GROUP or CLUSTER/NODE.
+    Logs,
     Platforms,
     Secrets,
     Contexts,
@@ -185,7 +187,8 @@ fn position(path: &[&str], before: &[&str], command: &Command) -> Wanted {
             | ["rollout", "history" | "undo"],
             [],
         ) => Names::Clusters,
-        (["replace" | "repair" | "logs" | "exec"], []) => Names::Nodes,
+        (["replace" | "repair" | "exec"], []) => Names::Nodes,
+        (["logs"], []) => Names::Logs,
         (["rebind" | "confirm-loss"], []) => Names::Platforms,
         (["context", "use" | "show"], []) | (["context", "delete"], _) => Names::Contexts,
         _ => {
@@ -223,7 +226,15 @@ async fn live(global: &Global, names: &Names, last: &str) -> Outcome<Vec<String>
     };
     let client = Client::to(&context::place(global)?.targets()?);
     let inner = last.strip_prefix(&prefix).unwrap_or(last);
-    let found = names_of(&client, &names, inner).await?;
+    let all = match (names, inner.contains('/')) {
+        (Names::Logs, true) => vec![Names::Groups, Names::Nodes],
+        (Names::Logs, false) => vec![Names::Clusters, Names::Groups],
+        (names, _) => vec![names],
+    };
+    let mut found = Vec::new();
+    for names in &all {
+        found.extend(names_of(&client, names, inner).await?);
+    }
     Ok(found
         .into_iter()
         .map(|name| prefix.clone() + &name)
@@ -317,7 +328,9 @@ mod tests {
             ("scale --standby 1 ", Names::Groups),
             ("rollout restart ", Names::Groups),
             ("rollout undo ", Names::Clusters),
-            ("logs -f ", Names::Nodes),
+            ("exec -t ", Names::Nodes),
+            ("logs -f ", Names::Logs),
+            ("logs --tail 5 ", Names::Logs),
             ("abandon shop --platform ", Names::Platforms),
             ("context use ", Names::Contexts),
             ("--context ", Names::Contexts),

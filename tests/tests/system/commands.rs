@@ -3,7 +3,9 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::real;
+mod logs;
 mod shell;
+mod storage;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -70,6 +70,20 @@ fn get_takes_a_kind_and_a_name() {
 }
 
 #[test]
+fn logs_are_those_of_a_node_a_group_or_a_cluster() {
+    for target in ["orders/db-1", "orders/db", "orders"] {
+        let Command::Logs(args) = command(&format!("drover logs {target} -f --tail 5")) else {
+            panic!("not logs")
+        };
+        assert_eq!((&*args.target, args.tail), (target, Some(5)));
+        assert_eq!((args.follow, args.max_log_requests), (true, 50));
+    }
+    let most = |number: &str| parse(&format!("drover logs orders --max-log-requests {number}"));
+    assert!(most("1000").is_ok() && most("0").is_err() && most("1001").is_err());
+    assert!(parse("drover logs").is_err() && parse("drover logs a b").is_err());
+}
+
+#[test]
 fn exec_passes_everything_after_the_hyphens_on() {
     let Command::Exec(args) = command("drover exec orders/db-1 -it -- redis-cli -p 1 --help")
     else {

@@ -1,17 +1,13 @@
-//! `logs` and `exec`: access to a node through its platform.
+//! `exec`: commands in a node through its platform, and how the output of nodes is written.
 
 use std::{
     io::{IsTerminal, Read, Write, stderr, stdin, stdout},
     process::ExitCode,
 };
 
-use drover_core::Error;
 use drover_proto::{
     common::v1::{Chunk, StdinClosed, TerminalSize, chunk, process_output::Output as Said},
-    orchestrator::v1::{
-        ExecNodeRequest, ExecNodeStart, StreamNodeLogsRequest, exec_node_request::Input,
-        stream_node_logs_request::Since,
-    },
+    orchestrator::v1::{ExecNodeRequest, ExecNodeStart, exec_node_request::Input},
 };
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use tokio::sync::mpsc;
@@ -19,9 +15,9 @@ use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 
 use super::target;
 use crate::{
-    cli::{ExecArgs, LogsArgs},
+    cli::ExecArgs,
     client::{CALL_TIMEOUT, Client},
-    failure::{Exit, Failure, Outcome},
+    failure::{Failure, Outcome},
     output::Visible,
 };
 
@@ -30,54 +26,14 @@ const CHUNK_BYTES: usize = 64 * 1024;
 /// Maximum number of input chunks waiting to be sent.
 const INPUT_QUEUE: usize = 4;
 
-pub(crate) async fn logs(client: &Client, args: LogsArgs) -> Outcome {
-    let (cluster, id) = target::node(&args.node)?;
-    let request = StreamNodeLogsRequest {
-        cluster,
-        id,
-        follow: args.follow,
-        previous: args.previous,
-        tail_lines: args.tail,
-        since: args
-            .since
-            .and_then(|since| since.try_into().ok())
-            .map(Since::SinceDuration),
-        as_text: false,
-    };
-    let mut stream = client
-        .call(client.api.stream_node_logs(request, CALL_TIMEOUT))
-        .await?;
-    let mut out = Output::new(stdout(), stdout().is_terminal());
-    while let Some(chunk) = stream.next().await {
-        let chunk = chunk.map_err(|error| cut_off(&args, error))?;
-        if !out.write(Some(chunk))? {
-            return Ok(Exit::Done);
-        }
-    }
-    out.finish()?;
-    Ok(Exit::Done)
-}
-
-/// The end of a log that was not its end. It is not taken up again: what was said meanwhile would be missing or come twice.
-fn cut_off(args: &LogsArgs, error: Error) -> Failure {
-    let mut failure = Failure::from(error.context("the log was cut off"));
-    if args.follow {
-        let node = &args.node;
-        failure
-            .message
-            .push_str(&format!("\nhint: drover logs {node} -f --tail 100"));
-    }
-    failure
-}
-
 /// Writes the output of a node: unchanged to files and programs, without control sequences to a terminal.
-struct Output<W> {
+pub(super) struct Output<W> {
     out: W,
     visible: Option<Visible>,
 }
 
 impl<W: Write> Output<W> {
-    fn new(out: W, shown: bool) -> Self {
+    pub(super) fn new(out: W, shown: bool) -> Self {
         Self {
             out,
             visible: shown.then(Visible::default),
@@ -85,33 +41,38 @@ impl<W: Write> Output<W> {
     }
 
     /// Returns whether the output is still open.
-    fn write(&mut self, chunk: Option<Chunk>) -> Outcome<bool> {
-        let bytes = match chunk.and_then(|chunk| chunk.content) {
-            Some(chunk::Content::Data(data)) => data,
-            Some(chunk::Content::Text(text)) => text.into_bytes(),
-            None => return Ok(true),
-        };
+    pub(super) fn write(&mut self, chunk: Chunk) -> Outcome<bool> {
+        let bytes = content(chunk);
         match &mut self.visible {
             Some(visible) => {
                 let text = visible.feed(&bytes);
-                self.put(text.as_bytes())
+                put(&mut self.out, text.as_bytes())
             }
-            None => self.put(&bytes),
+            None => put(&mut self.out, &bytes),
         }
     }
 
     /// Writes the text that was held back because it might have been incomplete.
-    fn finish(&mut self) -> Outcome<bool> {
+    pub(super) fn finish(&mut self) -> Outcome<bool> {
         let rest = self.visible.as_mut().map(Visible::finish);
-        self.put(rest.unwrap_or_default().as_bytes())
+        put(&mut self.out, rest.unwrap_or_default().as_bytes())
     }
+}
 
-    fn put(&mut self, bytes: &[u8]) -> Outcome<bool> {
-        match self.out.write_all(bytes).and_then(|()| self.out.flush()) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+pub(super) fn content(chunk: Chunk) -> Vec<u8> {
+    match chunk.content {
+        Some(chunk::Content::Data(data)) => data,
+        Some(chunk::Content::Text(text)) => text.into_bytes(),
+        None => Vec::new(),
+    }
+}
+
+/// Writes a piece of endless output. Returns whether somebody still reads it.
+pub(super) fn put(out: &mut impl Write, bytes: &[u8]) -> Outcome<bool> {
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -168,10 +129,10 @@ async fn receive(
     while let Some(output) = stream.next().await {
         match output?.output {
             Some(Said::Stdout(chunk)) => {
-                out.write(Some(chunk))?;
+                out.write(chunk)?;
             }
             Some(Said::Stderr(chunk)) => {
-                err.write(Some(chunk))?;
+                err.write(chunk)?;
             }
             Some(Said::ExitCode(code)) => {
                 out.finish()?;
@@ -248,7 +209,7 @@ mod tests {
             let mut out = Output::new(Vec::new(), shown);
             for piece in pieces {
                 let content = Some(chunk::Content::Data(piece.to_vec()));
-                assert!(out.write(Some(Chunk { content })).unwrap());
+                assert!(out.write(Chunk { content }).unwrap());
             }
             out.finish().unwrap();
             out.out

@@ -69,6 +69,11 @@ async fn one(
     together: Option<&RefCell<Vec<Table>>>,
 ) -> Outcome {
     let selector = args.selector.as_deref().map(target::selector).transpose()?;
+    if args.all && (target.kind != Kind::Storage || target.name.is_some()) {
+        return Err(Failure::usage(
+            "--all is for `get storage`; of other kinds all are shown without a name",
+        ));
+    }
     if selector.is_some() && !matches!(target.kind, Kind::Cluster | Kind::Host) {
         return Err(Failure::usage(
             "only clusters and hosts have labels to select by",
@@ -266,7 +271,7 @@ async fn clusters(
 
 /// Groups in their order of appearance, and the nodes of each by ordinal: a replacement takes the place of its
 /// predecessor.
-fn in_order(nodes: &[Node]) -> Vec<&Node> {
+pub(super) fn in_order(nodes: &[Node]) -> Vec<&Node> {
     let mut first = HashMap::new();
     for (index, node) in nodes.iter().enumerate() {
         first.entry((&node.cluster, &node.group)).or_insert(index);

@@ -11,6 +11,7 @@ mod edit;
 mod events;
 mod get;
 mod infrastructure;
+mod logs;
 pub(crate) mod offline;
 mod plan;
 mod probe;
@@ -37,10 +38,15 @@ use crate::{
 
 /// Runs a subcommand that needs an async runtime.
 pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, Failure> {
-    let client = || -> Outcome<Client> {
+    let client_that_takes = |stream_window: Option<u32>| -> Outcome<Client> {
         let place = context::place(global)?;
-        Ok(Client::to(&place.targets()?).named_by(place.origin()))
+        let mut targets = place.targets()?;
+        for target in &mut targets {
+            target.stream_window = stream_window;
+        }
+        Ok(Client::to(&targets).named_by(place.origin()))
     };
+    let client = || client_that_takes(None);
     let exit = match command {
         Command::Dev(args) => dev::run(global, args).await,
         Command::Apply(args) => apply::run(&client()?, args).await,
@@ -80,7 +86,7 @@ pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, F
         } => backend::confirm_loss(&client()?, &platform, count, output).await,
         Command::Delete(args) => edit::delete(&client()?, args).await,
         Command::Wait(args) => wait::run(&client()?, args).await,
-        Command::Logs(args) => access::logs(&client()?, args).await,
+        Command::Logs(args) => logs::run(&client_that_takes(Some(logs::WINDOW))?, args).await,
         Command::Exec(args) => return access::exec(&client()?, args).await,
         Command::Events(args) => events::run(&client()?, args).await,
         Command::Health { address, service } => {

@@ -15,9 +15,11 @@ use crate::{
     output::{self, rows},
 };
 
-/// All kept storage, or the one with this id, with or without the prefix `PLATFORM/`.
+/// All kept storage, or the one with this id, with or without the prefix `PLATFORM/`. By cluster, as people look for it,
+/// not by platform.
 pub(crate) async fn list(client: &Client, name: Option<&str>) -> Outcome<ListStorageResponse> {
     let mut all = read(client, None).await?;
+    all.storage.sort_by(|one, other| key(one).cmp(&key(other)));
     if let Some(name) = name {
         all.storage.retain(|one| is_named(one, name));
     }
@@ -34,6 +36,11 @@ pub(crate) async fn of_cluster(client: &Client, cluster: &str) -> Vec<KeptStorag
     let mut kept = all.map(|all| all.storage).unwrap_or_default();
     kept.retain(|one| one.claim() == StorageClaim::Cluster);
     kept
+}
+
+fn key(one: &KeptStorage) -> Option<(&str, &str, u32)> {
+    let kept = one.storage.as_ref()?;
+    Some((&kept.cluster_id, &kept.group, kept.ordinal))
 }
 
 async fn read(client: &Client, cluster: Option<&str>) -> Outcome<ListStorageResponse> {

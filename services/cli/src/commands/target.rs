@@ -144,6 +144,46 @@ pub(crate) fn node(text: &str) -> Outcome<(String, String)> {
     }
 }
 
+/// Whose nodes are meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Nodes {
+    /// All of a cluster.
+    Cluster(String),
+    /// Those of a group, by cluster and path.
+    Group(String, String),
+    /// One, by cluster and name.
+    Node(String, String),
+    /// The node of a cluster that has this name, or the group.
+    Named(String, String),
+}
+
+/// Parses `CLUSTER`, `CLUSTER/GROUP` or `CLUSTER/NODE`, with or without `cluster/`, `group/` or `node/`.
+pub(crate) fn nodes(text: &str) -> Outcome<Nodes> {
+    // A cluster may be named `group` or `node`.
+    let of_kind = |one: &str, many: &str| {
+        let rest = text.strip_prefix(one).or_else(|| text.strip_prefix(many));
+        rest.filter(|rest| rest.contains('/'))
+    };
+    if of_kind("node/", "nodes/").is_some() {
+        return node(text).map(|(cluster, node)| Nodes::Node(cluster, node));
+    }
+    let group = of_kind("group/", "groups/");
+    let words = group.unwrap_or_else(|| cluster(text));
+    if words.split('/').any(str::is_empty) {
+        return Err(Failure::usage(format!(
+            "`{text}` is no cluster, group or node; write CLUSTER, CLUSTER/GROUP or CLUSTER/NODE, for example orders, \
+             orders/db or orders/db-1"
+        )));
+    }
+    Ok(match words.split_once('/') {
+        None => Nodes::Cluster(words.into()),
+        Some((cluster, path)) if group.is_some() || path.contains('/') => {
+            Nodes::Group(cluster.into(), path.into())
+        }
+        Some((cluster, name)) => Nodes::Named(cluster.into(), name.into()),
+    })
+}
+
 /// Parses a label selector: `a=b,c!=d,e,!f,g in (x,y),h notin (z)`.
 pub(crate) fn selector(text: &str) -> Outcome<LabelSelector> {
     let mut selector = LabelSelector::default();
@@ -213,6 +253,7 @@ fn split_outside_parentheses(text: &str) -> Vec<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::failure::Exit;
 
     fn words(text: &str) -> Vec<String> {
         text.split(' ').map(str::to_owned).collect()
@@ -281,6 +322,41 @@ mod tests {
         );
         assert_eq!(node("node/db-1").unwrap(), ("node".into(), "db-1".into()));
         assert!(node("db-1").is_err() && node("a/b/c").is_err() && node("/b").is_err());
+    }
+
+    #[test]
+    fn nodes_are_those_of_a_cluster_or_a_group_or_one() {
+        let named = |cluster: &str, name: &str| Nodes::Named(cluster.into(), name.into());
+        let group = |cluster: &str, path: &str| Nodes::Group(cluster.into(), path.into());
+        for (text, meant) in [
+            ("orders", Nodes::Cluster("orders".into())),
+            ("cluster/orders", Nodes::Cluster("orders".into())),
+            ("orders/db", named("orders", "db")),
+            ("orders/db-1", named("orders", "db-1")),
+            ("cluster/orders/db", named("orders", "db")),
+            ("orders/data/hot", group("orders", "data/hot")),
+            ("group/orders/db", group("orders", "db")),
+            ("group/orders/data/hot", group("orders", "data/hot")),
+            ("group/web", named("group", "web")),
+            (
+                "node/orders/db-1",
+                Nodes::Node("orders".into(), "db-1".into()),
+            ),
+            ("node/db-1", named("node", "db-1")),
+        ] {
+            assert_eq!(nodes(text).unwrap(), meant, "{text}");
+        }
+        for text in [
+            "",
+            "/",
+            "orders/",
+            "/db",
+            "orders//db",
+            "cluster/",
+            "node/a/b/c",
+        ] {
+            assert_eq!(nodes(text).unwrap_err().exit, Exit::Usage, "{text}");
+        }
     }
 
     #[test]

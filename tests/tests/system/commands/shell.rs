@@ -60,6 +60,21 @@ pub(crate) fn drover(world: &World, line: &str) -> Said {
     }
 }
 
+/// Runs a command line at a terminal. Both streams are in `out`.
+pub(crate) fn at_a_terminal(world: &World, line: &str) -> Said {
+    let line = format!("{} {line}", binary("drover").display());
+    let output = command(world, "script")
+        .args(["-qec", &line, "/dev/null"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    Said {
+        code: output.status.code().unwrap(),
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
 /// Parses the output of a command line with `-o json`.
 pub(crate) fn json(world: &World, line: &str) -> Value {
     let said = drover(world, line).expect(0, &[]);
