@@ -164,9 +164,10 @@ fn fault(body: &Value) -> Result<Fault, &'static str> {
             "stall" => Fault::Stall(time.ok_or("a stall needs its time in `ms`")?),
             "no-capacity" => Fault::NoCapacity,
             "quota" => Fault::Quota,
+            "fail-later" => Fault::later(&text("code"), &text("message")),
             _ => {
                 return Err(
-                    "`fault` is one of refuse, refuse-after, throttle, lose-answer, cut-answer, refused, stall, no-capacity, quota",
+                    "`fault` is one of refuse, refuse-after, throttle, lose-answer, cut-answer, refused, stall, no-capacity, quota, fail-later",
                 );
             }
         },

@@ -1,6 +1,6 @@
 //! External control of an emulator by tests and people: fault injection and the request log.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,6 +54,14 @@ pub enum Fault {
     NoCapacity,
     /// Returns the API's error for an exceeded quota, without executing the request.
     Quota,
+    /// Reports success, and the operation that the request has begun fails. An error 500 where the API has no
+    /// operations.
+    FailLater {
+        /// Error code of the operation.
+        code: String,
+        /// Error message.
+        message: String,
+    },
 }
 
 impl Fault {
@@ -61,6 +69,14 @@ impl Fault {
     pub fn refuse(status: u16, code: &str, message: &str) -> Fault {
         Fault::Refuse {
             status,
+            code: code.into(),
+            message: message.into(),
+        }
+    }
+
+    /// Creates a [`Fault::FailLater`].
+    pub fn later(code: &str, message: &str) -> Fault {
+        Fault::FailLater {
             code: code.into(),
             message: message.into(),
         }
@@ -123,6 +139,8 @@ struct State {
     first: u64,
     counts: HashMap<String, usize>,
     total: usize,
+    /// Changes and the clients that made them.
+    changes: BTreeSet<(String, String)>,
 }
 
 impl Default for Control {
@@ -150,7 +168,7 @@ impl Control {
 
     /// Injects this fault into the next request of this operation. Several faults are injected one after the other, in
     /// the order of the calls. The operation is the API's own name (`RunInstances`, `droplets.create`,
-    /// `instances.insert`), or [`ANY`].
+    /// `instances.insert`), that of a change as in [`Control::changes`], or [`ANY`].
     pub fn fail_next(&self, operation: &str, fault: Fault) {
         self.0
             .state
@@ -206,6 +224,14 @@ impl Control {
         self.0.state.lock().count(operation)
     }
 
+    /// The changing calls since the start of the emulator, of the clients whose user agent satisfies `by`: the operation,
+    /// and what it changes where one operation changes things of several kinds (`CreateTags of sg`).
+    pub fn changes(&self, by: impl Fn(&str) -> bool) -> BTreeSet<String> {
+        let state = self.0.state.lock();
+        let changes = state.changes.iter().filter(|(_, client)| by(client));
+        changes.map(|(change, _)| change.clone()).collect()
+    }
+
     /// Clears the log and the counts.
     pub fn clear_requests(&self) {
         let mut state = self.0.state.lock();
@@ -225,20 +251,23 @@ impl Control {
         }
     }
 
-    /// Takes the fault to inject into a request of this operation. Faults for the named operation take precedence over
-    /// those for [`ANY`].
-    pub(crate) fn take_fault(&self, operation: &str) -> Option<Fault> {
+    /// Takes the fault to inject into a request. The more it says about the request, the earlier it is taken.
+    pub(crate) fn take_fault(&self, operation: &str, change: Option<&str>) -> Option<Fault> {
         let mut state = self.0.state.lock();
-        for name in [operation, ANY] {
+        let names = [change.unwrap_or(operation), operation, ANY];
+        for name in names {
             if let Some(fault) = state.next.get_mut(name).and_then(VecDeque::pop_front) {
                 return Some(fault);
             }
         }
-        state
-            .always
-            .get(operation)
-            .or_else(|| state.always.get(ANY))
-            .cloned()
+        names
+            .iter()
+            .find_map(|name| state.always.get(*name).cloned())
+    }
+
+    /// Remembers a changing call of a client.
+    pub(crate) fn changed(&self, change: String, client: String) {
+        self.0.state.lock().changes.insert((change, client));
     }
 
     /// Adds a request to the log; returns its number for [`Control::answered`].

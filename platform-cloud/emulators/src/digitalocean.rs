@@ -286,6 +286,7 @@ impl Api for World {
                     .header("ratelimit-reset", reset.to_string())
                     .header("retry-after", wait.as_secs_f64().ceil().to_string());
             }
+            Refusal::Later { code, message } => error(500, code, message),
             Refusal::NoCapacity => unprocessable("Size is not available in this region."),
             Refusal::Quota => {
                 unprocessable("creating this/these droplet(s) will exceed your droplet limit")

@@ -24,6 +24,7 @@ mod xml;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -163,6 +164,12 @@ impl Emulator<World> {
         let state = self.api().state.lock();
         let instance = state.instances.get(state.by_id.get(id)?)?;
         crate::base64::decode(instance.user_data.as_deref()?)
+    }
+
+    /// Returns the private IPv4 address of an instance.
+    pub fn private_address(&self, id: &str) -> Option<Ipv4Addr> {
+        let state = self.api().state.lock();
+        Some(state.instances.get(state.by_id.get(id)?)?.private)
     }
 
     /// Changes the on-demand capacity of a zone; `None`: unlimited.
@@ -321,6 +328,7 @@ impl World {
             "DescribeInternetGateways" => self.describe_internet_gateways(state, params),
             "DescribeRouteTables" => self.describe_route_tables(state, params),
             "CreateRoute" => self.create_route(state, params),
+            "ReplaceRoute" => self.replace_route(state, params),
             "DeleteRoute" => self.delete_route(state, params),
             "CreateSecurityGroup" => self.create_security_group(state, params),
             "DeleteSecurityGroup" => self.delete_security_group(state, params, now),
@@ -350,6 +358,11 @@ impl World {
                 message,
             } => Wrong {
                 status: *status,
+                code: code.clone(),
+                message: message.clone(),
+            },
+            Refusal::Later { code, message } => Wrong {
+                status: 500,
                 code: code.clone(),
                 message: message.clone(),
             },
@@ -410,6 +423,22 @@ impl Api for World {
         };
         parameters.retain(|(key, _)| key != "Action" && key != "Version" && !secret(key));
         (operation.unwrap_or_else(|| "?".to_owned()), parameters)
+    }
+
+    fn change(&self, operation: &str, call: &Call) -> Option<String> {
+        let params = Params::new(parameters(call));
+        let is_dry = params.get("DryRun") == Some("true");
+        let reads = ["Describe", "Get", "Assume", "?"];
+        if is_dry || reads.iter().any(|read| operation.starts_with(read)) {
+            return None;
+        }
+        if !["CreateTags", "DeleteTags"].contains(&operation) {
+            return Some(operation.to_owned());
+        }
+        // Ids are made of their kind and a number.
+        let id = params.get("ResourceId.1").unwrap_or_default();
+        let kind = id.split('-').next().unwrap_or_default();
+        Some(format!("{operation} of {kind}"))
     }
 
     fn handle(&self, operation: &str, call: &Call) -> Answer {

@@ -146,6 +146,11 @@ impl Api for World {
         (operation.to_owned(), parameters)
     }
 
+    fn change(&self, operation: &str, call: &Call) -> Option<String> {
+        let reads = call.method == http::Method::GET || operation.starts_with("zoneOperations.");
+        (!reads && operation != "?").then(|| operation.to_owned())
+    }
+
     fn handle(&self, _operation: &str, call: &Call) -> Answer {
         let mut state = self.state.lock();
         state.settle();
@@ -188,13 +193,9 @@ impl Api for World {
                 "Quota 'INSTANCES' exceeded.  Limit: 0.0 in region.".into(),
             )
             .answer(),
-            Refusal::NoCapacity if operation == "instances.insert" => {
-                let mut state = self.state.lock();
-                state.settle();
-                match self.insert_without_capacity(&mut state, call) {
-                    Ok(value) => Answer::json(200, &value),
-                    Err(problem) => problem.answer(),
-                }
+            Refusal::NoCapacity if operation == "instances.insert" => self.fails_later(call, None),
+            Refusal::Later { code, message } => {
+                self.fails_later(call, Some((code.as_str(), message.clone())))
             }
             Refusal::NoCapacity => {
                 Problem::new(503, "backendError", "The zone has no resources.".into()).answer()

@@ -266,6 +266,20 @@ impl Api for World {
         (operation, parameters)
     }
 
+    fn change(&self, operation: &str, call: &Call) -> Option<String> {
+        if operation == "machine.free" {
+            let segments = call.segments();
+            let id = segments.get(2).map_or("", String::as_str);
+            let state = self.state.lock();
+            let host = state.hosts.get(id);
+            let of = host.and_then(|host| host.allocation.as_ref());
+            let is_firewall = of.is_some_and(|allocation| allocation.firewall);
+            let kind = if is_firewall { "firewall" } else { "machine" };
+            return Some(format!("{operation} of {kind}"));
+        }
+        is_change(operation).then(|| operation.to_owned())
+    }
+
     fn handle(&self, operation: &str, call: &Call) -> Answer {
         let Some(access) = self.access(call) else {
             return fail(
@@ -294,6 +308,7 @@ impl Api for World {
             Refusal::Error {
                 status, message, ..
             } => fail(*status, message),
+            Refusal::Later { message, .. } => fail(500, message),
             Refusal::Throttle { retry_after } => {
                 let answer = fail(429, "too many requests");
                 match retry_after {

@@ -39,6 +39,12 @@ pub trait Api: Send + Sync + 'static {
     /// or credentials.
     fn name(&self, call: &Call) -> (String, Vec<(String, String)>);
 
+    /// Returns the name of a call that changes something: its operation, followed by ` of ` and a kind if the operation
+    /// changes things of several kinds. `None` for a call that only reads, and for one that is not known.
+    fn change(&self, operation: &str, call: &Call) -> Option<String> {
+        (call.method != Method::GET && operation != "?").then(|| operation.to_owned())
+    }
+
     /// Executes the call. Credentials are checked here, so that faults take precedence over them.
     fn handle(&self, operation: &str, call: &Call) -> Answer;
 
@@ -76,6 +82,13 @@ pub enum Refusal {
     NoCapacity,
     /// The quota of the account is exceeded.
     Quota,
+    /// The call is accepted, and its operation fails.
+    Later {
+        /// Error code of the operation.
+        code: String,
+        /// Error message.
+        message: String,
+    },
 }
 
 /// A parsed request.
@@ -109,6 +122,13 @@ impl Call {
             .iter()
             .find(|(key, _)| key == name)
             .map(|(_, value)| value.as_str())
+    }
+
+    /// How the client calls itself, in the header `user-agent` and Amazon's own.
+    pub fn client(&self) -> String {
+        let names = ["user-agent", "x-amz-user-agent"];
+        let names = names.map(|name| self.header(name).unwrap_or_default());
+        names.join(" ")
     }
 
     /// Returns a header if it is present and valid text.
@@ -336,7 +356,11 @@ async fn serve<A: Api>(
         return Ok(response(&host.clock, answer, false));
     }
     let (operation, parameters) = host.api.name(&call);
-    let fault = host.control.take_fault(&operation);
+    let change = host.api.change(&operation, &call);
+    let fault = host.control.take_fault(&operation, change.as_deref());
+    if let Some(change) = change {
+        host.control.changed(change, call.client());
+    }
     let number = host.control.arrived(Request {
         operation: operation.clone(),
         method: call.method.to_string(),
@@ -390,6 +414,7 @@ impl<A: Api> Host<A> {
             Some(Fault::Throttle { retry_after }) => refuse(Refusal::Throttle { retry_after }),
             Some(Fault::NoCapacity) => refuse(Refusal::NoCapacity),
             Some(Fault::Quota) => refuse(Refusal::Quota),
+            Some(Fault::FailLater { code, message }) => refuse(Refusal::Later { code, message }),
             Some(Fault::LoseAnswer) => {
                 self.handle(&operation, &call);
                 None

@@ -28,7 +28,7 @@ pub use settings::{ImagePattern, Settings};
 
 use crate::cloud::{
     AddressSource, Batches, Cloud, CloudDeleted, CloudInfo, CloudListing, CloudOutcome, Filter,
-    Launch, Machine, TagLimits,
+    Launch, Machine, PREFIX, TagLimits,
 };
 use api::Api;
 use catalogue::Catalogue;
@@ -404,6 +404,10 @@ impl Cloud for Aws {
         remove: &[String],
     ) -> Result<()> {
         if !set.is_empty() {
+            let mut set = set.clone();
+            // Tags of a former life say nothing from the same call on: the one that removes them may not come to pass.
+            let former = remove.iter().filter(|key| key.starts_with(PREFIX));
+            set.extend(former.map(|key| (key.clone(), String::new())));
             let tags: Vec<Tag> = set
                 .iter()
                 .map(|(key, value)| Tag::builder().key(key).value(value).build())

@@ -9,6 +9,7 @@
 
 mod aws;
 mod binary;
+mod changes;
 mod conformance;
 mod defects;
 mod digitalocean;

@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use crate::ec2::ACCOUNT;
 use crate::ec2::World;
-use crate::ec2::model::{Cidr, Phase, Route, State, new_id};
+use crate::ec2::model::{Cidr, Phase, Route, RouteTable, State, new_id};
 use crate::ec2::network::{depends, find_vpc};
 use crate::ec2::params::{Filters, Outcome, Params, Wrong, invalid_value, wrong};
 use crate::ec2::xml::Xml;
@@ -195,18 +195,7 @@ impl World {
         let id = params.need("RouteTableId")?;
         let destination = destination(params)?;
         let gateway = params.need("GatewayId")?;
-        let attached = state.gateways.get(gateway).cloned();
-        let table = state.route_tables.get_mut(id).ok_or_else(|| no_table(id))?;
-        let Some(attached) = attached else {
-            let message = format!("The gateway ID '{gateway}' does not exist");
-            return Err(wrong("InvalidGatewayID.NotFound", message));
-        };
-        if attached.as_ref() != Some(&table.vpc) {
-            let message = format!(
-                "route table {id} and network gateway {gateway} belong to different networks"
-            );
-            return Err(wrong("InvalidParameterValue", message));
-        }
+        let table = table_that_reaches(state, id, gateway)?;
         match table
             .routes
             .iter()
@@ -226,6 +215,24 @@ impl World {
         Ok(Xml::done())
     }
 
+    /// The route may lead to a gateway that does not exist any more.
+    pub(crate) fn replace_route(&self, state: &mut State, params: &Params) -> Outcome<Xml> {
+        let id = params.need("RouteTableId")?;
+        let destination = destination(params)?;
+        let gateway = params.need("GatewayId")?;
+        let table = table_that_reaches(state, id, gateway)?;
+        let is_wanted =
+            |route: &&mut Route| route.destination == destination && route.target != "local";
+        let Some(route) = table.routes.iter_mut().find(is_wanted) else {
+            let message = format!(
+                "There is no route defined for '{destination}' in the route table. Use CreateRoute instead."
+            );
+            return Err(wrong("InvalidParameterValue", message));
+        };
+        gateway.clone_into(&mut route.target);
+        Ok(Xml::done())
+    }
+
     pub(crate) fn delete_route(&self, state: &mut State, params: &Params) -> Outcome<Xml> {
         let id = params.need("RouteTableId")?;
         let destination = destination(params)?;
@@ -242,6 +249,26 @@ impl World {
         table.routes.remove(index);
         Ok(Xml::done())
     }
+}
+
+/// The route table, if the gateway is attached to its network.
+fn table_that_reaches<'a>(
+    state: &'a mut State,
+    id: &str,
+    gateway: &str,
+) -> Outcome<&'a mut RouteTable> {
+    let attached = state.gateways.get(gateway).cloned();
+    let table = state.route_tables.get_mut(id).ok_or_else(|| no_table(id))?;
+    let Some(attached) = attached else {
+        let message = format!("The gateway ID '{gateway}' does not exist");
+        return Err(wrong("InvalidGatewayID.NotFound", message));
+    };
+    if attached.as_ref() != Some(&table.vpc) {
+        let message =
+            format!("route table {id} and network gateway {gateway} belong to different networks");
+        return Err(wrong("InvalidParameterValue", message));
+    }
+    Ok(table)
 }
 
 fn destination(params: &Params) -> Outcome<String> {

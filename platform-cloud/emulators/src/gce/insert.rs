@@ -7,9 +7,9 @@ use serde_json::Value;
 use super::World;
 use super::json::Problem;
 use super::labels;
-use super::route::{Route, route};
+use super::route::{Route, Verb, route};
 use super::state::{New, State};
-use crate::server::Call;
+use crate::server::{Answer, Call};
 
 /// Maximum size of a metadata value, in bytes.
 const MAX_METADATA_VALUE: usize = 256 << 10;
@@ -69,32 +69,43 @@ impl World {
         Ok(self.operation_json(&operation, false))
     }
 
-    /// An insert whose operation fails.
-    pub(super) fn insert_without_capacity(
+    /// Accepts a call whose operation fails, by default for lack of capacity.
+    pub(super) fn operation_that_fails(
         &self,
         state: &mut State,
         call: &Call,
+        error: Option<(&str, String)>,
     ) -> Result<Value, Problem> {
         self.authenticate(state, call)?;
         let segments = call.segments();
         let route = route(&call.method, &segments).ok_or_else(|| Problem::not_found(&call.path))?;
-        let body = body(call)?;
-        let name = body.get("name").and_then(Value::as_str).unwrap_or_default();
-        let error = (
-            "ZONE_RESOURCE_POOL_EXHAUSTED",
-            no_capacity(&route.project, &route.zone),
-        );
-        let target = (route.zone.as_str(), name, 0);
-        let request_id = call.query("requestId");
-        let operation = state.operate(
-            &self.settings,
-            &self.clock,
-            request_id,
-            "insert",
-            target,
-            Some(error),
-        );
+        let (name, id) = if route.verb == Verb::Insert {
+            let body = body(call)?;
+            let name = body.get("name").and_then(Value::as_str);
+            (name.unwrap_or_default().to_owned(), 0)
+        } else {
+            let instance = state.named(&route.zone, &route.name);
+            let instance = instance.ok_or_else(|| Problem::not_found(&call.path))?;
+            (instance.name.clone(), instance.id)
+        };
+        let error = error.unwrap_or_else(|| {
+            let why = no_capacity(&route.project, &route.zone);
+            ("ZONE_RESOURCE_POOL_EXHAUSTED", why)
+        });
+        let kind = route.operation().rsplit('.').next().unwrap_or_default();
+        let (target, request_id) = ((&*route.zone, &*name, id), call.query("requestId"));
+        let (settings, clock) = (&self.settings, &self.clock);
+        let operation = state.operate(settings, clock, request_id, kind, target, Some(error));
         Ok(self.operation_json(&operation, false))
+    }
+
+    pub(super) fn fails_later(&self, call: &Call, error: Option<(&str, String)>) -> Answer {
+        let mut state = self.state.lock();
+        state.settle();
+        match self.operation_that_fails(&mut state, call, error) {
+            Ok(value) => Answer::json(200, &value),
+            Err(problem) => problem.answer(),
+        }
     }
 
     fn check(&self, state: &mut State, body: &Value, route: &Route) -> Result<New, Problem> {

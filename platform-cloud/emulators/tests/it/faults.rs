@@ -49,6 +49,12 @@ async fn each_fault_is_met_as_it_says_and_leaves_the_state_that_it_says() {
             Some(500),
         ),
         (Fault::Quota, "400 VcpuLimitExceeded", 0, Some(400)),
+        (
+            Fault::later("InternalError", "x"),
+            "500 InternalError",
+            0,
+            Some(500),
+        ),
     ];
     for (fault, seen, made, status) in table {
         let ec2 = start(Ec2Settings::default()).await;

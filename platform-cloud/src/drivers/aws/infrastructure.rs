@@ -80,6 +80,11 @@ impl Recent {
         });
     }
 
+    /// Whether all that a former process has asked for is visible, or will never be.
+    fn is_settled(&self, visibility: Duration) -> bool {
+        self.opened.elapsed() >= visibility
+    }
+
     /// Resources that may exist although they are not visible.
     fn of(&self, owner: &Owner) -> Vec<(Kind, String, Option<String>)> {
         self.attempts

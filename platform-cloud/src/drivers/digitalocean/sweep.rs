@@ -49,7 +49,8 @@ impl Sweep {
         let now = Instant::now();
         let without = listed.iter().filter_map(|tag| {
             let name = tag["name"].as_str()?;
-            let is_ours = tags::key(name).is_some_and(|key| is_of_one_request(&key));
+            let is_ours =
+                tags::is_staged(name) || tags::key(name).is_some_and(|key| is_of_one_request(&key));
             (is_ours && tag["resources"]["count"] == 0).then(|| name.to_owned())
         });
         let before = std::mem::take(&mut self.unused);

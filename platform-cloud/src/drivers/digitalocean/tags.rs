@@ -15,6 +15,12 @@ const MAX: usize = 255;
 const SHORT: &str = "drover:";
 /// Marks a part. No escaped byte starts like this.
 const PART: &str = "__";
+/// Prefix of the keys of an identity that is to replace another.
+const STAGED: &str = "drover.dev/next-";
+/// Encoding of [`STAGED`].
+const SHORT_STAGED: &str = "drover:next-";
+/// The tag with which the staged keys count instead of the others.
+pub(super) const FLIP: &str = "drover:next:1";
 
 /// Encodes one key and value.
 ///
@@ -58,6 +64,37 @@ pub(super) fn encode_all(tags: &BTreeMap<String, String>) -> Result<Vec<String>>
     Ok(all)
 }
 
+/// Encodes keys of Drover's own under keys that do not count yet.
+///
+/// # Errors
+/// `Precondition` for a key that does not fit in a tag.
+pub(super) fn encode_staged(tags: &BTreeMap<String, String>) -> Result<Vec<String>> {
+    let mut all = Vec::with_capacity(tags.len());
+    for (key, value) in tags {
+        let key = key.strip_prefix(PREFIX).unwrap_or(key);
+        all.extend(encode(&format!("{STAGED}{key}"), value)?);
+    }
+    Ok(all)
+}
+
+pub(super) fn is_staged(name: &str) -> bool {
+    key(name).is_some_and(|key| key.starts_with(STAGED))
+}
+
+/// The tag for which a staged one stands.
+pub(super) fn unstaged(name: &str) -> String {
+    let name = name.to_ascii_lowercase();
+    match name.strip_prefix(SHORT_STAGED) {
+        Some(rest) => format!("{SHORT}{rest}"),
+        None => name,
+    }
+}
+
+/// Whether a tag has no value.
+pub(super) fn is_blank(name: &str) -> bool {
+    split(name).is_some_and(|(_, value)| value.is_empty())
+}
+
 /// The decoded tags of a machine. Names without a colon are not ours and are skipped. If a key has several values, as
 /// after an interrupted change, the alphabetically first one is used and the key is listed in `doubled`.
 #[derive(Debug, Default, PartialEq)]
@@ -84,6 +121,7 @@ pub(super) fn decode<'a>(names: impl IntoIterator<Item = &'a str>) -> Decoded {
         let value: String = parts.into_values().collect();
         whole.entry(key).or_default().push(unescape(&value));
     }
+    exchange(&mut whole);
     let mut decoded = Decoded::default();
     for (key, mut values) in whole {
         values.sort();
@@ -95,6 +133,24 @@ pub(super) fn decode<'a>(names: impl IntoIterator<Item = &'a str>) -> Decoded {
             .extend(values.into_iter().next().map(|value| (key, value)));
     }
     decoded
+}
+
+/// Applies an exchange of identities. With the flip, staged values replace those of the plain keys. Without it they are
+/// ignored, and so are plain values that are the same: these are new already.
+fn exchange(whole: &mut BTreeMap<String, Vec<String>>) {
+    let counts = key(FLIP).is_some_and(|flip| whole.remove(&flip).is_some());
+    let is_staged = |key: &str| key.starts_with(STAGED);
+    let staged: Vec<String> = whole.keys().filter(|key| is_staged(key)).cloned().collect();
+    for key in staged {
+        let values = whole.remove(&key).unwrap_or_default();
+        let plain = format!("{PREFIX}{}", &key[STAGED.len()..]);
+        if counts {
+            whole.insert(plain, values);
+        } else if let Some(known) = whole.get_mut(&plain) {
+            known.retain(|value| !values.contains(value));
+        }
+    }
+    whole.retain(|_, values| !values.is_empty());
 }
 
 /// The key of an encoded tag.
@@ -213,6 +269,45 @@ mod tests {
         let decoded = decode(["role:b", "role:a", "x:y"]);
         assert_eq!(decoded.tags["role"], "a");
         assert_eq!(decoded.doubled, ["role"]);
+    }
+
+    #[test]
+    fn a_staged_identity_counts_from_the_flip_on_and_not_before() {
+        let own = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
+            let pairs = pairs.iter();
+            pairs
+                .map(|(key, value)| (format!("{PREFIX}{key}"), (*value).to_owned()))
+                .collect()
+        };
+        let long = "B".repeat(250);
+        let former = own(&[
+            ("owner", "z"),
+            ("cluster", "a"),
+            ("role", "standby"),
+            ("group", "g"),
+        ]);
+        let next = own(&[
+            ("owner", "b"),
+            ("cluster", "c"),
+            ("role", ""),
+            ("slots", &long),
+        ]);
+        let mut names = encode_all(&former).unwrap();
+        names.extend(encode_staged(&next).unwrap());
+        // What lists are filtered by is there under its own key already.
+        names.push("drover:cluster:c".to_owned());
+        let read = |names: &[String]| decode(names.iter().map(String::as_str));
+        let before = read(&names);
+        assert_eq!((&before.tags, before.doubled.len()), (&former, 0));
+        names.push(FLIP.to_owned());
+        let after = read(&names);
+        let mut expected = next;
+        expected.extend(own(&[("group", "g")]));
+        assert_eq!((&after.tags, after.doubled.len()), (&expected, 0));
+        let plain = names.iter().filter(|name| is_staged(name));
+        let plain: Vec<String> = plain.map(|name| unstaged(name)).collect();
+        assert!(plain.contains(&"drover:owner:b".to_owned()), "{plain:?}");
+        assert_eq!(plain.iter().filter(|name| is_blank(name)).count(), 1);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::{
 
 use aws_config::{BehaviorVersion, Region};
 use aws_credential_types::Credentials;
-use aws_sdk_ec2::Client;
+use aws_sdk_ec2::{Client, config::AppName};
 use aws_smithy_http_client::{
     Builder as HttpBuilder,
     tls::{Provider, rustls_provider::CryptoMode},
@@ -48,11 +48,15 @@ use serde_json::Value;
 use tempfile::TempDir;
 use uuid::Uuid;
 
+use super::{faults, infrastructure::faults as infrastructure_faults};
+use crate::changes;
 pub(crate) use drover_testing::platform::caller::{index, until};
 
 /// Timeout of any wait.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) const REGION: &str = "eu-central-1";
+/// How the client of the tests calls itself, other than the driver.
+const BY_HAND: &str = "by-hand";
 /// An access key that all servers here accept.
 pub(crate) const KEY: &str = "AKIAEMULATED";
 
@@ -109,6 +113,22 @@ pub(crate) async fn serve(settings: &Settings) -> Result<PlatformServer> {
     let cloud = aws::open(settings.clone()).await?;
     let driver = CloudDriver::new(cloud, settings.common.clone())?;
     PlatformServer::with_driver(Arc::new(driver), stores::templates(None)?)
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        if let Backend::Emulator(ec2) = &self.backend {
+            let by_driver = |client: &str| !client.contains(BY_HAND);
+            let tables = [
+                &faults::NODES[..],
+                &infrastructure_faults::MAKING,
+                &infrastructure_faults::CHANGING,
+                &infrastructure_faults::BORROWING,
+                &infrastructure_faults::FREEING,
+            ];
+            changes::have_rows(ec2.control(), by_driver, &tables);
+        }
+    }
 }
 
 impl Bench {
@@ -221,7 +241,7 @@ impl Bench {
         answer.into_inner().platform.unwrap()
     }
 
-    fn fence(&self) -> Fence {
+    pub(crate) fn fence(&self) -> Fence {
         Fence {
             store_id: self.owner.to_string(),
             shard: 0,
@@ -386,6 +406,7 @@ pub(crate) fn sdk(url: &str) -> Client {
     let config = aws_sdk_ec2::Config::builder()
         .behavior_version(BehaviorVersion::latest())
         .http_client(http)
+        .app_name(AppName::new(BY_HAND).unwrap())
         .region(Region::new(REGION))
         .credentials_provider(Credentials::new(KEY, "secret", None, None, "tests"))
         .endpoint_url(url)

@@ -1,11 +1,14 @@
 //! The address of a cluster leads to one of its nodes without being asked for.
 
+use drover_emulators::{Fault, ec2::Ec2Settings};
 use drover_proto::platform::v1::{Node, NodePhase};
+use futures::future::join_all;
 use serde_json::Value;
 
 use crate::aws::{
     bench::{Bench, until},
     conformance::wanted,
+    faults::{self, all, faults_and_refusals},
 };
 
 async fn nodes_behind(bench: &Bench, count: usize) -> (String, Vec<Node>) {
@@ -90,11 +93,42 @@ async fn it_leaves_a_node_whose_status_checks_fail_and_stays_with_the_next() {
     );
 }
 
+/// Nobody asks for the address here, so it is the driver that moves it.
+async fn follows_through((what, fault, dies): (&str, Fault, bool)) {
+    let bench = faults::bench(Ec2Settings::default()).await;
+    let (host, nodes) = nodes_behind(&bench, 3).await;
+    let first = leads_to_one_of(&bench, &host, &others(&nodes, &[])).await;
+    let control = bench.ec2().control();
+    control.fail_next("AssociateAddress", fault);
+    assert!(bench.ec2().terminate_behind(&first), "{what}");
+    until("the fault was met", || async {
+        (control.faults_left() == 0).then_some(())
+    })
+    .await;
+    if dies {
+        bench.restart().await;
+    }
+    let second = leads_to_one_of(&bench, &host, &others(&nodes, &[&first])).await;
+    let sdk = bench.sdk().await;
+    let addresses = sdk.describe_addresses().send().await.unwrap();
+    let led = addresses.addresses().iter().map(|it| it.instance_id());
+    let led: Vec<_> = led.collect();
+    assert_eq!(led, [Some(second.as_str())], "{what}");
+    let left = nodes.iter().filter(|node| node.node_id != first);
+    join_all(left.map(|node| bench.remove(node))).await;
+    bench.release_whole().await;
+    assert_eq!(bench.left(), vec![], "{what}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_befalls_its_move_it_leads_to_a_node_that_runs_and_nowhere_else() {
+    all(faults_and_refusals().into_iter().map(follows_through)).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_and_a_restart_lead_it_to_a_node_all_the_same() {
     let bench = Bench::emulator().await;
-    let fault =
-        drover_emulators::Fault::refuse(500, "InternalError", "An internal error has occurred");
+    let fault = Fault::refuse(500, "InternalError", "An internal error has occurred");
     for _ in 0..3 {
         bench
             .ec2()

@@ -4,17 +4,58 @@ use std::{collections::BTreeMap, time::Duration};
 
 use drover_core::{Class, Reason};
 use drover_emulators::{Fault, ec2::Ec2Settings};
-use drover_proto::platform::v1::{DeprovisionState, Node, NodeRole, ProvisionRequest};
+use drover_proto::platform::v1::{DeprovisionState, Node, NodePhase, NodeRole, ProvisionRequest};
+use drover_testing::platform::{
+    caller::{list, updated},
+    requests,
+};
+use futures::{StreamExt, future::join_all, stream};
 use serde_json::Value;
+use uuid::Uuid;
 
 use crate::aws::bench::{Bench, index, tags_of, until};
 
+/// The changing calls about nodes.
+pub(crate) const NODES: [&str; 4] = [
+    "RunInstances",
+    "TerminateInstances",
+    "CreateTags of i",
+    "DeleteTags of i",
+];
+
+/// Timeout of a call: long enough for a busy machine, as a late call is a fault of its own.
+const CALL_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// An emulator, and a platform on it that gives up on late calls.
+pub(crate) async fn bench(settings: Ec2Settings) -> Bench {
+    Bench::emulated_with(settings, |settings| {
+        settings.common.call_timeout_seconds = CALL_TIMEOUT.as_secs_f64();
+    })
+    .await
+}
+
+/// Runs some of the cases at a time; each has its own API and platform.
+pub(crate) async fn all<F: Future<Output = ()>>(cases: impl IntoIterator<Item = F>) {
+    stream::iter(cases)
+        .buffer_unordered(6)
+        .collect::<Vec<()>>()
+        .await;
+}
+
+/// What the account is not allowed to do.
+pub(crate) fn forbidden() -> Fault {
+    Fault::refuse(403, "UnauthorizedOperation", "You are not authorized.")
+}
+
 /// Faults with their names, and whether the server dies afterwards.
-fn faults() -> Vec<(&'static str, Fault, bool)> {
+pub(crate) fn faults() -> Vec<(&'static str, Fault, bool)> {
     let refuse = || Fault::refuse(500, "InternalError", "An internal error has occurred");
     let after = || Fault::refuse_after(500, "InternalError", "An internal error has occurred");
     let throttle = Fault::Throttle { retry_after: None };
+    let late = Fault::Stall(CALL_TIMEOUT + Duration::from_millis(200));
     vec![
+        ("answer too late", late.clone(), false),
+        ("answer too late, crash", late, true),
         ("error before", refuse(), false),
         ("error after", after(), false),
         ("answer lost", Fault::LoseAnswer, false),
@@ -23,7 +64,16 @@ fn faults() -> Vec<(&'static str, Fault, bool)> {
         ("throttled", throttle, false),
         ("crash before", Fault::Refused, true),
         ("crash after", Fault::LoseAnswer, true),
+        ("half an answer, crash", Fault::CutAnswer, true),
     ]
+}
+
+/// The same and a refusal for good, after which what was asked for can be asked for again.
+pub(crate) fn faults_and_refusals() -> Vec<(&'static str, Fault, bool)> {
+    let mut faults = faults();
+    faults.push(("forbidden", forbidden(), false));
+    faults.push(("forbidden, crash", forbidden(), true));
+    faults
 }
 
 /// Repeats a request until every slot has its node.
@@ -58,7 +108,7 @@ fn one_each(nodes: &[Node], request: &ProvisionRequest, what: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_befalls_a_launch_each_slot_is_made_once() {
-    let bench = Bench::emulator().await;
+    let bench = bench(Ec2Settings::default()).await;
     for (what, fault, dies) in faults() {
         for count in [1, 5] {
             let request = bench.request(count, Value::Null).await;
@@ -115,8 +165,8 @@ async fn a_repeat_at_once_makes_nothing_twice_though_lists_are_behind() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_befalls_a_removal_the_node_goes_and_no_other() {
-    let bench = Bench::emulator().await;
-    for (what, fault, dies) in faults() {
+    let bench = bench(Ec2Settings::default()).await;
+    for (what, fault, dies) in faults_and_refusals() {
         let (_, nodes) = bench.make(2, Value::Null).await;
         bench.ec2().control().fail_next("TerminateInstances", fault);
         let outcome = bench.deprovision(&nodes[0]).await;
@@ -145,9 +195,9 @@ async fn whatever_befalls_a_removal_the_node_goes_and_no_other() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_befalls_a_change_of_labels_it_is_whole_in_the_end() {
-    let bench = Bench::emulator().await;
-    for call in ["CreateTags", "DeleteTags"] {
-        for (what, fault, dies) in faults() {
+    let bench = bench(Ec2Settings::default()).await;
+    for call in ["CreateTags of i", "DeleteTags of i"] {
+        for (what, fault, dies) in faults_and_refusals() {
             let what = format!("{call}, {what}");
             let (_, nodes) = bench.make(2, Value::Null).await;
             let change = bench.change(&nodes[0]).await;
@@ -177,6 +227,103 @@ async fn whatever_befalls_a_change_of_labels_it_is_whole_in_the_end() {
     assert_eq!(bench.left(), vec![], "0 leaked");
 }
 
+/// The tags of many slots are longer than one value, and the former role is a tag of its own: what a node was before must
+/// not be read as a part of what it is now.
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_befalls_an_adoption_the_node_is_the_heirs_with_nothing_of_its_former_life() {
+    // In one zone, so that all of a request are of one launch.
+    let bench = Bench::emulated_with(Ec2Settings::default(), |settings| {
+        settings.zones = vec!["eu-central-1a".to_owned()];
+        settings.common.call_timeout_seconds = CALL_TIMEOUT.as_secs_f64();
+    })
+    .await;
+    let uid = bench.platform().await.uid;
+    for call in ["CreateTags of i", "DeleteTags of i"] {
+        for (what, fault, dies) in faults_and_refusals() {
+            let what = format!("{call}, {what}");
+            let (_, nodes) = bench.make(26, Value::Null).await;
+            let change = bench.change(&nodes[21]).await;
+            let node = updated(bench.client(), &change).await.unwrap();
+            let heir = Uuid::new_v4();
+            let cluster = (bench.cluster.as_str(), heir);
+            let adoption = requests::adoption(&uid, bench.fence(), &node, cluster);
+            bench.ec2().control().fail_next(call, fault);
+            let _ = updated(bench.client(), &adoption).await;
+            assert_eq!(bench.ec2().control().faults_left(), 0, "{what}");
+            if dies {
+                bench.restart().await;
+            }
+            until(&what, || async {
+                updated(bench.client(), &adoption).await.ok()
+            })
+            .await;
+            let adopted = bench.node(&node.node_id).await.unwrap();
+            let slot = adopted.slot.clone().unwrap();
+            assert_eq!((slot.owner, slot.index), (heir.to_string(), Some(0)));
+            assert_eq!(
+                (adopted.id.as_str(), adopted.ordinal, adopted.role()),
+                ("db-7-abcde", Some(7), NodeRole::Active),
+                "{what}"
+            );
+            let nodes = bench.nodes().await;
+            join_all(nodes.iter().map(|node| bench.remove(node))).await;
+        }
+    }
+    assert_eq!(bench.left(), vec![], "0 leaked");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_launch_that_is_forbidden_makes_nothing_and_the_next_one_does() {
+    for dies in [false, true] {
+        let bench = bench(Ec2Settings::default()).await;
+        let request = bench.request(3, Value::Null).await;
+        let control = bench.ec2().control();
+        // Of the launches in all zones.
+        control.fail_always("RunInstances", Some(forbidden()));
+        bench.refused(&request).await;
+        control.clear_faults();
+        if dies {
+            bench.restart().await;
+        }
+        assert_eq!(bench.left(), vec![]);
+        let (request, nodes) = bench.make(3, Value::Null).await;
+        made_once(&bench, &request, "the next one");
+        for node in &nodes {
+            bench.remove(node).await;
+        }
+        assert_eq!(bench.left(), vec![]);
+    }
+}
+
+/// EC2 reports success, and the instance does not reach its first boot
+/// (<https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/troubleshooting-launch.html>).
+#[tokio::test(flavor = "multi_thread")]
+async fn an_instance_that_fails_after_its_launch_has_succeeded_is_told_and_not_made_again() {
+    for dies in [false, true] {
+        let mut settings = Ec2Settings::default();
+        settings.common.pending_delay = Duration::from_secs(600);
+        let bench = bench(settings).await;
+        let (request, nodes) = bench.make(2, Value::Null).await;
+        assert!(bench.ec2().terminate_behind(&nodes[0].node_id));
+        if dies {
+            bench.restart().await;
+        }
+        let answer = provision_whole(&bench, &request).await;
+        one_each(&answer, &request, "failed later");
+        made_once(&bench, &request, "failed later");
+        until("it is told", || async {
+            let (listed, _) = list(bench.client(), &bench.cluster).await.ok()?;
+            let failed = listed.iter().find(|it| it.node_id == nodes[0].node_id)?;
+            (failed.phase() == NodePhase::Terminated).then_some(())
+        })
+        .await;
+        for node in &nodes {
+            bench.remove(node).await;
+        }
+        assert_eq!(bench.left(), vec![]);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_that_fails_half_way_is_an_error_and_never_a_short_list() {
     let mut settings = Ec2Settings::default();
@@ -185,6 +332,7 @@ async fn a_page_that_fails_half_way_is_an_error_and_never_a_short_list() {
         // Background polls would consume the faults.
         settings.common.poll_interval_seconds = 3600.0;
         settings.common.pending_poll_interval_seconds = 3600.0;
+        settings.common.call_timeout_seconds = CALL_TIMEOUT.as_secs_f64();
     })
     .await;
     let (_, nodes) = bench.make(12, Value::Null).await;

@@ -1,5 +1,5 @@
 //! Infrastructure of a cluster, completed from every intermediate state.
-mod faults;
+pub(crate) mod faults;
 
 use std::collections::BTreeSet;
 
@@ -230,8 +230,44 @@ async fn a_network_and_an_address_that_exist_are_used_and_given_back(bench: Benc
     );
 }
 
+/// The rules of a security group inwards and outwards.
+async fn rules(bench: &Bench, group: &str) -> (BTreeSet<String>, BTreeSet<String>) {
+    let groups = bench.sdk().await.describe_security_groups();
+    let groups = groups.group_ids(group).send().await.unwrap();
+    let group = &groups.security_groups()[0];
+    let text = |permission: &aws_sdk_ec2::types::IpPermission| {
+        let ranges = permission.ip_ranges().iter();
+        let ranges: Vec<&str> = ranges.filter_map(|range| range.cidr_ip()).collect();
+        let groups = permission.user_id_group_pairs().len();
+        format!(
+            "{} {:?} {}{}",
+            permission.ip_protocol().unwrap_or_default(),
+            permission.from_port().unwrap_or(-1),
+            ranges.join(","),
+            "self".repeat(groups)
+        )
+    };
+    let ingress = group.ip_permissions().iter().map(text).collect();
+    let egress = group.ip_permissions_egress().iter().map(text).collect();
+    (ingress, egress)
+}
+
+/// Rules that have nothing in common with those of [`wanted`]: the endpoint inwards, and names outwards.
+fn other_rules(port: u32) -> Vec<FirewallRule> {
+    let rule = |direction: FirewallDirection, protocol: &str, cidr: &str, first| FirewallRule {
+        direction: direction.into(),
+        protocol: protocol.to_owned(),
+        cidrs: vec![cidr.to_owned()],
+        ports: vec![PortRange { first, last: 0 }],
+        ..FirewallRule::default()
+    };
+    vec![
+        rule(FirewallDirection::Ingress, "", "10.0.0.0/8", port),
+        rule(FirewallDirection::Egress, "udp", "10.0.0.2/32", 53),
+    ]
+}
+
 async fn rules_follow_the_spec(bench: Bench) {
-    let sdk = bench.sdk().await;
     let mut spec = wanted();
     let state = bench.ensure_whole(&spec).await;
     let group = state
@@ -241,62 +277,18 @@ async fn rules_follow_the_spec(bench: Bench) {
         .unwrap()
         .id
         .clone();
-    let rules = || async {
-        let groups = sdk
-            .describe_security_groups()
-            .group_ids(&group)
-            .send()
-            .await
-            .unwrap();
-        let group = &groups.security_groups()[0];
-        let text = |permission: &aws_sdk_ec2::types::IpPermission| {
-            let ranges: Vec<&str> = permission
-                .ip_ranges()
-                .iter()
-                .filter_map(|range| range.cidr_ip())
-                .collect();
-            let groups = permission.user_id_group_pairs().len();
-            format!(
-                "{} {:?} {}{}",
-                permission.ip_protocol().unwrap_or_default(),
-                permission.from_port().unwrap_or(-1),
-                ranges.join(","),
-                "self".repeat(groups)
-            )
-        };
-        let ingress: BTreeSet<String> = group.ip_permissions().iter().map(text).collect();
-        let egress: BTreeSet<String> = group.ip_permissions_egress().iter().map(text).collect();
-        (ingress, egress)
-    };
     let set = |rules: &[&str]| -> BTreeSet<String> {
         rules.iter().map(|&rule| rule.to_owned()).collect()
     };
-    let (ingress, egress) = rules().await;
+    let (ingress, egress) = rules(&bench, &group).await;
     assert_eq!(
         ingress,
         set(&["-1 -1 self", "tcp 22 203.0.113.0/24", "tcp 6443 0.0.0.0/0"])
     );
     assert_eq!(egress, set(&["-1 -1 0.0.0.0/0"]));
-    spec.firewall.as_mut().unwrap().rules = vec![
-        FirewallRule {
-            direction: FirewallDirection::Ingress.into(),
-            cidrs: vec!["10.0.0.0/8".to_owned()],
-            ports: vec![PortRange {
-                first: 6443,
-                last: 0,
-            }],
-            ..FirewallRule::default()
-        },
-        FirewallRule {
-            direction: FirewallDirection::Egress.into(),
-            protocol: "udp".to_owned(),
-            cidrs: vec!["10.0.0.2/32".to_owned()],
-            ports: vec![PortRange { first: 53, last: 0 }],
-            ..FirewallRule::default()
-        },
-    ];
+    spec.firewall.as_mut().unwrap().rules = other_rules(6443);
     bench.ensure_whole(&spec).await;
-    let (ingress, egress) = rules().await;
+    let (ingress, egress) = rules(&bench, &group).await;
     assert_eq!(ingress, set(&["-1 -1 self", "tcp 6443 10.0.0.0/8"]));
     assert_eq!(egress, set(&["-1 -1 self", "udp 53 10.0.0.2/32"]));
     bench.release_whole().await;
@@ -350,6 +342,7 @@ async fn what_cannot_be_changed_is_refused(bench: Bench) {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_made_is_named() {
     let bench = Bench::emulator().await;
+    bench.settled().await;
     let with = |change: &dyn Fn(&mut InfrastructureSpec)| {
         let mut spec = wanted();
         change(&mut spec);
@@ -418,6 +411,7 @@ async fn a_quota_of_networks_is_told() {
         ..Ec2Settings::default()
     })
     .await;
+    bench.settled().await;
     let error = bench.ensure(&wanted()).await.unwrap_err();
     assert_eq!(error.reason(), Reason::QuotaExceeded, "{error:?}");
     bench.release_whole().await;

@@ -20,6 +20,9 @@ pub(crate) use drover_testing::platform::caller::{until, user_data};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use super::faults::ROWS;
+use crate::changes;
+
 /// A platform on an emulated account that can be dropped and opened again.
 pub(crate) struct Bench {
     pub(crate) cloud: DigitalOcean,
@@ -54,6 +57,12 @@ pub(crate) async fn serve(settings: &Settings) -> Result<PlatformServer> {
     let cloud = digitalocean::open(settings.clone()).await?;
     let driver = CloudDriver::new(cloud, settings.common.clone())?;
     PlatformServer::with_driver(Arc::new(driver), stores::templates(None)?)
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        changes::have_rows(self.cloud.control(), |_| true, &[&ROWS]);
+    }
 }
 
 impl Deref for Bench {

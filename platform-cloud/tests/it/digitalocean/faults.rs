@@ -7,7 +7,21 @@ use drover_emulators::{Fault, Settings as Common, digitalocean::DigitalOceanSett
 use drover_proto::platform::v1::{DeprovisionState, NodeChange, NodeRole};
 use futures::{StreamExt, stream};
 
+mod account;
+mod adoption;
+
 use super::bench::{Bench, until};
+
+/// The changing calls.
+pub(crate) const ROWS: [&str; 7] = [
+    "droplets.create",
+    "droplets.delete",
+    "tags.create",
+    "tags.tag",
+    "tags.untag",
+    "tags.delete",
+    "firewalls.create",
+];
 
 /// Timeout of a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
@@ -15,7 +29,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 const AT_ONCE: usize = 8;
 
 /// Runs all futures, some of them concurrently.
-async fn try_all<F: Future<Output = ()>>(all: impl Iterator<Item = F>) {
+pub(super) async fn try_all<F: Future<Output = ()>>(all: impl Iterator<Item = F>) {
     stream::iter(all)
         .buffer_unordered(AT_ONCE)
         .collect::<()>()
@@ -23,7 +37,7 @@ async fn try_all<F: Future<Output = ()>>(all: impl Iterator<Item = F>) {
 }
 
 /// All faults, each without and with a crash of the platform.
-fn circumstances() -> Vec<(Fault, bool)> {
+pub(super) fn circumstances() -> Vec<(Fault, bool)> {
     let faults = [
         Fault::refuse(422, "unprocessable_entity", "not today"),
         Fault::refuse(500, "server_error", "not today"),
@@ -40,7 +54,7 @@ fn circumstances() -> Vec<(Fault, bool)> {
     faults.into_iter().flat_map(both).collect()
 }
 
-async fn bench() -> Bench {
+pub(super) async fn bench() -> Bench {
     let emulator = DigitalOceanSettings {
         tag_delay: Duration::from_millis(300),
         ..DigitalOceanSettings::default()

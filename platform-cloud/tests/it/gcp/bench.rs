@@ -19,6 +19,9 @@ use drover_testing::platform::caller::Caller;
 pub(crate) use drover_testing::platform::caller::until;
 use serde_json::Value;
 
+use super::faults::ROWS;
+use crate::changes;
+
 /// Timeout of a call: long enough for a busy machine, as a late call is a fault of its own.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 
@@ -46,6 +49,12 @@ pub(crate) async fn serve(settings: &Settings) -> Result<PlatformServer> {
     let cloud = gcp::open(settings.clone()).await?;
     let driver = CloudDriver::new(cloud, settings.common.clone())?;
     PlatformServer::with_driver(Arc::new(driver), stores::templates(None)?)
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        changes::have_rows(self.gce.control(), |_| true, &[&ROWS]);
+    }
 }
 
 impl Deref for Bench {

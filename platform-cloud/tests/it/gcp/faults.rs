@@ -12,12 +12,17 @@ use drover_proto::platform::v1::{
 
 use futures::{StreamExt, stream};
 
+use drover_testing::platform::{caller::fence, requests};
+use uuid::Uuid;
+
 use super::bench::{Bench, CALL_TIMEOUT, serve, settings, until};
 
 const INSERT: &str = "instances.insert";
 const WAIT: &str = "zoneOperations.wait";
 const DELETE: &str = "instances.delete";
 const LABELS: &str = "instances.setLabels";
+/// The changing calls.
+pub(crate) const ROWS: [&str; 3] = [INSERT, DELETE, LABELS];
 
 /// All faults that leave the outcome open or guarantee that nothing was done.
 fn faults() -> Vec<(&'static str, Fault)> {
@@ -49,6 +54,22 @@ fn faults() -> Vec<(&'static str, Fault)> {
             Fault::Stall(CALL_TIMEOUT + Duration::from_millis(300)),
         ),
     ]
+}
+
+/// The same, a refusal for good, and an operation that fails after it was accepted: for calls after which what was asked
+/// for can be asked for again.
+fn faults_and_failures() -> Vec<(&'static str, Fault)> {
+    let mut faults = faults();
+    faults.push((
+        "forbidden",
+        Fault::refuse(403, "forbidden", "Required permission is missing."),
+    ));
+    faults.push(("fails later", failure()));
+    faults
+}
+
+fn failure() -> Fault {
+    Fault::later("INTERNAL_ERROR", "Internal error. Please try again.")
 }
 
 /// Runs a few cases concurrently; each has its own API and platform.
@@ -268,7 +289,7 @@ async fn delete_meets(name: &str, fault: Fault, crash: bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_delete_that_meets_any_fault_removes_that_machine_and_no_other() {
     let mut cases = Vec::new();
-    for (name, fault) in faults() {
+    for (name, fault) in faults_and_failures() {
         for crash in [false, true] {
             cases.push(delete_meets(name, fault.clone(), crash));
         }
@@ -286,8 +307,8 @@ fn standby(bench: &Bench, node: &Node) -> UpdateNodeRequest {
     bench.change(node, change)
 }
 
-async fn labels_meet(name: &str, fault: Fault, dies: bool) {
-    let what = format!("{LABELS}, {name}");
+async fn labels_meet(operation: &str, name: &str, fault: Fault, dies: bool) {
+    let what = format!("{operation}, {name}, crash: {dies}");
     let mut bench = bench().await;
     let node = bench
         .provision_until_known(&bench.request(1))
@@ -297,10 +318,10 @@ async fn labels_meet(name: &str, fault: Fault, dies: bool) {
     bench
         .gce
         .retag_by_hand(&node.node_id, &[("their_own", Some("as_it_is"))]);
-    bench.gce.control().fail_next(LABELS, fault);
+    bench.gce.control().fail_next(operation, fault);
     let update = standby(&bench, &node);
+    let _ = bench.update(&update).await;
     if dies {
-        let _ = bench.client().update_node(update.clone()).await;
         bench.crash().await;
     }
     until(&what, || async {
@@ -334,21 +355,92 @@ async fn labels_meet(name: &str, fault: Fault, dies: bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn labels_that_meet_any_fault_are_set_in_the_end_and_others_stay() {
-    let mut faults = faults();
+    let mut faults = faults_and_failures();
     faults.push((
         "changed by somebody else meanwhile",
         Fault::refuse(412, "conditionNotMet", "Fingerprint"),
     ));
-    let mut cases: Vec<_> = faults
-        .into_iter()
-        .map(|(name, fault)| (name, fault, false))
-        .collect();
-    cases.push(("crash before", Fault::Refused, true));
-    cases.push(("crash after", Fault::LoseAnswer, true));
-    all(cases
-        .into_iter()
-        .map(|(name, fault, dies)| labels_meet(name, fault, dies)))
+    let mut cases = Vec::new();
+    for (name, fault) in faults {
+        for dies in [false, true] {
+            cases.push(labels_meet(LABELS, name, fault.clone(), dies));
+        }
+    }
+    for (name, fault) in self::faults() {
+        cases.push(labels_meet(WAIT, name, fault, false));
+    }
+    all(cases).await;
+}
+
+async fn adoption_meets(name: &str, fault: Fault, dies: bool) {
+    let what = format!("adoption, {name}, crash: {dies}");
+    let mut bench = bench().await;
+    let nodes = bench.provision_until_known(&bench.request(3)).await.nodes;
+    let node = bench.update(&standby(&bench, &nodes[1])).await.unwrap();
+    let heir = Uuid::new_v4();
+    let cluster = (bench.cluster.as_str(), heir);
+    let adoption = requests::adoption(&bench.platform.uid, fence(), &node, cluster);
+    bench.gce.control().fail_next(LABELS, fault);
+    let _ = bench.update(&adoption).await;
+    assert_eq!(
+        bench.gce.control().faults_left(),
+        0,
+        "{what}: the fault was met"
+    );
+    if dies {
+        bench.crash().await;
+    }
+    until(&what, || async { bench.update(&adoption).await.ok() }).await;
+    let adopted = until(&what, || async {
+        let nodes = bench.discover(&bench.cluster).await.ok()?;
+        let mut nodes = nodes.into_iter();
+        nodes.find(|it| it.node_id == node.node_id && it.id == "db-7-abcde")
+    })
     .await;
+    let slot = adopted.slot.clone().unwrap();
+    assert_eq!((slot.owner, slot.index), (heir.to_string(), Some(0)));
+    assert_eq!(
+        (adopted.ordinal, adopted.role()),
+        (Some(7), NodeRole::Active),
+        "{what}"
+    );
+    bench.assert_nothing_leaked(&what).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_adoption_that_meets_any_fault_leaves_nothing_of_the_former_life() {
+    let mut cases = Vec::new();
+    for (name, fault) in faults_and_failures() {
+        for dies in [false, true] {
+            cases.push(adoption_meets(name, fault.clone(), dies));
+        }
+    }
+    all(cases).await;
+}
+
+/// The insert is accepted and its operation fails: the slot goes to another zone, as if that one were full.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_insert_that_fails_later_makes_nothing_and_its_repeat_no_machine_twice() {
+    for dies in [false, true] {
+        let what = format!("fails later, crash: {dies}");
+        let mut bench = bench().await;
+        let request = bench.request(3);
+        bench.gce.control().fail_next(INSERT, failure());
+        let _ = bench.provision(&request).await;
+        if dies {
+            bench.crash().await;
+        }
+        let answer = bench.provision_until_known(&request).await;
+        assert_eq!(
+            (answer.nodes.len(), &answer.failures),
+            (3, &vec![]),
+            "{what}"
+        );
+        assert_eq!(bench.gce.control().faults_left(), 0, "{what}");
+        assert_eq!(bench.gce.machines().len(), 3, "{what}");
+        bench.assert_nothing_doubled(&what);
+        bench.assert_nothing_leaked(&what).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -26,6 +26,9 @@ pub(crate) use drover_testing::platform::caller::{fence, until, user_data};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use super::{faults, infrastructure::faults as infrastructure};
+use crate::changes;
+
 pub(crate) const PROJECT: &str = "00000000-0000-0000-0000-000000000000";
 pub(crate) const PARTITION: &str = "vagrant";
 pub(crate) const INTERNET: &str = "internet-vagrant-lab";
@@ -104,6 +107,18 @@ pub(crate) fn whole() -> InfrastructureSpec {
             ..FirewallSpec::default()
         }),
         properties: None,
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let tables = [
+            &faults::ROWS[..],
+            &infrastructure::MAKING,
+            &infrastructure::CHANGING,
+            &infrastructure::FREEING,
+        ];
+        changes::have_rows(self.metal.control(), |_| true, &tables);
     }
 }
 

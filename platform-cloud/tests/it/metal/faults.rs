@@ -1,10 +1,21 @@
 //! Every mutating call on a machine with every fault: nothing is lost, nothing is created twice.
 
 use drover_emulators::{Fault, Settings as Common, metal::MetalSettings};
-use drover_proto::platform::v1::{NodeChange, NodeRole};
+use drover_proto::platform::v1::{Node, NodeChange, NodePhase, NodeRole, UpdateNodeRequest};
+use drover_testing::platform::requests;
 use std::time::Duration;
+use uuid::Uuid;
 
-use super::bench::{Bench, NAMED_MACHINE, until};
+use super::bench::{Bench, NAMED_MACHINE, fence, until};
+
+/// The changing calls about machines.
+pub(crate) const ROWS: [&str; 3] = [
+    "machine.allocate",
+    "machine.free of machine",
+    "machine.update",
+];
+/// Timeout of a call: long enough for a busy machine, as a late call is a fault of its own.
+const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 
 fn faults() -> Vec<Fault> {
     vec![
@@ -61,7 +72,9 @@ async fn whatever_happens_to_an_allocation_nothing_is_leaked_or_doubled() {
 #[tokio::test]
 async fn an_allocation_that_is_slow_to_show_is_not_made_again() {
     let delay = Duration::from_millis(250);
-    for fault in faults() {
+    let mut faults = faults();
+    faults.push(Fault::Stall(CALL_TIMEOUT + Duration::from_millis(100)));
+    for fault in faults {
         let what = format!("allocate with {fault:?}");
         let mut bench = Bench::set(
             MetalSettings {
@@ -71,7 +84,10 @@ async fn an_allocation_that_is_slow_to_show_is_not_made_again() {
                 },
                 ..MetalSettings::default()
             },
-            |settings| settings.common.visibility_delay_seconds = 0.4,
+            |settings| {
+                settings.common.visibility_delay_seconds = 0.6;
+                settings.common.call_timeout_seconds = CALL_TIMEOUT.as_secs_f64();
+            },
         )
         .await;
         let request = bench.request(2);
@@ -120,36 +136,109 @@ async fn whatever_happens_to_a_removal_the_machine_goes_and_no_other() {
     }
 }
 
+fn standby(bench: &Bench, node: &Node) -> UpdateNodeRequest {
+    let change = NodeChange {
+        role: NodeRole::Standby.into(),
+        set_labels: [("tier".to_owned(), "hot".to_owned())].into(),
+        remove_labels: vec!["team.io/one".to_owned()],
+        ..NodeChange::default()
+    };
+    bench.change(node, change)
+}
+
 #[tokio::test]
 async fn whatever_happens_to_a_change_of_tags_the_node_keeps_its_identity() {
     for fault in faults() {
-        let what = format!("update with {fault:?}");
-        let bench = Bench::new().await;
-        let node = bench.make(1).await.remove(0);
-        let change = NodeChange {
-            role: NodeRole::Standby.into(),
-            set_labels: [("tier".to_owned(), "hot".to_owned())].into(),
-            remove_labels: vec!["team.io/one".to_owned()],
-            ..NodeChange::default()
-        };
-        let change = bench.change(&node, change);
+        for crash in [false, true] {
+            let what = format!("update with {fault:?}, crash {crash}");
+            let mut bench = Bench::new().await;
+            let node = bench.make(1).await.remove(0);
+            let change = standby(&bench, &node);
+            bench
+                .metal
+                .control()
+                .fail_next("machine.update", fault.clone());
+            let _ = bench.update(&change).await;
+            assert_eq!(bench.metal.control().faults_left(), 0, "{what}");
+            if crash {
+                bench.crash().await;
+            }
+            until(&what, || async { bench.update(&change).await.ok() }).await;
+            let found = bench.discover(&bench.cluster).await.unwrap().remove(0);
+            assert_eq!(
+                (&found.slot, found.role()),
+                (&node.slot, NodeRole::Standby),
+                "{what}"
+            );
+            assert_eq!(
+                found.labels,
+                [("tier".to_owned(), "hot".to_owned())].into(),
+                "{what}"
+            );
+            bench.assert_nothing_leaked(&what).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn whatever_happens_to_an_adoption_the_node_has_nothing_of_its_former_life() {
+    for fault in faults() {
+        for crash in [false, true] {
+            let what = format!("adoption with {fault:?}, crash {crash}");
+            let mut bench = Bench::new().await;
+            let node = bench.make(1).await.remove(0);
+            let node = bench.update(&standby(&bench, &node)).await.unwrap();
+            let heir = Uuid::new_v4();
+            let cluster = (bench.cluster.as_str(), heir);
+            let adoption = requests::adoption(&bench.platform.uid, fence(), &node, cluster);
+            bench
+                .metal
+                .control()
+                .fail_next("machine.update", fault.clone());
+            let _ = bench.update(&adoption).await;
+            assert_eq!(bench.metal.control().faults_left(), 0, "{what}");
+            if crash {
+                bench.crash().await;
+            }
+            until(&what, || async { bench.update(&adoption).await.ok() }).await;
+            let found = bench.discover(&bench.cluster).await.unwrap().remove(0);
+            let slot = found.slot.clone().unwrap();
+            assert_eq!((slot.owner, slot.index), (heir.to_string(), Some(0)));
+            assert_eq!(
+                (found.id.as_str(), found.ordinal, found.role()),
+                ("db-7-abcde", Some(7), NodeRole::Active),
+                "{what}"
+            );
+            bench.assert_nothing_leaked(&what).await;
+        }
+    }
+}
+
+/// The allocation succeeds, and the installation crashes again and again.
+#[tokio::test]
+async fn a_machine_that_fails_after_its_allocation_is_told_freed_and_not_made_again() {
+    for crash in [false, true] {
+        let what = format!("crash loop, crash {crash}");
+        let mut bench = Bench::with(MetalSettings {
+            common: Common {
+                pending_delay: Duration::from_secs(600),
+                ..Common::default()
+            },
+            ..MetalSettings::default()
+        })
+        .await;
+        let request = bench.request(2);
+        let nodes = bench.made_by(&request).await;
+        bench.metal.crash_loop_by_hand(&nodes[0].node_id);
+        if crash {
+            bench.crash().await;
+        }
         bench
-            .metal
-            .control()
-            .fail_next("machine.update", fault.clone());
-        let _ = bench.update(&change).await;
-        until(&what, || async { bench.update(&change).await.ok() }).await;
-        let found = bench.discover(&bench.cluster).await.unwrap().remove(0);
-        assert_eq!(
-            (&found.slot, found.role()),
-            (&node.slot, NodeRole::Standby),
-            "{what}"
-        );
-        assert_eq!(
-            found.labels,
-            [("tier".to_owned(), "hot".to_owned())].into(),
-            "{what}"
-        );
+            .until_phase(&nodes[0].node_id, NodePhase::Failed)
+            .await;
+        let answer = bench.provision_until_known(&request).await;
+        assert_eq!(answer.nodes.len(), 2, "{what}: {answer:?}");
+        bench.assert_nothing_doubled(&what);
         bench.assert_nothing_leaked(&what).await;
     }
 }

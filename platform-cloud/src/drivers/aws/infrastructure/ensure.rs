@@ -171,20 +171,21 @@ impl<'a> Work<'a> {
 
     /// Whether a resource may be created now. Otherwise it may already exist and has to become visible first.
     fn begin(&mut self, kind: Kind, name: &str) -> bool {
-        let recent = self.aws.recent.of(self.owner);
-        if recent
+        let recent = &self.aws.recent;
+        let asked = recent.of(self.owner);
+        let why = if asked
             .iter()
             .any(|(of, known, _)| *of == kind && known == name)
         {
-            self.wait(
-                kind,
-                name,
-                "was asked for a short while ago; waiting until EC2 shows it",
-            );
-            return false;
-        }
-        self.aws.recent.begin(self.owner, kind, name);
-        true
+            "was asked for a short while ago; waiting until EC2 shows it"
+        } else if !recent.is_settled(self.aws.settings.common.visibility_delay()) {
+            "may have been asked for before this platform was started; waiting until EC2 would show it"
+        } else {
+            recent.begin(self.owner, kind, name);
+            return true;
+        };
+        self.wait(kind, name, why);
+        false
     }
 
     /// Records the outcome of a create attempt.
@@ -200,7 +201,10 @@ impl<'a> Work<'a> {
                 kind.name()
             ))),
             Err(error) => {
-                if error.class() != Class::Unknown {
+                if error.class() == Class::Unknown {
+                    // EC2 may have started as late as now.
+                    recent.begin(self.owner, kind, name);
+                } else {
                     recent.failed(self.owner, kind, name);
                 }
                 Err(error)

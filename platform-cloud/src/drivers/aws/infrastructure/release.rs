@@ -59,7 +59,7 @@ impl Aws {
         for (kind, name, id) in self.recent.of(owner) {
             left.resources.push(unseen(owner, kind, &name, id));
         }
-        if left.resources.is_empty() && self.recent.opened.elapsed() < visibility {
+        if left.resources.is_empty() && !self.recent.is_settled(visibility) {
             // The last creations of a previous server process may not be visible yet.
             left.resources
                 .push(unseen(owner, Kind::Network, "main", None));

@@ -38,6 +38,11 @@ impl Bench {
         told(self.infrastructure().ensure_infrastructure(request).await)
     }
 
+    /// Waits until the platform makes what is missing without delay.
+    pub(crate) async fn settled(&self) {
+        self.release_whole().await;
+    }
+
     /// Repeats ensure until everything is ready.
     pub(crate) async fn ensure_whole(&self, spec: &InfrastructureSpec) -> InfrastructureState {
         until("the infrastructure is ready", || async {

@@ -134,15 +134,19 @@ impl Work<'_> {
             .find(|route| route.destination_cidr_block() == Some(EVERYWHERE));
         match default {
             Some(route) if route.gateway_id() == Some(gateway) => return Ok(()),
-            // The route points to a former gateway.
+            // The route points to a former gateway. It is not deleted and made again: a deletion that EC2 executes late
+            // would take the new one.
             Some(_) => {
-                api.send("DeleteRoute", |ec2| {
-                    ec2.delete_route()
-                        .route_table_id(id)
-                        .destination_cidr_block(EVERYWHERE)
-                        .send()
-                })
-                .await?;
+                return api
+                    .send("ReplaceRoute", |ec2| {
+                        ec2.replace_route()
+                            .route_table_id(id)
+                            .destination_cidr_block(EVERYWHERE)
+                            .gateway_id(gateway)
+                            .send()
+                    })
+                    .await
+                    .map(drop);
             }
             None => {}
         }

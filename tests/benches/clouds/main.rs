@@ -2,8 +2,11 @@
 //! with as many tags, until all of them are running, on the same server in the same run. Run by `tests/bench`. The last
 //! column is the ratio to a call without tags whose instances are not waited for.
 //!
-//! `BENCH_RUNS` (5): number of runs of each side; the median counts. moto is looked up on the path.
+//! `BENCH_RUNS` (5): number of runs of each side; the median counts. moto is looked up on the path. `BENCH_ONLY=idle`: only
+//! what an idle account costs ([`idle`]), `BENCH_ONLY=launches`: only the launches.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod idle;
 
 use std::{
     net::{SocketAddr, TcpListener, TcpStream},
@@ -420,12 +423,26 @@ async fn compare(name: &str, count: u32, runs: usize, moto: bool, pending: Durat
     );
 }
 
-#[tokio::main]
-async fn main() {
+fn main() {
     // `cargo bench` and `cargo test` pass flags of their harness.
     if std::env::args().any(|argument| argument == "--test") {
         return;
     }
+    let only = std::env::var("BENCH_ONLY").unwrap_or_default();
+    let all = only.is_empty();
+    if all || only == "launches" {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(launches());
+    }
+    if all || only == "idle" {
+        // Its time is moved by hand, which only this kind of runtime allows.
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().unwrap();
+        runtime.block_on(idle::all());
+    }
+}
+
+async fn launches() {
     let runs = std::env::var("BENCH_RUNS")
         .ok()
         .and_then(|runs| runs.parse().ok())
