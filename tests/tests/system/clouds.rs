@@ -2,6 +2,8 @@
 #![cfg(feature = "clouds")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod boot;
+mod machines;
 mod maintenance;
 
 use crate::embedded;

@@ -7,7 +7,8 @@ use drover_proto::{orchestrator::v1 as pb, platform::v1::NodeMaintenanceKind};
 
 use crate::embedded::{World, emulated_ec2, group_on};
 
-const HOUR: Duration = Duration::from_secs(3600);
+/// A little more than the day before which a node that is younger is not replaced.
+const DAY: Duration = Duration::from_secs(24 * 3600 + 1);
 
 async fn announced(world: &World) -> Option<String> {
     let cluster = world.cluster("db").await.ok()??;
@@ -35,7 +36,7 @@ async fn a_node_is_moved_from_an_instance_before_that_is_retired_and_stays_if_it
     let [rebooted, retired] = &instances[..] else {
         unreachable!("two nodes on {instances:?}")
     };
-    assert!(ec2.schedule_event(rebooted, "instance-reboot", HOUR));
+    assert!(ec2.schedule_event(rebooted, "instance-reboot", DAY));
     world
         .until("the reboot is announced", async |world| {
             announced(world).await.is_some()
@@ -49,7 +50,7 @@ async fn a_node_is_moved_from_an_instance_before_that_is_retired_and_stays_if_it
     let reboot = announced(&world).await.unwrap();
     assert!(reboot.contains("instance-reboot"), "{reboot}");
     assert!(reboot.starts_with(&format!("{}: ", node.name)), "{reboot}");
-    assert!(ec2.schedule_event(retired, "instance-retirement", HOUR));
+    assert!(ec2.schedule_event(retired, "instance-retirement", DAY));
     world
         .until("the node is elsewhere", async |world| {
             node_on(world, retired).await.is_none()

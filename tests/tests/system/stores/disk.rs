@@ -96,10 +96,24 @@ fn a_primary_whose_disk_stands_still_is_ended_and_a_standby_takes_over() {
 }
 
 #[test]
-fn a_server_that_is_alone_waits_for_its_disk() {
+fn once_not_to_have_answered_keeps_a_server_out_only_as_long_as_it_is_asked() {
+    let mut nodes = [alone(0, &[])];
+    begin(&mut nodes);
+    let misses = nodes[0].directory().join("misses");
+    let ready = nodes[0].directory().join("ready");
+    fs::write(&misses, "\n").unwrap();
+    fs::remove_file(&ready).unwrap();
+    does("touch", &["-d", "2 minutes ago", misses.to_str().unwrap()]);
+    until("it is of use again", &mut nodes, all_ready);
+}
+
+#[test]
+fn a_server_that_nobody_follows_waits_for_its_disk() {
     let mut nodes = [alone(0, &[])];
     let disk = Disk::of(&nodes[0]);
     begin(&mut nodes);
+    // A standby that is still to come has nothing to take over with.
+    nodes[0].hears_of(&[alone(1, &[]).seen_as("standby")]);
     insist(&nodes[0], "create table t (x int)");
     disk.stands_still();
     assert!(!acknowledges(&nodes[0], 1));
