@@ -3,29 +3,46 @@
 use drover_core::{
     Millis,
     node::{Maintenance, MaintenanceKind},
+    spec::UpdateStrategy,
 };
 
 use crate::{ConditionKey, ConditionKind, Planner};
 
 /// Age from which on a node is replaced as soon as its end is announced. A younger one stays until this long before the
-/// beginning: where every machine has a date ahead, replacements would have no end.
+/// beginning, or until it is so old itself: where every machine has a date ahead, replacements would have no end.
 const DAY: Millis = 24 * 3_600_000;
 
 impl Planner<'_> {
-    /// When a node is to be replaced because of announced maintenance. `None` if it survives that, or if its successor
-    /// would be on the same machine.
+    /// Why a node that maintenance stops is not replaced ahead of it. `None` if it is.
+    fn stays_until_stopped(&self, at: usize) -> Option<&'static str> {
+        let node = &self.state.nodes[at];
+        let group = self.input.groups.get(usize::from(self.marks[at].group))?;
+        if self.state.repairs.contains(&node.slot) {
+            Some("it stays while it is under repair")
+        } else if !node.host.is_empty() {
+            Some("it stays on the machine that it is bound to")
+        } else if group.update.strategy == UpdateStrategy::OnDelete {
+            Some("it stays as its group is updated OnDelete, until somebody replaces it")
+        } else if !group.remediation.enabled {
+            Some("it stays as its group has no remediation, until somebody replaces it")
+        } else if group.total() == 1 && !group.hands_on_storage() {
+            Some("it stays as nothing else has its data, until somebody replaces it")
+        } else {
+            None
+        }
+    }
+
+    /// When a node is to be replaced because of announced maintenance. `None` if it is not.
     fn due_for_maintenance(&self, at: usize) -> Option<Millis> {
         let node = &self.state.nodes[at];
         let maintenance = node.seen.maintenance.as_deref()?;
-        let is_kept = !node.host.is_empty() || self.state.repairs.contains(&node.slot);
-        if maintenance.kind != MaintenanceKind::Stop || is_kept {
+        if maintenance.kind != MaintenanceKind::Stop || self.stays_until_stopped(at).is_some() {
             return None;
         }
         let of_age = node.create_time + DAY;
-        Some(match maintenance.start {
-            0 => of_age,
-            start => of_age.min(start.saturating_sub(DAY)),
-        })
+        // One that was made within the last day cannot get away from a date by being made again.
+        let ahead = (maintenance.start > of_age).then(|| maintenance.start - DAY);
+        Some(ahead.map_or(of_age, |ahead| ahead.min(of_age)))
     }
 
     /// Whether maintenance stops a node, so that it is to be replaced now.
@@ -60,8 +77,11 @@ impl Planner<'_> {
             group: self.input.groups[group].path.clone(),
             kind: ConditionKind::MaintenanceScheduled,
         };
-        // Every start begins without having seen anything, which ends nothing.
-        let looks = self.own(group).any(|at| self.is_unseen(at));
+        // What was announced before a start did not end by not being seen yet.
+        let looks = self.own(group).any(|at| {
+            let node = &self.state.nodes[at];
+            node.seen.last == 0 && self.is_hidden(&node.platform)
+        });
         if let Some(before) = self.state.conditions.get(&key).filter(|_| looks) {
             let (reason, message) = (before.reason.clone(), before.message.clone());
             self.hold(key, &reason, &message);
@@ -93,10 +113,12 @@ impl Planner<'_> {
             _ if self.marks[at].leaving => "it is going",
             MaintenanceKind::Unknown => "nothing is done ahead of it",
             MaintenanceKind::Restart => "it stays, or comes back by itself",
-            MaintenanceKind::Stop if self.due_for_maintenance(at).is_none() => {
-                "it stays where it is bound to, and is replaced if it ends"
+            MaintenanceKind::Stop if self.state.paused => {
+                "it is not replaced while the cluster is paused"
             }
-            MaintenanceKind::Stop => "it is replaced before",
+            MaintenanceKind::Stop => self
+                .stays_until_stopped(at)
+                .unwrap_or("it is to be replaced before"),
         }
     }
 }

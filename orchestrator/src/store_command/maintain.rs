@@ -63,7 +63,13 @@ pub(super) async fn run(etcd: &EtcdSettings, arguments: &Arguments) -> Outcome {
             let pause = match &report.failure {
                 Some(error) => {
                     eprintln!("error: {error}");
-                    interval.min(RETRY)
+                    // While it is rewritten a member answers nobody: not again and again, if that does not help.
+                    let rewrote = (report.members.iter()).any(|it| it.defragmented.is_some());
+                    if rewrote {
+                        interval
+                    } else {
+                        interval.min(RETRY)
+                    }
                 }
                 None => interval,
             };

@@ -159,8 +159,8 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
     (
         "MaintenanceScheduled",
         "group",
-        "A cloud has announced maintenance of machines under nodes of the group. Stop: it ends a node, which is replaced before, within the budget of updates: at once if it is older than a day, else a day before the date. Restart: the nodes stay, or come back by themselves. The message names the nodes, what is announced and what becomes of each.",
-        "Nothing. Sooner: `drover replace NAME/NODE`.",
+        "A cloud has announced maintenance of machines under nodes of the group. Stop: it ends a node, which is replaced before, within the budget of updates: at once if it is older than a day, else a day before the date; it stays if it is under repair, bound to its machine, in a group with `OnDelete` or without remediation, or the only one that has its data. Restart: the nodes stay, or come back by themselves. The message names the nodes, what is announced and what becomes of each.",
+        "Where the message says that a node stays, move its data before the date, or `drover replace NAME/NODE`. Otherwise nothing.",
     ),
     (
         "ProbeUnreachable",

@@ -10,6 +10,7 @@ use std::time::Duration;
 use drover_core::{
     Millis,
     node::{Maintenance, MaintenanceKind, RemovalReason, Role},
+    storage::{Policy, Retention},
 };
 use drover_planner::{ConditionKey, ConditionKind};
 
@@ -18,7 +19,7 @@ use crate::{
     standby::{gone, ready, run, step},
     world::{
         World,
-        build::{on_delete, rolling},
+        build::{on_delete, rolling, stored},
     },
 };
 
@@ -64,7 +65,7 @@ fn a_node_that_maintenance_stops_is_replaced_before_by_a_successor_that_is_ready
     announce(&mut world, 2, MaintenanceKind::Stop, start);
     let planned = step(&mut world);
     assert_eq!(crate::world::removals(&planned), []);
-    let words = "db-1: a reboot, or worse; it is replaced before";
+    let words = "db-1: a reboot, or worse; it is to be replaced before";
     assert_eq!(said(&world), shown("Stop", words));
     let mut removed = Vec::new();
     while removed.is_empty() {
@@ -84,11 +85,51 @@ fn a_node_that_maintenance_stops_is_replaced_before_by_a_successor_that_is_ready
     assert_eq!(said(&world), None);
 }
 
-#[test]
-fn changes_that_wait_for_the_end_of_nodes_do_not_keep_one_from_being_replaced() {
+/// What becomes of a node that maintenance stops, in a group that differs by this.
+fn kept(differs: impl FnOnce(&mut World)) -> String {
     let mut world = of_age();
-    world.groups[0].update = on_delete();
+    differs(&mut world);
     announce(&mut world, 1, MaintenanceKind::Stop, 0);
+    assert_eq!(run(&mut world).0, []);
+    world.now += 30 * DAY;
+    assert_eq!(run(&mut world).0, []);
+    let (_, message) = said(&world).unwrap();
+    message.rsplit_once("; ").unwrap().1.to_owned()
+}
+
+#[test]
+fn what_people_have_kept_for_themselves_to_move_stays() {
+    let on_delete = kept(|world| world.groups[0].update = on_delete());
+    assert!(on_delete.contains("OnDelete"), "{on_delete}");
+    let unhealed = kept(|world| world.groups[0].remediation.enabled = false);
+    assert!(unhealed.contains("remediation"), "{unhealed}");
+    let paused = kept(|world| world.state.paused = true);
+    assert!(paused.contains("paused"), "{paused}");
+    let repaired = kept(|world| {
+        world.state.repairs.insert(1);
+    });
+    assert!(repaired.contains("repair"), "{repaired}");
+    let bound = kept(|world| world.state.node_mut(1).unwrap().host = "rack-7".into());
+    assert!(bound.contains("bound"), "{bound}");
+}
+
+#[test]
+fn the_only_node_of_a_group_is_not_deleted_with_its_data_unless_these_are_handed_on() {
+    let mut world = ready(1, 0);
+    world.now += DAY;
+    announce(&mut world, 1, MaintenanceKind::Stop, 0);
+    assert_eq!(run(&mut world).0, []);
+    let words = "db-0: a reboot, or worse; it stays as nothing else has its data, until somebody replaces it";
+    assert_eq!(said(&world), shown("Stop", words));
+    let kept = Policy {
+        replaced: Retention::Retain,
+        ..Policy::default()
+    };
+    world.groups = world.groups.drain(..).map(|it| stored(it, kept)).collect();
+    for node in &mut world.state.nodes {
+        node.spec_hash = world.groups[0].choices[0].spec_hash.clone();
+        node.storage = true;
+    }
     assert_eq!(run(&mut world).0, [(1, RemovalReason::Maintenance)]);
 }
 
@@ -122,6 +163,18 @@ fn where_every_machine_has_a_date_a_young_node_stays_until_a_day_before_its_own(
     world.now = start - DAY - 1;
     assert_eq!(run(&mut world).0, []);
     world.now = start - DAY;
+    assert_eq!(run(&mut world).0, [(2, RemovalReason::Maintenance)]);
+}
+
+#[test]
+fn one_that_was_made_when_the_date_was_near_is_not_made_again_and_again() {
+    let mut world = ready(3, 0);
+    let born = world.state.node(2).unwrap().create_time;
+    for start in [1, born, born + HOUR, born + DAY] {
+        announce(&mut world, 2, MaintenanceKind::Stop, start);
+        assert_eq!(run(&mut world).0, [], "{start}");
+    }
+    world.now = born + DAY;
     assert_eq!(run(&mut world).0, [(2, RemovalReason::Maintenance)]);
 }
 
@@ -164,20 +217,6 @@ fn an_active_node_hands_over_before_it_goes() {
     assert_eq!(run(&mut world), (vec![], vec![(2, Role::Promoting)]));
     let active = world.state.nodes.iter().filter(|node| node.role.may_act());
     assert_eq!(active.count(), 1);
-}
-
-#[test]
-fn a_node_under_repair_or_bound_to_its_machine_stays() {
-    let mut world = of_age();
-    for slot in [1, 2] {
-        announce(&mut world, slot, MaintenanceKind::Stop, 0);
-    }
-    world.state.repairs.insert(1);
-    world.state.node_mut(2).unwrap().host = "rack-7".into();
-    assert_eq!(run(&mut world).0, []);
-    let stays = "a reboot, or worse; it stays where it is bound to, and is replaced if it ends";
-    let words = format!("db-0: {stays}. db-1: {stays}");
-    assert_eq!(said(&world), shown("Stop", &words));
 }
 
 #[test]

@@ -28,7 +28,7 @@ const PAGE: i32 = 1000;
 pub(super) struct Checks {
     /// The checks that fail: system, instance.
     failed: Vec<&'static str>,
-    /// The scheduled event that does most to it, and of these the first.
+    /// What is scheduled: all of it, with kind and dates of what does most to it.
     event: Option<NodeMaintenance>,
 }
 
@@ -41,7 +41,7 @@ impl Checks {
         });
         Self {
             failed: failed.map(|(name, _)| name).collect(),
-            event: (status.events().iter().filter_map(event)).min_by_key(urgency),
+            event: joined(status.events().iter().filter_map(event).collect()),
         }
     }
 
@@ -54,14 +54,22 @@ impl Checks {
         if machine.phase != NodePhase::Running {
             return;
         }
+        machine.maintenance.clone_from(&self.event);
         machine.ready = (!self.failed.is_empty()).then_some(false);
         machine.message = if self.failed.is_empty() {
             String::new()
         } else {
             format!("fails the {} status check", self.failed.join(" and the "))
         };
-        machine.maintenance.clone_from(&self.event);
     }
+}
+
+fn joined(mut events: Vec<NodeMaintenance>) -> Option<NodeMaintenance> {
+    events.sort_by_key(urgency);
+    let messages: Vec<String> = events.iter().map(|event| event.message.clone()).collect();
+    let mut first = events.into_iter().next()?;
+    first.message = drover_core::error::cut(messages.join("; "));
+    Some(first)
 }
 
 /// Sorts what stops an instance before what restarts it, and then by date.
@@ -143,12 +151,16 @@ impl AllChecks {
     /// Shows them on listed machines.
     pub(super) fn show(&self, machines: &mut [Machine]) {
         let fresh = *self.fresh.lock();
-        if fresh.is_none_or(|fresh| fresh.elapsed() > self.interval * STALE) {
-            return;
-        }
+        let is_stale = fresh.is_none_or(|fresh| fresh.elapsed() > self.interval * STALE);
         let checks = self.known.lock();
         for machine in machines {
-            if let Some(checks) = checks.get(&machine.id) {
+            let Some(checks) = checks.get(&machine.id) else {
+                continue;
+            };
+            if is_stale && machine.phase == NodePhase::Running {
+                // A date does not pass by not being read.
+                machine.maintenance.clone_from(&checks.event);
+            } else if !is_stale {
                 checks.show(machine);
             }
         }
@@ -191,28 +203,28 @@ mod tests {
 
     use super::*;
 
-    fn shown(checks: &AllChecks) -> Option<bool> {
+    fn shown(checks: &AllChecks) -> (Option<bool>, bool) {
         let mut machines = [Machine {
             id: "i-1".to_owned(),
             phase: NodePhase::Running,
             ..Machine::default()
         }];
         checks.show(&mut machines);
-        machines[0].ready
+        (machines[0].ready, machines[0].maintenance.is_some())
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_check_that_failed_is_not_believed_for_ever() {
+    async fn a_check_that_failed_is_not_believed_for_ever_and_what_is_scheduled_is() {
         let checks = AllChecks::new(Duration::from_secs(10));
         let failed = Checks {
             failed: vec!["system"],
-            event: None,
+            event: Some(NodeMaintenance::default()),
         };
         checks.known.lock().insert("i-1".to_owned(), failed);
         *checks.fresh.lock() = Some(Instant::now());
         tokio::time::advance(Duration::from_secs(120)).await;
-        assert_eq!(shown(&checks), Some(false));
+        assert_eq!(shown(&checks), (Some(false), true));
         tokio::time::advance(Duration::from_secs(120)).await;
-        assert_eq!(shown(&checks), None);
+        assert_eq!(shown(&checks), (None, true));
     }
 }

@@ -34,8 +34,8 @@ pub struct Thing {
     pub acts: bool,
     /// Labels of its host.
     pub labels: Sym,
-    /// Maintenance that is announced and near.
-    pub maintenance: Option<MaintenanceKind>,
+    /// Maintenance that is announced, and when it begins.
+    pub maintenance: Option<(MaintenanceKind, Millis)>,
     /// Not listed before this time.
     pub hidden_until: Millis,
 }
@@ -424,10 +424,12 @@ impl World {
         self.show(platform, id);
     }
 
+    /// Announces maintenance in a day, or that there is none.
     pub fn announce(&mut self, platform: &Sym, id: &str, kind: Option<MaintenanceKind>) {
+        let start = self.now + 24 * 3_600_000;
         let backend = self.platforms.get_mut(platform).unwrap();
         if let Some(thing) = backend.things.get_mut(id) {
-            thing.maintenance = kind;
+            thing.maintenance = kind.map(|kind| (kind, start));
         }
         self.maintains |= kind == Some(MaintenanceKind::Stop);
         self.show(platform, id);

@@ -243,10 +243,10 @@ impl World {
             }
             node.seen.phase = thing.phase;
             node.seen.ready = Some(thing.ready);
-            node.seen.maintenance = thing.maintenance.map(|kind| {
+            node.seen.maintenance = thing.maintenance.map(|(kind, start)| {
                 Box::new(Maintenance {
                     kind,
-                    start: 1,
+                    start,
                     ..Maintenance::default()
                 })
             });

@@ -1,6 +1,6 @@
 //! A Redis that hangs: it takes connections, and answers nothing.
 
-use std::fs;
+use std::{fs, net::TcpStream};
 
 use super::{all_ready, alone, confirmed, keep_busy, promoted, redis, three};
 use crate::stores::{
@@ -45,7 +45,8 @@ fn one_that_nobody_can_take_over_from_is_given_longer() {
     installed("redis-server", "redis-server");
     let mut nodes = [alone(0)];
     nodes[0].start("active");
-    nodes[0].hears_of(&[]);
+    // Another one that is active has other data.
+    nodes[0].hears_of(&[alone(1).seen_as("active")]);
     until("it is of use", &mut nodes, all_ready);
     signal(nodes[0].pid(), "-STOP");
     for _ in 0..4 {
@@ -55,6 +56,24 @@ fn one_that_nobody_can_take_over_from_is_given_longer() {
     fs::write(nodes[0].directory().join("misses"), "\n".repeat(14)).unwrap();
     assert!(!is_alive(&nodes[0]));
     until("it has ended", &mut nodes, |nodes| nodes[0].has_ended());
+}
+
+#[test]
+fn one_whose_connections_are_all_taken_is_alive() {
+    installed("redis-server", "redis-server");
+    let mut nodes = [alone(0).with(&["--maxclients", "8"])];
+    nodes[0].is_given(b"secret\n");
+    nodes[0].start("active");
+    nodes[0].hears_of(&[alone(1).seen_as("standby")]);
+    until("it is of use", &mut nodes, all_ready);
+    let to = ("127.0.0.1", nodes[0].port("client"));
+    let mut taken = Vec::new();
+    until("nobody else is let in", &mut nodes, |_| {
+        taken.extend(TcpStream::connect(to));
+        redis(to.1, &["ping"]).is_some_and(|answer| answer.contains("max number of clients"))
+    });
+    assert!(is_alive(&nodes[0]));
+    assert!(nodes[0].is_ready());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
