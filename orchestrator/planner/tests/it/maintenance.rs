@@ -127,7 +127,6 @@ fn the_only_node_of_a_group_is_not_deleted_with_its_data_unless_these_are_handed
     };
     world.groups = world.groups.drain(..).map(|it| stored(it, kept)).collect();
     for node in &mut world.state.nodes {
-        node.spec_hash = world.groups[0].choices[0].spec_hash.clone();
         node.storage = true;
     }
     assert_eq!(run(&mut world).0, [(1, RemovalReason::Maintenance)]);
