@@ -10,6 +10,7 @@ use std::time::Duration;
 use drover_core::{
     Millis,
     node::{Maintenance, MaintenanceKind, RemovalReason, Role},
+    spec::{Group, Update},
     storage::{Policy, Retention},
 };
 use drover_planner::{ConditionKey, ConditionKind};
@@ -19,7 +20,7 @@ use crate::{
     standby::{gone, ready, run, step},
     world::{
         World,
-        build::{on_delete, rolling, stored},
+        build::{group, on_delete, rolling, stored},
     },
 };
 
@@ -113,23 +114,33 @@ fn what_people_have_kept_for_themselves_to_move_stays() {
     assert!(bound.contains("bound"), "{bound}");
 }
 
+/// A group of one, for which maintenance is announced that stops it.
+fn only_node(spec: Group) -> World {
+    let mut world = World::new(1, &["a", "b"]);
+    world.want(vec![spec]);
+    world.settle();
+    let (platform, id) = world.ids()[0].clone();
+    world.announce(&platform, &id, Some(MaintenanceKind::Stop));
+    world.run_for(Duration::from_secs(600));
+    assert_eq!(world.ids().len(), 1);
+    world
+}
+
 #[test]
 fn the_only_node_of_a_group_is_not_deleted_with_its_data_unless_these_are_handed_on() {
-    let mut world = ready(1, 0);
-    world.now += DAY;
-    announce(&mut world, 1, MaintenanceKind::Stop, 0);
-    assert_eq!(run(&mut world).0, []);
-    let words = "db-0: a reboot, or worse; it stays as nothing else has its data, until somebody replaces it";
-    assert_eq!(said(&world), shown("Stop", words));
+    let mut spec = group("data", 1, &["a"]);
+    spec.update = Update::default();
+    let stays = "data-0: ; it stays as nothing else has its data, until somebody replaces it";
+    assert_eq!(said(&only_node(spec.clone())), shown("Stop", stays));
     let kept = Policy {
         replaced: Retention::Retain,
         ..Policy::default()
     };
-    world.groups = world.groups.drain(..).map(|it| stored(it, kept)).collect();
-    for node in &mut world.state.nodes {
-        node.storage = true;
-    }
-    assert_eq!(run(&mut world).0, [(1, RemovalReason::Maintenance)]);
+    assert_eq!(
+        said(&only_node(stored(spec, kept))),
+        None,
+        "another one has its place"
+    );
 }
 
 #[test]
