@@ -191,7 +191,7 @@ async fn default_routes(bench: &Bench, vpc: &str) -> Vec<String> {
     let tables = tables.route_tables().iter();
     let routes = tables
         .filter(|table| table.vpc_id() == Some(vpc))
-        .flat_map(|table| table.routes());
+        .flat_map(aws_sdk_ec2::types::RouteTable::routes);
     routes
         .filter(|route| route.destination_cidr_block() == Some("0.0.0.0/0"))
         .map(|route| route.gateway_id().unwrap_or_default().to_owned())
