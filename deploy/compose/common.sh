@@ -9,7 +9,6 @@ export ORCHESTRATOR_ADDRESS=${ORCHESTRATOR_ADDRESS:-127.0.0.1}
 export ORCHESTRATOR_PORT=${ORCHESTRATOR_PORT:-7400}
 export IMAGE_PREFIX=${IMAGE_PREFIX:-drover}
 export IMAGE_TAG=${IMAGE_TAG:-latest}
-export AWS_IMAGE_TAG=${AWS_IMAGE_TAG:-$version-aws}
 # Absolute, since compose takes paths from where its file is and people from where they are.
 CERTS_DIR=$(realpath -m "${CERTS_DIR:-$here/certs}")
 export CERTS_DIR

@@ -40,11 +40,16 @@ mod waiter;
 mod watchdog;
 mod wiring;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use drover_core::Result;
 use drover_probes::Reach;
-use drover_store::{Keyring, Shards, Store};
+use drover_store::{Clock, Keyring, Me, Shards, Store};
+use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
@@ -149,10 +154,21 @@ impl Preparation {
         self.keys.as_ref().map(Keyring::read).transpose()
     }
 
+    /// The same with the store in a directory.
+    fn begin_in(self, directory: &Path, me: Me) -> BoxFuture<'_, Result<Orchestrator>> {
+        Box::pin(async move {
+            let store = Store::open_directory_as(directory, me).await?;
+            self.begin(Arc::new(store)).await
+        })
+    }
+
     /// Takes the clusters of the store, and starts to reconcile them.
-    async fn begin(self, store: Arc<Store>) -> Result<Orchestrator> {
-        let shards = store.take_all().await?;
-        self.begin_with(store, shards, None).await
+    // A future that is not boxed is compiled anew by every crate that awaits it.
+    fn begin(self, store: Arc<Store>) -> BoxFuture<'static, Result<Orchestrator>> {
+        Box::pin(async move {
+            let shards = store.take_all().await?;
+            self.begin_with(store, shards, None).await
+        })
     }
 
     async fn begin_with(
@@ -161,8 +177,10 @@ impl Preparation {
         shards: Shards,
         ahead: Option<Ahead>,
     ) -> Result<Orchestrator> {
-        if let Some(file) = &self.keys {
-            let changed = store.unlock(Keyring::read(file)?).await?;
+        if let Some(file) = &self.keys
+            && let Some(keys) = store.agreed(Keyring::read(file)?).await?
+        {
+            let changed = store.unlock(keys).await?;
             if changed > 0 {
                 tracing::info!(
                     file = %file.display(),
@@ -191,6 +209,7 @@ pub struct Orchestrator {
     tasks: Tasks,
     readiness: ReadinessReporter,
     space: Arc<Space>,
+    clock: Arc<Clock>,
     services: Arc<Services>,
 }
 
@@ -223,8 +242,7 @@ impl Orchestrator {
     ) -> Result<Self> {
         let preparation = Preparation::of(settings, way)?;
         let me = settings.replica.me()?;
-        let store = Store::open_directory_as(&settings.data_dir, me).await?;
-        preparation.begin(Arc::new(store)).await
+        preparation.begin_in(&settings.data_dir, me).await
     }
 
     /// Starts to reconcile the clusters of a store, with a custom connector to platforms.
@@ -287,6 +305,7 @@ impl Orchestrator {
             tasks,
             readiness,
             space,
+            clock,
             ..
         } = wiring;
         Ok(Self {
@@ -296,6 +315,7 @@ impl Orchestrator {
             tasks,
             readiness,
             space,
+            clock,
             services,
         })
     }
@@ -336,26 +356,30 @@ impl Orchestrator {
     }
 
     /// Stops gracefully, waiting at most 10 s for work in progress. Unfinished work continues after the next start.
-    pub async fn shutdown(self) {
-        let store = self.store.clone();
-        self.settle().await;
-        // The next replica need not wait for the end of the lease.
-        if !store.info().exclusive
-            && let Err(error) = store.resign().await
-        {
-            tracing::debug!(%error, "the lease ends by itself");
-        }
+    pub fn shutdown(self) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            let store = self.store.clone();
+            self.settle().await;
+            // The next replica need not wait for the end of the lease.
+            if !store.info().exclusive
+                && let Err(error) = store.resign().await
+            {
+                tracing::debug!(%error, "the lease ends by itself");
+            }
+        })
     }
 
     /// The same for one of several replicas, which leaves them afterwards.
-    pub async fn settle(self) {
-        self.tasks.pause(STOP_GRACE).await;
-        if !self.tasks.is_empty() {
-            tracing::debug!(
-                "cutting off work that takes too long; it goes on after the next start"
-            );
-        }
-        self.kill().await;
+    pub fn settle(self) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            self.tasks.pause(STOP_GRACE).await;
+            if !self.tasks.is_empty() {
+                tracing::debug!(
+                    "cutting off work that takes too long; it goes on after the next start"
+                );
+            }
+            self.kill().await;
+        })
     }
 
     /// Stops immediately, as in a crash.

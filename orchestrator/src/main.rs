@@ -71,6 +71,18 @@ struct EtcdFlags {
     #[arg(id = "etcd_key", long = "etcd-key", value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<PathBuf>,
+    /// User who logs in to etcd with a password [default: none]
+    #[arg(id = "etcd_user", long = "etcd-user", value_name = "NAME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<String>,
+    /// File that holds only the password
+    #[arg(
+        id = "etcd_password_file",
+        long = "etcd-password-file",
+        value_name = "FILE"
+    )]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    password_file: Option<PathBuf>,
     /// Bytes that its database may have, unless it says so itself; from 70 % of it on, new clusters and groups are
     /// refused [default: 2147483648]
     #[arg(id = "etcd_quota", long = "etcd-quota", value_name = "BYTES")]
@@ -85,6 +97,8 @@ impl EtcdFlags {
             && self.ca.is_none()
             && self.cert.is_none()
             && self.key.is_none()
+            && self.user.is_none()
+            && self.password_file.is_none()
             && self.quota.is_none()
     }
 }

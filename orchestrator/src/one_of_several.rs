@@ -34,7 +34,8 @@ enum Last {
     Outside,
 }
 
-/// Serves until the process is to stop. What is wrong at the start ends it, what goes wrong later does not.
+/// Serves until the process is to stop. What is wrong at the start ends it; what goes wrong later does not, such as a file that
+/// somebody is changing: it joins the others again once that is well.
 pub(crate) async fn serve(
     server: &ServerSettings,
     settings: Settings,
@@ -53,58 +54,62 @@ pub(crate) async fn serve(
     let service = site.routing.service();
     let running = drover_server::spawn(service, listener, server, Shutdown::new())?;
     match site.take_turns(standby).await {
-        Ok(Last::Leader(replica, orchestrator)) => {
+        Last::Leader(replica, orchestrator) => {
             // Calls go to the next one from then on, also those that come while this server ends.
             let handed_over = replica.hand_over(&orchestrator).await;
-            let settled = async {
-                if handed_over {
-                    orchestrator.settle().await;
-                } else {
-                    orchestrator.kill().await;
-                }
-            };
-            tokio::join!(running.shutdown(), settled);
+            tokio::join!(running.shutdown(), settle(orchestrator, handed_over));
             replica.leave().await;
         }
-        Ok(Last::Standby(replica)) => {
+        Last::Standby(replica) => {
             running.shutdown().await;
             replica.leave().await;
         }
-        Ok(Last::Outside) => running.shutdown().await,
-        Err(error) => {
-            running.shutdown().await;
-            return Err(error.into());
-        }
+        Last::Outside => running.shutdown().await,
     }
     Ok(())
 }
 
+/// Lets what is under way end, if another replica leads by now and will ask for its outcome.
+async fn settle(orchestrator: Orchestrator, handed_over: bool) {
+    if handed_over {
+        orchestrator.settle().await;
+    } else {
+        orchestrator.kill().await;
+    }
+}
+
 impl Site {
     /// Stands by and leads, until the process is to stop.
-    async fn take_turns(&self, mut standby: Standby) -> Result<Last, Error> {
+    async fn take_turns(&self, mut standby: Standby) -> Last {
         let mut pause = FIRST_PAUSE;
         loop {
             match self.stand_by(&standby).await {
-                Ok(None) => return Ok(Last::Standby(standby)),
+                Ok(None) => return Last::Standby(standby),
                 Ok(Some(orchestrator)) => {
                     pause = FIRST_PAUSE;
                     let lost = orchestrator.stopped();
                     tokio::select! {
-                        () = self.stop.cancelled() => return Ok(Last::Leader(standby, orchestrator)),
-                        () = lost.cancelled() => {}
+                        () = self.stop.cancelled() => return Last::Leader(standby, orchestrator),
+                        () = lost.cancelled() => {
+                            // What it has under way is refused from now on, and need not be waited for.
+                            tokio::spawn(orchestrator.shutdown());
+                        }
+                        why = standby.outdone() => {
+                            tracing::warn!(why, "this replica hands over the lead");
+                            let handed_over = standby.hand_over(&orchestrator).await;
+                            settle(orchestrator, handed_over).await;
+                            standby.leave().await;
+                        }
                     }
-                    // What it has under way is refused from now on, and need not be waited for.
-                    tokio::spawn(orchestrator.shutdown());
                     tracing::warn!("this replica leads no more, and stands by");
                 }
-                Err(error) if is_final(&error) => return Err(error),
                 Err(error) => tracing::warn!(%error, "this replica joins again"),
             }
             // With all that it had read ahead.
             drop(standby);
-            match self.again(&mut pause).await? {
+            match self.again(&mut pause).await {
                 Some(next) => standby = next,
-                None => return Ok(Last::Outside),
+                None => return Last::Outside,
             }
         }
     }
@@ -145,27 +150,18 @@ impl Site {
     }
 
     /// Joins the replicas again. `None` if the process is to stop.
-    async fn again(&self, pause: &mut Duration) -> Result<Option<Standby>, Error> {
+    async fn again(&self, pause: &mut Duration) -> Option<Standby> {
         loop {
             tokio::select! {
-                () = self.stop.cancelled() => return Ok(None),
+                () = self.stop.cancelled() => return None,
                 () = sleep(*pause) => {}
             }
             *pause = (*pause * 2).min(LONGEST_PAUSE);
             let joining = Standby::open(&self.settings, &self.routing);
-            let Some(joined) = self.stop.run_until_cancelled(joining).await else {
-                return Ok(None);
-            };
-            match joined {
-                Ok(standby) => return Ok(Some(standby)),
-                Err(error) if is_final(&error) => return Err(error),
+            match self.stop.run_until_cancelled(joining).await? {
+                Ok(standby) => return Some(standby),
                 Err(error) => tracing::warn!(%error, "this replica cannot stand by yet"),
             }
         }
     }
-}
-
-/// Whether a person has to change something: a setting, a key, a version.
-fn is_final(error: &Error) -> bool {
-    matches!(error.reason(), Reason::Invalid | Reason::Precondition)
 }

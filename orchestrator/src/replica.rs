@@ -4,11 +4,13 @@
 //! epoch, and goes on with what was begun, as after a restart; what a former leader still writes or asks for is refused
 //! by etcd and by the platforms. Whoever stands by forwards calls to it.
 
+mod fitness;
 mod forward;
 mod gone;
 mod lead;
 mod list;
 mod routing;
+mod sight;
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,6 +18,7 @@ use bytes::Bytes;
 use drover_core::{Error, Reason, Result};
 use drover_store::{Me, ReplicaRow, Store};
 use drover_store_etcd::EtcdBackend;
+use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::{
@@ -23,6 +26,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
+use self::fitness::Senses;
 pub(crate) use self::list::alone;
 pub use self::routing::Routing;
 use crate::{
@@ -42,6 +46,8 @@ const RELEASE: Duration = Duration::from_secs(2);
 /// How long the next leader is waited for, and how often it is looked for without being told.
 const NEXT: Duration = Duration::from_secs(3);
 const FOLLOWS: Duration = Duration::from_millis(50);
+/// How long a lead that nobody has is left to replicas that are fitter than this one.
+const GIVES_WAY: Duration = Duration::from_secs(2);
 
 /// What an orchestrator is called among those on the same etcd.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -95,6 +101,7 @@ pub struct Standby {
     routing: Routing,
     shelf: Shelf,
     look: AbortHandle,
+    judge: AbortHandle,
 }
 
 impl Standby {
@@ -103,11 +110,22 @@ impl Standby {
     /// # Errors
     /// A setting is invalid or a file unusable, as for [`Orchestrator::open`]; no member of etcd answers; another
     /// process has the replica's name.
-    pub async fn open(settings: &Settings, routing: &Routing) -> Result<Self> {
+    // A future that is not boxed is compiled anew by every crate that awaits it.
+    pub fn open<'a>(settings: &'a Settings, routing: &'a Routing) -> BoxFuture<'a, Result<Self>> {
+        Box::pin(Self::join(settings, routing))
+    }
+
+    async fn join(settings: &Settings, routing: &Routing) -> Result<Self> {
         let me = routing.introduce(settings.replica.me()?);
         let preparation = Preparation::of(settings, |connector| connector)?;
         let backend = Arc::new(EtcdBackend::open(&settings.etcd).await?);
         let store = Arc::new(Store::open_as(backend.clone(), me).await?);
+        let keys = preparation.keyring()?;
+        if let Err(error) = store.check_keys(keys.as_ref()).await {
+            // Nobody need wait for its lease.
+            let _ = timeout(RELEASE, store.resign()).await;
+            return Err(error);
+        }
         store.read_ahead();
         let found = store.leader().await?;
         routing.joined(store.clone());
@@ -125,6 +143,12 @@ impl Standby {
                 )
             }
         });
+        let hooks = preparation.hooks.clone();
+        let senses = Senses::new(preparation.keys.clone(), move || hooks.wall());
+        let judging = tokio::spawn({
+            let (store, fitness) = (store.clone(), routing.fitness().clone());
+            async move { fitness.follow(&store, senses).await }
+        });
         Ok(Self {
             store,
             room: Room::new(backend, settings.etcd.quota),
@@ -132,16 +156,18 @@ impl Standby {
             routing: routing.clone(),
             shelf,
             look: looking.abort_handle(),
+            judge: judging.abort_handle(),
         })
     }
 
-    /// Waits until nobody leads any more. While etcd does not answer nobody can take the lead, so that is waited for,
-    /// too. `FENCED` if this replica's own lease ended meanwhile.
+    /// Waits until nobody leads any more, and nobody who is fitter takes the lead. While etcd does not answer nobody can
+    /// take it, so that is waited for, too. `FENCED` if this replica's own lease ended meanwhile.
     ///
     /// # Errors
     /// The lease of this replica has ended: it is to be opened anew.
     pub async fn vacancy(&self) -> Result<()> {
         let lost = self.store.lost();
+        let mut gave_way = false;
         loop {
             let vacancy = tokio::select! {
                 () = lost.cancelled() => {
@@ -150,6 +176,10 @@ impl Standby {
                 vacancy = self.store.vacancy() => vacancy,
             };
             match vacancy {
+                Ok(()) if !gave_way && self.is_outdone().await => {
+                    gave_way = true;
+                    sleep(GIVES_WAY).await;
+                }
                 Ok(()) => return Ok(()),
                 Err(error) => {
                     tracing::warn!(%error, "the store does not answer");
@@ -163,7 +193,11 @@ impl Standby {
     ///
     /// # Errors
     /// As for [`Orchestrator::open`]. This replica has given up what it had taken, and is to be opened anew.
-    pub async fn lead(&self) -> Result<Option<Orchestrator>> {
+    pub fn lead(&self) -> BoxFuture<'_, Result<Option<Orchestrator>>> {
+        Box::pin(self.take_the_lead())
+    }
+
+    async fn take_the_lead(&self) -> Result<Option<Orchestrator>> {
         let began = Instant::now();
         let shards = match self.store.take_all().await {
             Ok(shards) => shards,
@@ -188,6 +222,16 @@ impl Standby {
             }
             Err(error) => Err(self.without_lead(error).await),
         }
+    }
+
+    async fn is_outdone(&self) -> bool {
+        let fitness = self.routing.fitness();
+        fitness.outdone_now(&self.store).await.is_some()
+    }
+
+    /// Waits until this lead should end. Returns why.
+    pub async fn outdone(&self) -> String {
+        self.routing.fitness().until_outdone(&self.store).await
     }
 
     /// Lets another replica lead, and forwards calls to it from then on. What is under way goes on, and its outcome is
@@ -242,6 +286,7 @@ impl Standby {
 impl Drop for Standby {
     fn drop(&mut self) {
         self.look.abort();
+        self.judge.abort();
         self.routing.left();
     }
 }

@@ -8,9 +8,11 @@ use drover_convert::{
 use drover_core::{
     Millis, Node, NodeState, Sym,
     error::cut,
-    node::{RemovalReason, Role},
+    name::node_name,
+    node::Role,
     resource::ResourceKey,
     spec::{Group, UpdateStrategy},
+    words,
 };
 use drover_planner::{ConditionKind, State};
 use drover_proto::{common::v1 as common, orchestrator::v1 as pb};
@@ -19,10 +21,12 @@ mod outlook;
 mod plan;
 mod spec;
 mod visible;
+mod waits;
 
 pub(crate) use plan::{plan, plan_of};
 pub(crate) use spec::{shown, shown_spec, sources};
 pub(crate) use visible::{Viewer, Visible};
+use waits::Wait;
 
 /// Maximum number of unready nodes named per group.
 const MAX_NAMED: usize = 5;
@@ -133,7 +137,7 @@ fn phase(inner: &ClusterState, groups: &[pb::GroupStatus]) -> pb::ClusterPhase {
         pb::ClusterPhase::Ready
     } else if state.conditions.keys().any(|key| is_trouble(key.kind)) {
         pb::ClusterPhase::Blocked
-    } else if state.nodes.iter().any(is_replaced)
+    } else if state.nodes.iter().any(waits::is_replaced)
         || groups.iter().any(|group| group.unknown > 0)
         || holds(state, "", ConditionKind::AddonsFailed).is_some()
         || state
@@ -182,6 +186,8 @@ fn is_trouble(kind: ConditionKind) -> bool {
         | ConditionKind::WaitingForInfrastructure
         // Nodes run as before until then.
         | ConditionKind::MaintenanceScheduled
+        // They serve.
+        | ConditionKind::Impaired
         // Nodes go on without their addons.
         | ConditionKind::AddonsReady
         | ConditionKind::AddonsFailed => false,
@@ -229,60 +235,43 @@ fn conditions(inner: &ClusterState, groups: &[pb::GroupStatus]) -> Vec<common::C
     let words = |kind| {
         holds(state, "", kind).map_or(String::new(), |condition| condition.message.to_string())
     };
-    let reason = if ready {
-        "AsWanted"
+    let as_wanted = ("AsWanted", since(ConditionKind::Ready));
+    let (reason, began) = if ready {
+        as_wanted
     } else {
-        why_not_ready(inner, groups)
+        waits::of_cluster(inner, groups)
     };
-    let lasting = |kind: &str, status: bool, wanted: bool, word: &str| {
-        condition(
-            kind,
-            status,
-            if status == wanted { "AsWanted" } else { word },
-            String::new(),
-            0,
-        )
+    let (nodes_reason, nodes_began) = if have >= want {
+        as_wanted
+    } else {
+        (reason, began)
     };
-    let shrinks = state.nodes.iter().any(|n| {
-        n.removal
-            .is_some_and(|r| r.reason == RemovalReason::Surplus)
-    });
+    let lasting = |kind: &str, status: bool, trouble: Option<Wait>| {
+        let (reason, since) = trouble.unwrap_or(("AsWanted", 0));
+        condition(kind, status, reason, String::new(), since)
+    };
+    let outdated = groups.iter().any(|group| group.updated < group.present);
+    let updates = || waits::update(state, |_| true).unwrap_or(("Update", 0));
+    let lacks = groups.iter().any(waits::lacks);
+    let shrinks = waits::shrinking(state, |_| true);
+    let remediates = state.nodes.iter().any(waits::is_replaced);
     let mut list = vec![
-        condition(
-            "Ready",
-            ready,
-            reason,
-            count.clone(),
-            since(ConditionKind::Ready),
-        ),
-        condition(
-            "NodesReady",
-            have >= want,
-            if have >= want { "AsWanted" } else { reason },
-            count,
-            since(ConditionKind::Ready),
-        ),
+        condition("Ready", ready, reason, count.clone(), began),
+        condition("NodesReady", have >= want, nodes_reason, count, nodes_began),
         common::Condition {
             message: cut(old_templates(inner)),
-            ..lasting(
-                "UpToDate",
-                !groups.iter().any(|g| g.updated < g.present),
-                true,
-                "Update",
-            )
+            ..lasting("UpToDate", !outdated, outdated.then(updates))
         },
         lasting(
             "ScalingUp",
-            groups.iter().any(|g| g.present < g.size + g.standby),
-            false,
-            "ScaleUp",
+            lacks,
+            lacks.then(|| waits::lack(inner, groups)),
         ),
-        lasting("ScalingDown", shrinks, false, "ScaleDown"),
+        lasting("ScalingDown", shrinks.is_some(), shrinks),
         lasting(
             "Remediating",
-            state.nodes.iter().any(is_replaced),
-            false,
-            "Replace",
+            remediates,
+            remediates.then(|| waits::remediation(state)),
         ),
     ];
     for (kind, held) in [
@@ -380,48 +369,20 @@ fn old_templates(inner: &ClusterState) -> String {
     })
 }
 
-fn is_replaced(node: &Node) -> bool {
-    matches!(
-        node.removal.map(|removal| removal.reason),
-        Some(RemovalReason::Dead | RemovalReason::Sick)
-    ) || matches!(node.state, NodeState::Unhealthy | NodeState::Failed)
-}
-
-fn why_not_ready(inner: &ClusterState, groups: &[pb::GroupStatus]) -> &'static str {
-    let state = &inner.state();
-    if inner.unstored().is_some() {
-        return "StoreUnavailable";
-    }
-    if let Some(key) = state.conditions.keys().find(|key| is_trouble(key.kind)) {
-        return key.kind.as_str();
-    }
-    if groups.iter().any(|group| group.unknown > 0) {
-        ConditionKind::PlatformUnavailable.as_str()
-    } else if state.nodes.iter().any(is_replaced) {
-        "Replace"
-    } else if crate::resources::show::condition(inner).is_some_and(|(ready, ..)| !ready) {
-        "Infrastructure"
-    } else if groups.iter().all(has_all)
-        && crate::resources::show::addons_condition(inner).is_some_and(|(ready, ..)| !ready)
-    {
-        "Addons"
-    } else {
-        "ScaleUp"
-    }
-}
-
-/// Describes the visible but unready nodes of a group and the causes, for a message.
+/// Describes the visible nodes of a group that are unready or no longer listed, and the causes, for a message.
 fn unready(inner: &ClusterState, visible: &Visible, group: &Group) -> String {
     let unready = inner.state().nodes.iter().filter(|node| {
         let own = node.group == group.path && node.removal.is_none();
-        own && node.state != NodeState::Ready && sees(visible, node)
+        let unready = node.state != NodeState::Ready || node.seen.unlisted;
+        own && unready && sees(visible, node)
     });
     let named = unready.take(MAX_NAMED).map(|node| {
-        let words = [&*node.reason, &*node.message];
-        let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
-        let words = match words.as_slice() {
-            [] => String::new(),
-            words => format!(" ({})", words.join(": ")),
+        if node.state == NodeState::Ready {
+            return format!("{} is not listed by {}", node.name(), node.platform);
+        }
+        let words = match words::because(&node.reason, &node.message) {
+            words if words.is_empty() => words,
+            words => format!(" ({words})"),
         };
         format!("{} is {:?}{words}", node.name(), node.state)
     });
@@ -488,7 +449,8 @@ fn group_status(inner: &ClusterState, visible: &Visible, group: &Group) -> pb::G
         status.updated_ready += u32::from(current && serves && !node.marked);
         let rolls = group.update.strategy == UpdateStrategy::Rolling;
         let dead = node.is_dead() || node.removal.is_some();
-        status.renewing += u32::from(!dead && (node.marked || !current && rolls));
+        let grows = node.in_flight.growth.is_some();
+        status.renewing += u32::from(!dead && (node.marked || !current && (rolls || grows)));
         status.unknown += u32::from(!seen);
     }
     let back_offs = inner
@@ -505,22 +467,28 @@ fn group_status(inner: &ClusterState, visible: &Visible, group: &Group) -> pb::G
         status.update_start_time = to_timestamp_opt(rollout.started);
         status.update_progress_time = to_timestamp_opt(rollout.progress);
     }
-    let held = holds(inner.state(), &group.path, ConditionKind::Ready).is_some();
-    let ready = held && !marked && has_all(&status);
+    let held = holds(inner.state(), &group.path, ConditionKind::Ready);
+    let ready = held.is_some() && !marked && has_all(&status);
+    let (reason, since) = match held {
+        Some(held) if ready => ("AsWanted", held.since),
+        _ => waits::of_group(inner, &status),
+    };
     let mut words = format!("{} of {} ready", status.ready, status.size);
     if group.standby > 0 {
         let standby = format!(", {} of {} standby", status.standby_ready, status.standby);
         words.push_str(&standby);
     }
+    if let Some(sole) = inner.state().sole.get(&group.path)
+        && group.standby > 0
+    {
+        let name = node_name(&group.path, sole.ordinal);
+        let alone = format!("; {name} may acknowledge alone until its standbys have everything");
+        words.push_str(&alone);
+    }
     words.push_str(&unready(inner, visible, group));
-    status.conditions.push(condition(
-        "Ready",
-        ready,
-        if ready { "AsWanted" } else { "ScaleUp" },
-        words,
-        holds(inner.state(), &group.path, ConditionKind::Ready)
-            .map_or(0, |condition| condition.since),
-    ));
+    status
+        .conditions
+        .push(condition("Ready", ready, reason, words, since));
     for (key, held) in inner
         .state()
         .conditions

@@ -34,6 +34,12 @@ pub(crate) struct Command {
     /// Its private key, PEM
     #[arg(long, global = true, value_name = "FILE")]
     etcd_key: Option<PathBuf>,
+    /// User who logs in to etcd with a password
+    #[arg(long, global = true, value_name = "NAME")]
+    etcd_user: Option<String>,
+    /// File that holds only the password
+    #[arg(long, global = true, value_name = "FILE")]
+    etcd_password_file: Option<PathBuf>,
     #[command(subcommand)]
     action: Action,
 }
@@ -84,6 +90,8 @@ impl Command {
             ca: self.etcd_ca.clone(),
             cert: self.etcd_cert.clone(),
             key: self.etcd_key.clone(),
+            user: self.etcd_user.clone(),
+            password_file: self.etcd_password_file.clone(),
             ..EtcdSettings::default()
         }
     }

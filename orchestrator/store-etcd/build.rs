@@ -9,7 +9,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = protox::compile([API], ["proto"])?;
     let mut prost = tonic_prost_build::Config::new();
     prost.bytes(["."]);
-    // Values may be secrets.
+    // Values may be secrets, and passwords and tokens are.
     prost.skip_debug(["."]);
     tonic_prost_build::configure()
         .build_server(false)

@@ -5,4 +5,4 @@ pub mod drivers;
 mod server;
 pub mod stores;
 
-pub use server::{DriverSettings, PlatformServer, Settings};
+pub use server::{CloudBackend, DriverSettings, PlatformServer, Settings};

@@ -261,13 +261,13 @@ fn driver(settings: FileSettings) -> Result<DriverSettings, Box<dyn StdError + S
         Driver::Local => DriverSettings::Local(settings.local.driver(settings.state_dir)?),
         Driver::Simulated => DriverSettings::Simulated(Box::new(settings.simulated)),
         #[cfg(feature = "aws")]
-        Driver::Aws => DriverSettings::Aws(Box::new(settings.aws)),
+        Driver::Aws => settings.aws.into(),
         #[cfg(feature = "gcp")]
-        Driver::Gcp => DriverSettings::Gcp(Box::new(settings.gcp)),
+        Driver::Gcp => settings.gcp.into(),
         #[cfg(feature = "digitalocean")]
-        Driver::DigitalOcean => DriverSettings::DigitalOcean(Box::new(settings.digitalocean)),
+        Driver::DigitalOcean => settings.digitalocean.into(),
         #[cfg(feature = "metal")]
-        Driver::Metal => DriverSettings::Metal(Box::new(settings.metal)),
+        Driver::Metal => settings.metal.into(),
         #[cfg(not(all(
             feature = "aws",
             feature = "gcp",

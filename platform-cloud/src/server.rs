@@ -1,5 +1,7 @@
 //! A platform to embed or to serve.
 
+mod clouds;
+
 use std::{ops::Deref, path::PathBuf, sync::Arc};
 
 use drover_core::Result;
@@ -7,7 +9,9 @@ use drover_platform::{clock::Clock, driver::Driver, policy::Policy, templates::T
 use drover_replicante::{ReplicanteApi, ReplicanteSettings};
 use drover_server::Service;
 use drover_templates::Catalogue;
+use futures::future::BoxFuture;
 
+pub use self::clouds::CloudBackend;
 use crate::drivers::{
     local::{self, LocalDriver},
     simulated::{Simulated, SimulatedHandle, SimulatedSettings},
@@ -32,18 +36,14 @@ pub enum DriverSettings {
     Local(local::Settings),
     /// Nodes in memory.
     Simulated(Box<SimulatedSettings>),
-    /// EC2 instances.
-    #[cfg(feature = "aws")]
-    Aws(Box<crate::drivers::aws::Settings>),
-    /// Compute Engine instances.
-    #[cfg(feature = "gcp")]
-    Gcp(Box<crate::drivers::gcp::Settings>),
-    /// DigitalOcean droplets.
-    #[cfg(feature = "digitalocean")]
-    DigitalOcean(Box<crate::drivers::digitalocean::Settings>),
-    /// metal-stack machines.
-    #[cfg(feature = "metal")]
-    Metal(Box<crate::drivers::metal::Settings>),
+    /// A cloud.
+    Cloud(Arc<dyn CloudBackend>),
+}
+
+impl<B: CloudBackend + 'static> From<B> for DriverSettings {
+    fn from(backend: B) -> Self {
+        Self::Cloud(Arc::new(backend))
+    }
 }
 
 impl From<SimulatedSettings> for Settings {
@@ -76,7 +76,12 @@ impl PlatformServer {
     ///
     /// # Errors
     /// `Invalid` for wrong settings or templates; `Precondition` if the state or a directory cannot be used.
-    pub async fn open(settings: Settings) -> Result<Self> {
+    // A future that is not boxed is compiled anew by every crate that awaits it.
+    pub fn open(settings: Settings) -> BoxFuture<'static, Result<Self>> {
+        Box::pin(Self::begin(settings))
+    }
+
+    async fn begin(settings: Settings) -> Result<Self> {
         let clock = Clock::start();
         let directory = settings.templates.as_deref();
         let (driver, templates, simulated): Opened = match settings.driver {
@@ -96,30 +101,9 @@ impl PlatformServer {
                 let handle = driver.handle();
                 (driver, templates, Some(handle))
             }
-            #[cfg(feature = "aws")]
-            DriverSettings::Aws(aws) => {
-                let common = aws.common.clone();
-                cloud(crate::drivers::aws::open(*aws).await?, common, directory)?
-            }
-            #[cfg(feature = "gcp")]
-            DriverSettings::Gcp(gcp) => {
-                let common = gcp.common.clone();
-                cloud(crate::drivers::gcp::open(*gcp).await?, common, directory)?
-            }
-            #[cfg(feature = "digitalocean")]
-            DriverSettings::DigitalOcean(digitalocean) => {
-                let common = digitalocean.common.clone();
-                let opened = crate::drivers::digitalocean::open(*digitalocean).await?;
-                cloud(opened, common, directory)?
-            }
-            #[cfg(feature = "metal")]
-            DriverSettings::Metal(metal) => {
-                let common = metal.common.clone();
-                cloud(
-                    crate::drivers::metal::open(*metal).await?,
-                    common,
-                    directory,
-                )?
+            DriverSettings::Cloud(cloud) => {
+                let (driver, templates) = cloud.open(directory).await?;
+                (driver, templates, None)
             }
         };
         Self::over(driver, templates, clock, simulated)
@@ -184,20 +168,3 @@ impl Deref for PlatformServer {
 }
 
 type Opened = (Arc<dyn Driver>, Templates, Option<SimulatedHandle>);
-
-/// A cloud with its templates.
-#[cfg(any(
-    feature = "aws",
-    feature = "gcp",
-    feature = "digitalocean",
-    feature = "metal"
-))]
-fn cloud<C: crate::cloud::Cloud>(
-    cloud: Arc<C>,
-    settings: crate::cloud::CloudSettings,
-    templates: Option<&std::path::Path>,
-) -> Result<Opened> {
-    let templates = crate::stores::templates(templates)?;
-    let driver = crate::cloud::CloudDriver::new(cloud, settings)?;
-    Ok((Arc::new(driver), templates, None))
-}

@@ -1,6 +1,6 @@
 //! The agent address of a pod, as the Replicante Platform specification defines it:
 //!
-//! 1. annotation `k8s.replicante.io/agent-address`;
+//! 1. annotation `k8s.replicante.io/agent-address`, as it is: with any scheme, with or without port and path;
 //! 2. otherwise the IP address selected by annotation `k8s.replicante.io/agent-ip-from` (`node` or `pod`), or by the
 //!    settings;
 //! 3. with annotations `k8s.replicante.io/agent-schema` and `k8s.replicante.io/agent-port`, if both are set;
@@ -9,7 +9,10 @@
 //! An invalid value is reported, never replaced by a guess. Loopback, link-local and unspecified addresses are invalid:
 //! those of a pod mean another host to every client. Templates may set annotation 1, properties of groups may not.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv6Addr},
+};
 
 use crate::{
     client::Meta as _,
@@ -26,7 +29,7 @@ pub const SCHEME: &str = "k8s.replicante.io/agent-schema";
 /// Annotation with the port.
 pub const PORT: &str = "k8s.replicante.io/agent-port";
 
-/// Schemes that can be probed.
+/// Schemes of [`SCHEME`].
 const SCHEMES: &[&str] = &["grpc", "grpcs", "http", "https", "tcp"];
 
 /// The agent address. `Ok(None)` if there is none, or none yet.
@@ -36,7 +39,8 @@ const SCHEMES: &[&str] = &["grpc", "grpcs", "http", "https", "tcp"];
 pub fn agent(pod: &Pod, settings: &AgentSettings) -> Result<Option<String>, String> {
     let annotations = pod.metadata.annotations();
     if let Some(address) = annotation(annotations, ADDRESS) {
-        return check(address).map(Some);
+        check(address)?;
+        return Ok(Some(address.to_owned()));
     }
     let host = target(pod, settings)?;
     let (scheme, port) = match (
@@ -100,35 +104,48 @@ fn annotation<'a>(annotations: &'a BTreeMap<String, String>, key: &str) -> Optio
         .filter(|value| !value.is_empty())
 }
 
-fn check(address: &str) -> Result<String, String> {
+fn check(address: &str) -> Result<(), String> {
     let wrong = || {
         format!(
-            "annotation {ADDRESS} is {}; expected scheme://host:port",
+            "annotation {ADDRESS} is {}; expected scheme://host, with :port and /path if need be",
             show(address)
         )
     };
     let (scheme, rest) = address.split_once("://").ok_or_else(wrong)?;
-    if !SCHEMES.contains(&scheme) {
-        return Err(format!("{} with scheme {}", wrong(), SCHEMES.join(", ")));
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let host = host_of(authority).ok_or_else(wrong)?;
+    if !is_scheme(scheme) || !rest.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err(wrong());
     }
-    // A trailing slash is ignored: a path says nothing about where the agent is.
-    let rest = rest.trim_end_matches('/');
-    let (host, port) = rest.rsplit_once(':').ok_or_else(wrong)?;
-    let bare = match host.strip_prefix('[').map(|host| host.strip_suffix(']')) {
-        Some(Some(ip)) if ip.parse::<std::net::Ipv6Addr>().is_ok() => ip,
-        None if is_host(host) => host,
-        _ => return Err(wrong()),
-    };
-    if is_own(bare) {
+    if is_own(host) {
         return Err(format!(
             "annotation {ADDRESS} is {}; a loopback, link-local or unspecified address is another one elsewhere",
             show(address)
         ));
     }
-    match port.parse::<u16>() {
-        Ok(port) if port > 0 => Ok(format!("{scheme}://{}", join(bare, port))),
-        _ => Err(wrong()),
+    Ok(())
+}
+
+/// The host of `host`, `host:port`, `[ip]` or `[ip]:port`.
+fn host_of(authority: &str) -> Option<&str> {
+    let (host, port) = if let Some(rest) = authority.strip_prefix('[') {
+        let (ip, port) = rest.split_once(']')?;
+        ip.parse::<Ipv6Addr>().ok()?;
+        (ip, port)
+    } else {
+        let end = authority.find(':').unwrap_or(authority.len());
+        let (host, port) = authority.split_at(end);
+        (is_host(host).then_some(host)?, port)
+    };
+    if !port.is_empty() {
+        check_port(port.strip_prefix(':')?).ok()?;
     }
+    Some(host)
+}
+
+fn is_scheme(scheme: &str) -> bool {
+    let rest = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.');
+    scheme.starts_with(|c: char| c.is_ascii_alphabetic()) && scheme.bytes().all(rest)
 }
 
 /// Whether a host means something else to every client.
@@ -177,7 +194,7 @@ fn check_scheme(scheme: &str) -> Result<&str, String> {
 
 fn check_port(port: &str) -> Result<u16, String> {
     match port.parse::<u16>() {
-        Ok(port) if port > 0 => Ok(port),
+        Ok(number) if number > 0 && !port.starts_with('+') => Ok(number),
         _ => Err(format!(
             "annotation {PORT} is {}; expected 1 to 65535",
             show(port)

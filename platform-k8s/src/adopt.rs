@@ -20,6 +20,7 @@ use crate::{
         self, FormerSlot, LabelKeys, Mark,
         declared::{self, Plain},
     },
+    owner,
     storage::{self, Whose},
     update::Updater,
 };
@@ -65,6 +66,7 @@ impl Adopter<'_> {
         let template = self.updater.template(&items[at]).await?.is_some();
         let (identity, meta) = self.win(&items[at], target, heir, template).await?;
         items[at].meta = meta;
+        owner::give(self.api, &items[at], storage::all_last(&items)).await;
         let speaker = items[at].clone();
         if let Err(error) = settle(self.api, self.keys, &mut items).await {
             // The node is adopted; the rest follows with its next change. The error message may quote rendered template
@@ -93,8 +95,10 @@ impl Adopter<'_> {
             slot: Some(heir.key()),
             node_id: target.node_id.clone(),
         };
-        let Ok(items) = self.remover.find(&now, &[]).await else {
-            return Ok(None);
+        let items = match self.remover.find(&now, &[]).await {
+            // Any other error says nothing about whose it is, and who hears that it is somebody else's forgets it.
+            Err(error) if is_of_another(&error) => return Ok(None),
+            found => found?,
         };
         Ok(items.into_iter().find_map(|speaker| {
             let mark = labels::read(&speaker.meta, self.keys)?;
@@ -234,6 +238,13 @@ impl Adopter<'_> {
     }
 }
 
+fn is_of_another(error: &Error) -> bool {
+    matches!(
+        error.reason(),
+        Reason::NodeNotInCluster | Reason::SlotMismatch
+    )
+}
+
 /// Why a controlled pod cannot be adopted alone, and how to proceed.
 fn controlled(meta: &ObjectMeta, keys: &LabelKeys) -> String {
     let owner = meta.controller();
@@ -315,7 +326,14 @@ pub(crate) async fn settle(api: &Api, keys: &LabelKeys, items: &mut [Item]) -> R
         let body = json!({"metadata": own});
         match api.patch(&item.kind, namespace, name, &body).await {
             Ok(object) => item.meta = object.metadata,
-            Err(error) if matches!(error.reason(), Reason::NotFound | Reason::Conflict) => {}
+            Err(error) if error.reason() == Reason::NotFound => {}
+            Err(error) if error.reason() == Reason::Conflict => {
+                // Another object has its name by now, or too many write this one.
+                let now = api.get_meta(&item.kind, namespace, name).await?;
+                if now.is_some_and(|now| now.uid() == item.meta.uid()) {
+                    return Err(error);
+                }
+            }
             Err(error) => return Err(error),
         }
     }

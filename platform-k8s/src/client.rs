@@ -28,7 +28,7 @@ use serde_json::Value;
 
 use crate::settings::Settings;
 
-pub(crate) use meta::nullable;
+pub(crate) use meta::{is_namespace, nullable};
 pub(crate) use protobuf::{WireMeta, WireTime};
 pub(crate) use stream::bytes;
 
@@ -207,13 +207,14 @@ impl Api {
     /// whole object.
     ///
     /// # Errors
-    /// [`Reason::Conflict`] if another field manager owns a field; otherwise as in [`crate::errors`].
+    /// [`Reason::Conflict`] if another field manager owns a field, or another object has the name than that of
+    /// `metadata.uid`; otherwise as in [`crate::errors`].
     pub async fn apply(&self, kind: &Kind, namespace: &str, object: &Value) -> Result<Value> {
         let name = name_of(object);
         let call = Call::new("patch", kind, namespace, name);
         let request = self.patching(kind, namespace, name, &Patch::Apply(object));
         let request = prepared(&call, request, JSON)?;
-        let body = self.change(&call, request).await?;
+        let body = self.change(&call, request).await.map_err(of_patch)?;
         decode(&call, &body)
     }
 
@@ -238,7 +239,7 @@ impl Api {
         let requests = kind.requests(namespace);
         let request = requests.patch(&escape(name), &parameters, &Patch::Apply(object));
         let request = prepared(&call, request, stream::METADATA_ONLY)?;
-        let body = self.change(&call, request).await?;
+        let body = self.change(&call, request).await.map_err(of_patch)?;
         read_object(&call, body)
     }
 
@@ -266,10 +267,36 @@ impl Api {
         name: &str,
         patch: &Value,
     ) -> Result<Object> {
+        self.patch_by(kind, namespace, name, &Patch::Merge(patch))
+            .await
+    }
+
+    /// Like [`Api::patch`], by a strategic merge patch: lists whose elements have keys keep what the patch does not name.
+    ///
+    /// # Errors
+    /// See [`Api::patch`].
+    pub async fn patch_elements(
+        &self,
+        kind: &Kind,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+    ) -> Result<Object> {
+        self.patch_by(kind, namespace, name, &Patch::Strategic(patch))
+            .await
+    }
+
+    async fn patch_by(
+        &self,
+        kind: &Kind,
+        namespace: &str,
+        name: &str,
+        patch: &Patch<&Value>,
+    ) -> Result<Object> {
         let call = Call::new("patch", kind, namespace, name);
-        let request = self.patching(kind, namespace, name, &Patch::Merge(patch));
+        let request = self.patching(kind, namespace, name, patch);
         let request = prepared(&call, request, stream::METADATA_ONLY)?;
-        let body = self.change(&call, request).await?;
+        let body = self.change(&call, request).await.map_err(of_patch)?;
         read_object(&call, body)
     }
 
@@ -446,6 +473,16 @@ impl Api {
         let status = serde_json::from_slice(&body).map_err(kube::Error::SerdeError)?;
         Err(kube::Error::Api(status))
     }
+}
+
+/// The error of a patch. Of an object that was replaced, an API server compares the resourceVersion first, which is a
+/// conflict; a uid alone it refuses as a change of an immutable field.
+fn of_patch(error: Error) -> Error {
+    let mut fields = error.fields().iter();
+    if error.reason() == Reason::Invalid && fields.any(|it| it.field.ends_with(".metadata.uid")) {
+        return Error::new(Reason::Conflict, error.message());
+    }
+    error
 }
 
 /// Whether the credentials were the reason of a failure.

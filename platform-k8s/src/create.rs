@@ -4,9 +4,12 @@
 //! object with the same identity is completed by server-side apply. A set that cannot be completed is removed again; a
 //! set whose outcome is unknown is left for a retry, which finds it by its names.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+mod cleanup;
+mod dry_run;
+mod existing;
 
-use drover_convert::error::reason_name;
+use std::{collections::HashSet, sync::Arc};
+
 use drover_core::{Class, Error, Reason, Result};
 use drover_platform::{
     driver::{Batch, Outcome},
@@ -14,32 +17,24 @@ use drover_platform::{
 };
 use drover_proto::platform::v1::{Node, Slot};
 use futures::{StreamExt as _, stream};
-use kube::{
-    api::{DeleteParams, Preconditions},
-    core::ObjectMeta,
-};
+use kube::core::ObjectMeta;
 use parking_lot::Mutex;
 use serde::Deserialize as _;
 use serde_json::Value;
-use tracing::warn;
+
+use existing::Incomplete;
 
 use crate::{
     client::{Api, Kind, Meta as _, Object},
     delete::{Item, Remover},
     discover, labels,
     objects::{self, Plan},
+    owner::Owners,
     pod::{self, Pod},
     selected,
     settings::Settings,
     storage,
 };
-
-/// Maximum number of specs remembered as validated. Forgetting one costs a dry run.
-const MAX_TRIED: usize = 4096;
-/// How long to wait until a set that cannot be completed is gone.
-const CLEANUP: Duration = Duration::from_secs(10);
-/// Interval between checks of a cleanup.
-const CLEANUP_STEP: Duration = Duration::from_millis(50);
 
 /// Receives created nodes on behalf of the rest of the driver.
 pub trait Nodes: Send + Sync {
@@ -95,48 +90,16 @@ impl Creator {
         }
     }
 
-    /// Validates without creating anything: the request, the rendered template of its first slot, and that by a dry
-    /// run. The dry run is skipped for a spec that has passed it before, unless validation is all that was asked for.
-    ///
-    /// # Errors
-    /// See [`crate::errors`] and [`Plan`].
-    pub async fn check(&self, batch: &Batch) -> Result<()> {
-        let plan = self.plan(batch).await?;
-        let Some(slot) = batch.slots().next() else {
-            return Ok(());
-        };
-        let identity = batch.identity(slot);
-        let steps = self.steps(batch, &plan, slot, &identity).await?;
-        let request = &batch.request;
-        let key = (
-            request.owner.clone(),
-            identity.group.clone(),
-            request.spec_hash.clone(),
-        );
-        let only_asked = request.validate_only;
-        if !only_asked && self.tried.lock().contains(&key) {
-            return Ok(());
-        }
-        for step in &steps {
-            self.try_out(step, &steps, &identity, only_asked).await?;
-        }
-        let mut tried = self.tried.lock();
-        if tried.len() >= MAX_TRIED {
-            tried.clear();
-        }
-        tried.insert(key);
-        Ok(())
-    }
-
     /// Creates the nodes of a batch. Returns one outcome per slot, in their order.
     pub async fn create(&self, batch: &Batch) -> Vec<Outcome> {
         let plan = match self.plan(batch).await {
             Ok(plan) => plan,
             Err(error) => return batch.slots().map(|_| ended(error.clone())).collect(),
         };
+        let owners = Owners::new(&self.api, plan.namespace());
         let mut slots = Vec::with_capacity(batch.slots().len());
         for slot in batch.slots() {
-            slots.push(self.slot(batch, &plan, slot));
+            slots.push(self.slot(batch, &plan, slot, &owners));
         }
         stream::iter(slots)
             .buffered(self.settings.max_concurrent_calls.max(1))
@@ -210,52 +173,21 @@ impl Creator {
         Ok(kind)
     }
 
-    /// Dry run of one object.
-    async fn try_out(
+    async fn slot(
         &self,
-        step: &Step,
-        all: &[Step],
-        identity: &Identity,
-        only_asked: bool,
-    ) -> Result<()> {
-        let Some(body) = alone(step, all) else {
-            return Ok(());
-        };
-        let answer = self
-            .api
-            .try_create(&step.kind, &step.namespace, &body)
-            .await;
-        match answer {
-            Ok(()) => Ok(()),
-            Err(error) if error.message().contains("does not support dry run") => Ok(()),
-            Err(error) if error.reason() == Reason::AlreadyExists => {
-                // The creation itself reports the conflict, for the one node that it concerns.
-                if !only_asked {
-                    return Ok(());
-                }
-                let there = self
-                    .api
-                    .get_meta(&step.kind, &step.namespace, &step.name)
-                    .await?;
-                match there {
-                    Some(meta)
-                        if !is_of(&meta, identity) && !storage::is_storage_of(&meta, identity) =>
-                    {
-                        Err(self.taken(step, &meta))
-                    }
-                    _ => Ok(()),
-                }
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    async fn slot(&self, batch: &Batch, plan: &Plan<'_>, slot: &Slot) -> Outcome {
+        batch: &Batch,
+        plan: &Plan<'_>,
+        slot: &Slot,
+        owners: &Owners<'_>,
+    ) -> Outcome {
         let identity = batch.identity(slot);
-        let steps = match self.steps(batch, plan, slot, &identity).await {
+        let mut steps = match self.steps(batch, plan, slot, &identity).await {
             Ok(steps) => steps,
             Err(error) => return ended(error),
         };
+        if let Err(error) = own(&mut steps, owners).await {
+            return ended(error);
+        }
         let _making = self.nodes.making(&identity.cluster_id, &identity.id);
         let mut progress = Progress::default();
         let mut anchor = None;
@@ -297,184 +229,20 @@ impl Creator {
         let node = self.nodes.made(&identity, &progress.items, anchor.as_ref());
         Outcome::Made(Box::new(node))
     }
+}
 
-    /// Completes an existing object, if it belongs to this node.
-    async fn complete(&self, step: &Step, identity: &Identity) -> Result<Made, Incomplete> {
-        let meta = self
-            .api
-            .get_meta(&step.kind, &step.namespace, &step.name)
-            .await?
-            .ok_or_else(|| moved(step))?;
-        if storage::waits_for(&meta, identity) && !meta.is_deleting() {
-            let claim = storage::hand_on(&self.api, &step.kind, &meta, &step.body).await;
-            let claim = claim.map_err(|error| {
-                // One that has gone meanwhile is made at the next attempt.
-                if is_final(&error) && error.reason() != Reason::NotFound {
-                    Incomplete::Taken(error)
-                } else {
-                    Incomplete::Unsure(error)
-                }
-            })?;
-            return Ok(Made::new(claim, step));
-        }
-        if !is_of(&meta, identity) {
-            return Err(Incomplete::Taken(self.taken(step, &meta)));
-        }
-        if meta.is_deleting() {
-            return Err(Incomplete::Unsure(Error::unavailable(format!(
-                "{} in namespace {:?} is still being deleted",
-                step.label, step.namespace
-            ))));
-        }
-        let problem = labels::read(&meta, &self.settings.labels)
-            .map_or(Some("it has lost its labels".to_owned()), |it| it.problem);
-        let mut body = step.body.clone();
-        // With the uid, apply does not recreate the object if it is deleted meanwhile.
-        body["metadata"]["uid"] = meta.uid().into();
-        let applied = self.api.apply(&step.kind, &step.namespace, &body).await;
-        let error = match applied {
-            Ok(object) => return Ok(Made::before(&object, step)),
-            Err(error) => error,
-        };
-        if let Some(problem) = problem {
-            // Without its labels nobody would find it.
-            let what = format!("{} in namespace {:?}", step.label, step.namespace);
-            return Err(Incomplete::Unsure(
-                error.context(format!("{what}: {problem}")),
-            ));
-        }
-        if !is_final(&error) && error.reason() != Reason::Conflict {
-            return Err(Incomplete::Unsure(error));
-        }
-        // It exists and is ours; fields that are immutable, or that somebody else changed, stay as they are. The error
-        // message may quote rendered template output.
-        let reason = reason_name(error.reason());
-        warn!(
-            object = step.label,
-            node = identity.id,
-            reason,
-            "an object that is there is left as it is"
-        );
-        let there = self
-            .api
-            .get::<Value>(&step.kind, &step.namespace, &step.name)
+/// Not with a claim that goes with the node, of which `kubectl drain` knows nothing: evicted is its pod only by force.
+async fn own(steps: &mut [Step], owners: &Owners<'_>) -> Result<()> {
+    let mut claims = steps.iter();
+    if claims.any(|step| storage::will_go(&step.kind, &step.body)) {
+        return Ok(());
+    }
+    for step in steps {
+        owners
+            .own(&step.kind, &step.namespace, &mut step.body)
             .await?;
-        let there = there.map(|object| Made::before(&object, step));
-        there.ok_or_else(|| Incomplete::Unsure(moved(step)))
     }
-
-    /// The outcome of a slot whose set cannot be completed.
-    async fn give_up(&self, error: Error, identity: &Identity, progress: Progress) -> Outcome {
-        if !is_final(&error) {
-            return Outcome::Unknown(error);
-        }
-        if progress.items.is_empty() {
-            return Outcome::Failed(error);
-        }
-        let removal = tokio::time::timeout(CLEANUP, self.remove(identity, progress)).await;
-        let left = match removal {
-            Ok(Ok(())) => return Outcome::Failed(error),
-            Ok(Err(left)) => left,
-            Err(_) => Error::unavailable("it is still being deleted"),
-        };
-        let (reason, removal) = (reason_name(error.reason()), reason_name(left.reason()));
-        warn!(
-            node = identity.id,
-            reason, removal, "a set that cannot be completed is not removed yet"
-        );
-        Outcome::Unknown(Error::unavailable(format!(
-            "{}; a part of the node was made and is not removed yet: {}",
-            error.message(),
-            left.message()
-        )))
-    }
-
-    /// Deletes the existing objects of a set, and waits until they are gone.
-    async fn remove(&self, identity: &Identity, progress: Progress) -> Result<()> {
-        let mut items = progress.items;
-        if progress.resumed {
-            // An earlier attempt may have created more.
-            let all = self
-                .remover
-                .read(&identity.cluster_id, &identity.id)
-                .await?;
-            items = all
-                .into_iter()
-                .filter(|item| is_of(&item.meta, identity))
-                .collect();
-        } else {
-            items.reverse();
-        }
-        if progress.resumed {
-            // Retained storage is retained again. So is storage of an earlier attempt, which may have been retained
-            // before.
-            let (kept, left): (Vec<Item>, Vec<Item>) = items
-                .into_iter()
-                .partition(|item| storage::can_be_kept(&item.kind, &item.meta));
-            for item in &kept {
-                storage::keep(&self.api, &item.kind, &item.meta, &self.settings.labels).await?;
-            }
-            items = left;
-        }
-        for item in &items {
-            let options = DeleteParams::default().preconditions(Preconditions {
-                uid: Some(item.meta.uid().to_owned()),
-                resource_version: None,
-            });
-            let (namespace, name) = (item.meta.namespace(), item.meta.name());
-            self.api
-                .delete(&item.kind, namespace, name, &options)
-                .await?;
-        }
-        for item in &items {
-            while self.exists(item).await? {
-                tokio::time::sleep(CLEANUP_STEP).await;
-            }
-        }
-        Ok(())
-    }
-
-    async fn exists(&self, item: &Item) -> Result<bool> {
-        let (namespace, name) = (item.meta.namespace(), item.meta.name());
-        let there = self.api.get_meta(&item.kind, namespace, name).await?;
-        Ok(there.is_some_and(|meta| meta.uid() == item.meta.uid()))
-    }
-
-    fn taken(&self, step: &Step, meta: &ObjectMeta) -> Error {
-        let whose = match labels::read(meta, &self.settings.labels) {
-            None => "it belongs to no node".to_owned(),
-            Some(mark) => {
-                let node = mark.node.as_deref().unwrap_or(meta.name());
-                let problem = mark.problem.map(|it| format!("; {it}")).unwrap_or_default();
-                format!(
-                    "it belongs to node {node:?} of cluster {:?}{problem}",
-                    mark.cluster
-                )
-            }
-        };
-        Error::new(
-            Reason::Precondition,
-            format!(
-                "{} in namespace {:?} is there already: {whose}",
-                step.label, step.namespace
-            ),
-        )
-        .with_resource(step.kind.to_string(), &step.name)
-    }
-}
-
-/// Why an existing object is not the requested one.
-enum Incomplete {
-    /// It belongs to somebody else, or cannot be changed.
-    Taken(Error),
-    /// Unknown.
-    Unsure(Error),
-}
-
-impl From<Error> for Incomplete {
-    fn from(error: Error) -> Self {
-        Self::Unsure(error)
-    }
+    Ok(())
 }
 
 /// Whether an object was created for exactly this slot, regardless of its current labels.
@@ -507,13 +275,6 @@ fn is_final(error: &Error) -> bool {
         error.class(),
         Class::Cannot | Class::NoCapacity | Class::Credentials
     )
-}
-
-fn moved(step: &Step) -> Error {
-    Error::unavailable(format!(
-        "{} in namespace {:?} was there and went away meanwhile",
-        step.label, step.namespace
-    ))
 }
 
 /// An existing object.
@@ -559,28 +320,6 @@ fn named(meta: ObjectMeta, step: &Step) -> ObjectMeta {
         name: Some(step.name.clone()),
         namespace: Some(step.namespace.clone()),
         ..meta
-    }
-}
-
-/// An object for a dry run without the others of its set. `None` if that is impossible.
-fn alone(step: &Step, all: &[Step]) -> Option<Value> {
-    let made = |kind: &str, name: Option<&Value>| {
-        all.iter().any(|other| {
-            other.kind.resource.kind == kind
-                && other.namespace == step.namespace
-                && name.and_then(Value::as_str) == Some(&other.name)
-        })
-    };
-    let mut body = step.body.clone();
-    match step.kind.resource.kind.as_str() {
-        // The API server looks up the role, which a dry run has not created.
-        "RoleBinding" if made("Role", body.pointer("/roleRef/name")) => None,
-        // Likewise the service account of a pod.
-        "Pod" if made("ServiceAccount", body.pointer("/spec/serviceAccountName")) => {
-            body["spec"]["serviceAccountName"] = "default".into();
-            Some(body)
-        }
-        _ => Some(body),
     }
 }
 

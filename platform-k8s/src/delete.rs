@@ -1,8 +1,8 @@
 //! Removes a node with all its objects, if they are still the intended ones.
 //!
 //! First every object with both labels is read, over all kinds and namespaces. Objects with another identity are not
-//! touched. The anchor goes first, so that nothing is recreated while the rest goes in the order of the settings;
-//! controlled objects go with their controllers. `Gone` is returned only when nothing was found any more.
+//! touched. What was found goes in the order of the settings, claims last and controlled objects with their controllers.
+//! `Gone` is returned only when nothing was found any more.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -323,7 +323,11 @@ impl Remover {
     }
 
     async fn remove(&self, mut items: Vec<Item>, grace: Option<Duration>) -> Result<()> {
-        items.sort_by_key(|item| !is_anchor(&item.meta));
+        // A controller that is not being deleted yet would recreate what it controls, and data go when nothing else was refused.
+        items.sort_by_key(|item| {
+            let controlled = controller(&item.meta).is_some();
+            (controlled, storage::is_claim(&item.kind))
+        });
         // Objects that are being deleted, or will be from now on.
         let ending: HashSet<String> = items
             .iter()
@@ -388,7 +392,8 @@ pub(crate) fn controller(meta: &ObjectMeta) -> Option<&str> {
     meta.controller().map(|owner| owner.uid.as_str())
 }
 
-fn is_anchor(meta: &ObjectMeta) -> bool {
+/// Whether the object stands for its node.
+pub(crate) fn is_anchor(meta: &ObjectMeta) -> bool {
     meta.annotations()
         .get(labels::ANCHOR)
         .is_some_and(|it| it == "true")
@@ -476,6 +481,19 @@ mod tests {
         }
         let none_at_all = deletes(&pod(None, false), &ending, Some(Duration::ZERO));
         assert_eq!(none_at_all, Some(Some(MIN_GRACE)));
+    }
+
+    #[test]
+    fn a_pod_that_its_namespace_owns_is_deleted_like_one_that_nothing_controls() {
+        let mut pod = item("pods", "p", Some("n"), false);
+        let owner = &mut pod.meta.owner_references.get_or_insert_default()[0];
+        "v1".clone_into(&mut owner.api_version);
+        "Namespace".clone_into(&mut owner.kind);
+        let anchor = [(labels::ANCHOR.to_owned(), "true".to_owned())];
+        pod.meta.annotations = Some(anchor.into());
+        assert_eq!(controller(&pod.meta), None);
+        assert!(is_anchor(&pod.meta));
+        assert_eq!(deletes(&pod, &HashSet::new(), None), Some(None));
     }
 
     #[test]

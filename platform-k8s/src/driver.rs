@@ -31,6 +31,7 @@ use crate::{
     discover::{self, Filter},
     labels,
     objects::MAX_BOOTSTRAP_BYTES,
+    owner,
     pod::Pod,
     selected,
     settings::{ClassSettings, Settings},
@@ -246,6 +247,7 @@ impl Driver for KubernetesDriver {
         }
         // The watch may lag behind.
         (node.role, node.labels) = (identity.role, identity.labels);
+        node.spec_hash = identity.spec_hash;
         Ok(node)
     }
 
@@ -338,6 +340,7 @@ async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
         .chain(exec.then_some(Capability::NodeExec))
         .chain(patch.then_some(Capability::UpdateNode))
         .chain(patch.then_some(Capability::Adopt))
+        .chain(patch.then_some(Capability::GrowStorage))
         .collect(),
         limits: limits(settings),
         failure_domains: Arc::default(),
@@ -351,7 +354,11 @@ async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
             "nodeSelector": {"disk": "ssd"},
             "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}
         }))),
-        warnings: selected::unseen(api, settings).await,
+        warnings: [
+            selected::unseen(api, settings).await,
+            owner::unread(api, settings).await,
+        ]
+        .concat(),
     })
 }
 

@@ -7,6 +7,7 @@
 //!         ├─ access                                                    logs, exec
 //!         ├─ update                                                    role and labels of existing nodes
 //!         ├─ adopt                                                     new owner of existing nodes
+//!         ├─ owner                                                     controller of pods, for drains
 //!         ├─ peers                                                     data of pods about each other
 //!         └─ labels, selected                                          ownership of objects, selection by labels
 //! hosts ──── another driver: nodes are hosts of metal3
@@ -31,6 +32,7 @@ pub mod hosts;
 pub mod labels;
 pub mod machine;
 pub mod objects;
+mod owner;
 mod peers;
 pub mod phase;
 pub mod pod;

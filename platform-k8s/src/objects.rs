@@ -19,7 +19,7 @@
 //! The platform sets its labels on every object, pod template and claim template, completes selectors, and adds
 //! placement, node class, properties and storage to the rendered objects; templates need not know about them. A claim
 //! of declared storage gets a name that outlives its node in place of `name`, also where it is mounted; claim templates
-//! become claims.
+//! become claims. A pod that names no controller in `ownerReferences` gets its namespace as one, so that drains evict it.
 //!
 //! A pod with the annotation `drover.dev/peers: "[]"` learns about its peers: the platform keeps in it a JSON list of
 //! the nodes of the cluster whose pods have an address and have not ended, itself included, each with `name`, `id`,

@@ -15,6 +15,7 @@ use drover_resources_kubernetes::{
     client::Clients,
     ingress::{IngressBackends, Options},
 };
+use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
 use crate::Settings;
@@ -164,7 +165,12 @@ pub fn fake(settings: &Settings) -> Result<Resources> {
 ///
 /// # Errors
 /// `Invalid` with the setting; for parts of an API server also as [`crate::PlatformServer::open`] does.
-pub async fn open(settings: &Settings, clients: &Clients) -> Result<Resources> {
+// Boxed, or it would be compiled anew by every crate that awaits it.
+pub fn open<'a>(settings: &'a Settings, clients: &'a Clients) -> BoxFuture<'a, Result<Resources>> {
+    Box::pin(open_parts(settings, clients))
+}
+
+async fn open_parts(settings: &Settings, clients: &Clients) -> Result<Resources> {
     check(settings)?;
     // Parts that are made in one way share what is behind them.
     let mut made: Vec<(&PartSettings, Parts)> = Vec::new();

@@ -8,6 +8,7 @@ use drover_replicante::ReplicanteApi;
 use drover_resources_kubernetes::client::Clients;
 use drover_server::Service;
 use drover_templates::Catalogue;
+use futures::future::BoxFuture;
 
 use crate::{
     driver::KubernetesDriver,
@@ -39,7 +40,12 @@ impl PlatformServer {
     ///
     /// # Errors
     /// See [`PlatformServer::open`].
-    pub async fn open_with(settings: Settings, clients: &Clients) -> Result<Self> {
+    // A future that is not boxed is compiled anew by every crate that awaits it.
+    pub fn open_with(settings: Settings, clients: &Clients) -> BoxFuture<'_, Result<Self>> {
+        Box::pin(Self::begin(settings, clients))
+    }
+
+    async fn begin(settings: Settings, clients: &Clients) -> Result<Self> {
         let clock = Clock::start();
         let directory = settings.templates.clone();
         let replicante = settings.replicante.clone();

@@ -45,7 +45,7 @@ pub struct Settings {
     pub plain_labels: Vec<String>,
     /// How the agent address of a pod is found where its annotations do not say.
     pub agent: AgentSettings,
-    /// Kinds of objects that nodes may have, in the order of their removal after the pod: `plural`, `plural.group` or
+    /// Kinds of objects that nodes may have, in the order of their removal, but claims last: `plural`, `plural.group` or
     /// `plural.version.group`. Each is checked at start; one that the API server does not serve is refused.
     pub kinds: Vec<String>,
     /// Node classes by the names that people write.

@@ -9,7 +9,7 @@ mod claim;
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
-use drover_core::{Class, Error, Reason, Result};
+use drover_core::{Class, Error, Reason, Result, storage::quantity};
 use drover_platform::{
     clock::timestamp,
     identity::{Identity, hex},
@@ -26,6 +26,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{
     client::{Api, Kind, ListQuery, Meta as _, Object, Shape},
+    delete::Item,
     labels::{self, LabelKeys},
     objects::dns_name,
     settings::Settings,
@@ -119,7 +120,22 @@ impl Whose {
 /// Whether an object is a claim whose storage can be kept.
 #[must_use]
 pub fn can_be_kept(kind: &Kind, meta: &ObjectMeta) -> bool {
-    kind.resource.group.is_empty() && kind.resource.plural == CLAIMS && Whose::read(meta).is_some()
+    is_claim(kind) && Whose::read(meta).is_some()
+}
+
+/// Whether none of a node's claims goes with it, as one does of a template for nodes without declared storage.
+pub(crate) fn all_last(items: &[Item]) -> bool {
+    let mut claims = items.iter().filter(|item| is_claim(&item.kind));
+    claims.all(|claim| claim.meta.annotations().contains_key(STORAGE))
+}
+
+/// Whether an object that is to be made is a claim that goes with its node.
+pub(crate) fn will_go(kind: &Kind, body: &Value) -> bool {
+    is_claim(kind) && body["metadata"]["annotations"][STORAGE].is_null()
+}
+
+pub(crate) fn is_claim(kind: &Kind) -> bool {
+    kind.resource.group.is_empty() && kind.resource.plural == CLAIMS
 }
 
 /// Whether an object is storage of nodes like this one, kept or not.
@@ -260,6 +276,68 @@ pub async fn hand_on(api: &Api, kind: &Kind, meta: &ObjectMeta, body: &Value) ->
         }
         None => handed,
     }
+}
+
+/// Has the declared storage of a node grow to a size in bytes. Claims that ask for as much or more stay as they are, and
+/// those of a template, which go with the node.
+///
+/// # Errors
+/// [`Reason::Precondition`] if one cannot grow, or there is none; `Unavailable` if one has no volume yet;
+/// [`Reason::Conflict`] if one changes meanwhile; otherwise as in [`crate::errors`].
+pub(crate) async fn grow(api: &Api, items: &[Item], size: u64) -> Result<()> {
+    let claims = items.iter().filter(|item| is_claim(&item.kind));
+    let claims = claims.filter_map(|item| Some((item, Whose::read(&item.meta)?)));
+    let claims: Vec<_> = claims
+        .filter(|(item, _)| !item.meta.is_deleting())
+        .collect();
+    let (alone, mut found) = (claims.len() == 1, false);
+    for (item, whose) in claims {
+        found |= grow_claim(api, item, whose, size, alone).await?;
+    }
+    if found {
+        return Ok(());
+    }
+    let why = "the node has no claim of declared storage that could grow";
+    Err(Error::new(Reason::Precondition, why))
+}
+
+/// Whether it is a claim that grows.
+async fn grow_claim(api: &Api, item: &Item, whose: Whose, size: u64, alone: bool) -> Result<bool> {
+    let (kind, meta) = (&item.kind, &item.meta);
+    let there = api
+        .get::<Claim>(kind, meta.namespace(), meta.name())
+        .await?;
+    let Some(there) = there.filter(|there| there.metadata.uid == meta.uid) else {
+        return Err(Error::unavailable(format!("claim {:?} is gone", id(meta))));
+    };
+    let before = there.asked().unwrap_or_default();
+    // A template may give other claims of the node sizes of their own.
+    if !alone && bytes(&before) != whose.size {
+        return Ok(false);
+    }
+    let grows = bytes(&before) < Some(size);
+    if grows && !there.is_bound() {
+        let why = format!("claim {:?} has no volume yet", id(meta));
+        return Err(Error::unavailable(why));
+    }
+    if !grows && whose.size >= Some(size) {
+        return Ok(true);
+    }
+    let larger = quantity(size);
+    let size = whose.size.max(Some(size));
+    let mut patch = json!({"metadata": {
+        "uid": meta.uid(),
+        // As it was when it was found to be the node's.
+        "resourceVersion": meta.version(),
+        "annotations": {STORAGE: Whose { size, ..whose }.annotation()},
+    }});
+    if grows {
+        patch["spec"] = json!({"resources": {"requests": {"storage": larger}}});
+    }
+    let patched = api.patch(kind, meta.namespace(), meta.name(), &patch).await;
+    patched
+        .map(|_| true)
+        .map_err(|error| cannot_grow(error, meta, &before, &larger))
 }
 
 /// The sizes that a claim has and should get, if that is larger.

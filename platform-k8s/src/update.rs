@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use drover_core::{Error, Result};
+use drover_core::{Class, Error, Reason, Result};
 use drover_platform::{
     driver::{Change, Target},
     identity::Identity,
@@ -21,14 +21,15 @@ use serde_json::{Map, Value, json};
 use crate::{
     adopt::{Adopted, Adopter},
     client::{Api, Meta as _},
-    delete::{Item, Place, Remover},
+    delete::{Item, Place, Remover, is_anchor},
     discover::is_pod,
     labels::{
         self,
         declared::{self, Declared, Plain},
     },
-    selected,
+    owner, selected,
     settings::Settings,
+    storage,
 };
 
 pub(crate) struct Updater {
@@ -43,6 +44,8 @@ struct Edit {
     role: Option<i32>,
     set: BTreeMap<String, String>,
     remove: Vec<String>,
+    /// Empty: as it is.
+    spec_hash: String,
 }
 
 impl Updater {
@@ -71,11 +74,13 @@ impl Updater {
                 role,
                 set_labels,
                 remove_labels,
+                spec_hash,
                 ..
             } => Edit {
                 role: role.map(Into::into),
                 set: set_labels.clone(),
                 remove: remove_labels.clone(),
+                spec_hash: spec_hash.clone(),
             },
             Change::Adopt(heir) => {
                 let adopted = self.adopt(target, heir).await?;
@@ -85,6 +90,14 @@ impl Updater {
         declared::check("change.set_labels", edit.set.keys())?;
         let items = self.remover.find(target, known).await?;
         let gone = || Error::not_found("node", &target.node_id);
+        if let Change::Edit {
+            storage_size: Some(size),
+            ..
+        } = change
+        {
+            storage::grow(&self.api, &items, *size).await?;
+        }
+        let lasting = storage::all_last(&items);
         let mut marked = Vec::new();
         for item in items.into_iter().filter(|item| !item.meta.is_deleting()) {
             let mark = labels::read(&item.meta, &self.settings.labels);
@@ -99,14 +112,30 @@ impl Updater {
         let first = marked.first().ok_or_else(gone)?;
         let changed = edit.of(&first.1);
         let plain = selected::plain(&self.api, &self.settings, changed.labels.keys()).await?;
-        for (item, identity) in &marked {
-            let template = self.template(item).await?;
+        for (at, (item, identity)) in marked.iter().enumerate() {
             let edit = edit.towards(identity, &changed);
-            self.write(
-                item,
-                &edit.patch(&item.meta, identity, template.as_ref(), &plain)?,
-            )
-            .await?;
+            let written = async {
+                let template = self.template(item).await?;
+                let body = edit.patch(&item.meta, identity, template.as_ref(), &plain)?;
+                self.write(item, &body).await
+            };
+            match written.await {
+                Err(error) if at == 0 || error.class() == Class::Unknown => return Err(error),
+                // What is made in its place follows the object that stands for the node.
+                Err(error) if error.reason() == Reason::NotFound => {}
+                // The node has changed already: nobody may take it for certain that nothing happened.
+                Err(error) => {
+                    return Err(Error::unavailable(format!(
+                        "a part of the node was changed: {}",
+                        error.message()
+                    )));
+                }
+                Ok(()) => {}
+            }
+        }
+        // Pods that an earlier version made, or that were made without the right to read their namespace.
+        for (item, _) in marked.iter().filter(|(item, _)| is_anchor(&item.meta)) {
+            owner::give(&self.api, item, lasting).await;
         }
         Ok((changed, None))
     }
@@ -211,6 +240,7 @@ impl Edit {
             role: Some(then.role),
             set: new.map(|(key, text)| (key.clone(), text.clone())).collect(),
             remove: self.remove.iter().chain(stale).cloned().collect(),
+            spec_hash: then.spec_hash.clone(),
         }
     }
 
@@ -219,6 +249,9 @@ impl Edit {
         let mut identity = identity.clone();
         if let Some(role) = self.role {
             identity.role = role;
+        }
+        if !self.spec_hash.is_empty() {
+            identity.spec_hash.clone_from(&self.spec_hash);
         }
         identity.labels.extend(self.set.clone());
         identity.labels.retain(|key, _| !self.remove.contains(key));
@@ -292,9 +325,11 @@ mod tests {
             role: Some(NodeRole::Active.into()),
             set: BTreeMap::from([("tier".to_owned(), "hot".to_owned())]),
             remove: vec!["old".to_owned(), "not there".to_owned()],
+            spec_hash: "h1-2".to_owned(),
         };
         let after = edit.of(&identity);
         assert_eq!(after.role(), NodeRole::Active);
+        assert_eq!(after.spec_hash, "h1-2");
         let keys: Vec<&String> = after.labels.keys().collect();
         assert_eq!(keys, ["team", "tier"]);
         let meta = ObjectMeta {

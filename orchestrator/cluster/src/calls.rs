@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use drover_core::{
     Class, Error, Millis, Node, Reason, Result, Sym, back_off, millis,
-    node::{Answer, Call, Outcome, Relabel, Role},
+    node::{Answer, Call, InPlace, Outcome, Role},
     resource::{Asked, Observed, ResourceAnswer, ResourceKey},
 };
 use uuid::Uuid;
@@ -71,6 +71,22 @@ pub enum CallEnd {
         /// Hash of the labels that the host has now.
         answer: Result<Sym>,
     },
+    /// A platform was asked to enlarge the storage of a node.
+    Grow {
+        /// Slot of the node.
+        slot: u64,
+        /// Hash of what the node is made of now.
+        answer: Result<Sym>,
+    },
+    /// An active node was allowed to acknowledge alone, or the permission was taken back.
+    Sole {
+        /// Slot of the node.
+        slot: u64,
+        /// Which of them.
+        allow: bool,
+        /// Whether it says that it is so.
+        answer: Result<(), RoleChangeFailure>,
+    },
     /// A platform was asked to hand a node over.
     Adopt {
         /// Slot that it gets.
@@ -134,6 +150,8 @@ impl CallEnd {
             } => (Subject::Resource(*sequence), answer.as_ref().err()),
             Self::PreStop { .. }
             | Self::Relabel { .. }
+            | Self::Grow { .. }
+            | Self::Sole { .. }
             | Self::Confirm { .. }
             | Self::Resource { .. } => return None,
         })
@@ -194,8 +212,18 @@ impl ClusterState {
                 role_change_ended(self.state.node_mut(slot)?, role, answer, now);
             }
             CallEnd::Relabel { slot, answer } => {
-                relabel_ended(self.state.node_mut(slot)?, answer, now);
+                let node = self.state.node_mut(slot)?;
+                change_ended(node.in_flight.relabel.get_or_insert_default(), answer, now);
             }
+            CallEnd::Grow { slot, answer } => {
+                let node = self.state.node_mut(slot)?;
+                change_ended(node.in_flight.growth.get_or_insert_default(), answer, now);
+            }
+            CallEnd::Sole {
+                slot,
+                allow,
+                answer,
+            } => sole_ended(self.state.node_mut(slot)?, allow, answer, now),
             CallEnd::Adopt { slot, answer } => {
                 adoption_ended(self.state.node_mut(slot)?, answer, now);
             }
@@ -279,13 +307,28 @@ fn role_change_ended(
     }
 }
 
-fn relabel_ended(node: &mut Node, answer: Result<Sym>, now: Millis) {
-    let change = node.in_flight.relabel.get_or_insert_default();
+fn sole_ended(node: &mut Node, allow: bool, answer: Result<(), RoleChangeFailure>, now: Millis) {
+    let Some(change) = (node.in_flight.sole.as_deref_mut()).filter(|change| change.allow == allow)
+    else {
+        return;
+    };
+    change.call.in_flight = false;
+    match answer {
+        Ok(()) => change.succeeded(now),
+        Err(RoleChangeFailure { error, refused }) => {
+            let most = back_off(ROLE_RETRY_FIRST, ROLE_RETRY_MOST, change.call.failures);
+            change.call.next = now + fastrand::u64(most / 2..=most);
+            change.failed(refused, error.message());
+        }
+    }
+}
+
+fn change_ended(change: &mut InPlace, answer: Result<Sym>, now: Millis) {
     match answer {
         Ok(hash) => {
-            **change = Relabel {
+            *change = InPlace {
                 done: Some(hash),
-                ..Relabel::default()
+                ..InPlace::default()
             };
         }
         // The call is repeated with a newer fence or instance.

@@ -16,7 +16,7 @@ use drover_core::{
 };
 use drover_planner::{
     BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, Rollout, SmallMap,
-    State, Subject,
+    Sole, State, Subject,
 };
 use parking_lot::Mutex;
 use prost::Message;
@@ -90,6 +90,7 @@ const REMOVALS: [RemovalReason; 8] = [
     RemovalReason::Maintenance,
 ];
 
+/// Without Impaired, which probes find again: the version before would not read what it does not know.
 const KINDS: [ConditionKind; 22] = [
     ConditionKind::Ready,
     ConditionKind::StoreBehind,
@@ -156,6 +157,7 @@ pub(crate) fn encode_node(node: &Node) -> Bytes {
         class: node.class.to_string(),
         version: node.version.to_string(),
         spec_hash: node.spec_hash.to_string(),
+        storage_size: node.storage_size,
         template: node.template.to_string(),
         labels_hash: Some(node.labels_hash.to_string()),
         attempts: node.attempts,
@@ -231,6 +233,7 @@ fn origin(row: &NodeRow, interner: &Interner, before: Option<&Node>) -> Result<A
             && *origin.platform_uid == *row.platform_uid
             && *origin.class == *row.class
             && *origin.version == *row.version
+            && origin.storage_size == row.storage_size
     };
     let before = before.map(|node| &node.origin);
     if let Some(before) = before.filter(|origin| is_same(origin)) {
@@ -246,6 +249,7 @@ fn origin(row: &NodeRow, interner: &Interner, before: Option<&Node>) -> Result<A
         class: like(&row.class, |it| &it.class),
         version: like(&row.version, |it| &it.version),
         spec_hash: like(&row.spec_hash, |it| &it.spec_hash),
+        storage_size: row.storage_size,
     }))
 }
 
@@ -396,6 +400,7 @@ pub(crate) fn encode_head(state: &State) -> Bytes {
         conditions: state
             .conditions
             .iter()
+            .filter(|(key, _)| KINDS.contains(&key.kind))
             .map(|(key, condition)| ConditionRow {
                 group: key.group.to_string(),
                 kind: number(&KINDS, &key.kind),
@@ -444,6 +449,15 @@ pub(crate) fn encode_head(state: &State) -> Bytes {
             .map(|(group, ordinals)| VacatedRow {
                 group: group.to_string(),
                 ordinals: ordinals.iter().copied().collect(),
+            })
+            .collect(),
+        sole: state
+            .sole
+            .iter()
+            .map(|(group, sole)| SoleRow {
+                group: group.to_string(),
+                slot: sole.slot,
+                ordinal: sole.ordinal,
             })
             .collect(),
         adopted: state.adopted,
@@ -514,8 +528,9 @@ pub fn decode_head(bytes: &[u8], state: &mut State, interner: &Interner) -> Resu
     state.conditions = head
         .conditions
         .into_iter()
-        .map(|row| {
-            let kind = item(&KINDS, row.kind).ok_or_else(|| damaged("condition"))?;
+        .filter_map(|row| {
+            // One of a newer version is found again by whoever knows it.
+            let kind = item(&KINDS, row.kind)?;
             let key = ConditionKey {
                 group: interner.get(&row.group),
                 kind,
@@ -525,9 +540,9 @@ pub fn decode_head(bytes: &[u8], state: &mut State, interner: &Interner) -> Resu
                 message: row.message.into(),
                 since: row.since as Millis,
             };
-            Ok((key, condition))
+            Some((key, condition))
         })
-        .collect::<Result<SmallMap<_, _>>>()?;
+        .collect();
     state.rollouts = head
         .rollouts
         .into_iter()
@@ -565,6 +580,14 @@ pub fn decode_head(bytes: &[u8], state: &mut State, interner: &Interner) -> Resu
         .vacated
         .into_iter()
         .map(|row| (interner.get(&row.group), row.ordinals.into_iter().collect()))
+        .collect();
+    state.sole = head
+        .sole
+        .into_iter()
+        .map(|row| {
+            let (slot, ordinal) = (row.slot, row.ordinal);
+            (interner.get(&row.group), Sole { slot, ordinal })
+        })
         .collect();
     let backends = |rows: Vec<Used>| {
         let rows = rows.into_iter();

@@ -1,4 +1,5 @@
-//! Wishes of users that are no part of the spec: restarts, repairs, adoption. They are stored with the desired state.
+//! Wishes of users that are no part of the spec: restarts, repairs, losses to accept, adoption. They are stored with the
+//! desired state.
 
 use drover_core::{Error, Node, Result};
 use drover_store::Desired;
@@ -106,6 +107,42 @@ impl Repairs {
     }
 }
 
+/// Key of [`AcceptedLosses`] in the extra fields of the desired state.
+const ACCEPTED_LOSSES: &str = "accepted_losses";
+
+/// Nodes of which a user has given up what only they have acknowledged, so that standbys may take over.
+#[derive(Clone, PartialEq, Message)]
+pub struct AcceptedLosses {
+    /// Slots of the nodes, which may be gone.
+    #[prost(uint64, repeated, tag = "1")]
+    pub slots: Vec<u64>,
+}
+
+impl AcceptedLosses {
+    /// The accepted losses of a desired state.
+    ///
+    /// # Errors
+    /// `Internal` if they are damaged.
+    pub fn of(desired: &Desired) -> Result<Self> {
+        match desired.extra.get(ACCEPTED_LOSSES) {
+            None => Ok(Self::default()),
+            Some(bytes) => Self::decode(bytes.as_slice())
+                .map_err(|_| Error::internal("the stored accepted losses cannot be read")),
+        }
+    }
+
+    /// Stores them with a desired state.
+    pub fn put(&self, desired: &mut Desired) {
+        if self.slots.is_empty() {
+            desired.extra.remove(ACCEPTED_LOSSES);
+        } else {
+            desired
+                .extra
+                .insert(ACCEPTED_LOSSES.to_owned(), self.encode_to_vec());
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use drover_core::NodeState;
@@ -151,12 +188,23 @@ mod tests {
     }
 
     #[test]
+    fn accepted_losses_that_were_carried_out_leave_nothing_behind() {
+        let mut desired = Desired::default();
+        let slots = vec![3, 700];
+        AcceptedLosses { slots }.put(&mut desired);
+        assert_eq!(AcceptedLosses::of(&desired).unwrap().slots, [3, 700]);
+        AcceptedLosses::default().put(&mut desired);
+        assert!(desired.extra.is_empty());
+    }
+
+    #[test]
     fn damaged_wishes_are_an_error_and_not_none() {
         let mut desired = Desired::default();
-        for key in [RESTARTS, REPAIRS] {
+        for key in [RESTARTS, REPAIRS, ACCEPTED_LOSSES] {
             desired.extra.insert(key.to_owned(), vec![0xff]);
         }
         assert!(Restarts::of(&desired).is_err());
         assert!(Repairs::of(&desired).is_err());
+        assert!(AcceptedLosses::of(&desired).is_err());
     }
 }

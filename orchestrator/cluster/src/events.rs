@@ -1,11 +1,13 @@
 //! Derives events from the operations of a plan.
 
 use drover_core::{
-    Millis, NodeState,
+    Millis, NodeState, Sym,
     node::{CHANGING, RemovalReason, Role},
     resource::ResourceKey,
+    storage::quantity,
+    words,
 };
-use drover_planner::{Condition, ConditionKey, ConditionKind, Op, Rollout, State};
+use drover_planner::{Condition, ConditionKey, ConditionKind, Op, Rollout, Sole, State};
 use drover_proto::orchestrator::v1::EventSeverity;
 use drover_store::NewEvent;
 
@@ -107,6 +109,7 @@ pub fn is_step(op: &Op) -> bool {
         | Op::BackOff { .. }
         | Op::Condition { .. }
         | Op::Restamp { .. }
+        | Op::Grown { .. }
         | Op::Template { .. }
         | Op::HostLabels { .. }
         | Op::Reached { .. }
@@ -114,6 +117,7 @@ pub fn is_step(op: &Op) -> bool {
         | Op::Drain { .. }
         | Op::PeakSizeChanged { .. }
         | Op::Vacated { .. }
+        | Op::Sole { .. }
         | Op::Own { .. }
         | Op::Adopted { .. }
         | Op::Rebind { .. }
@@ -288,6 +292,15 @@ impl Maker<'_> {
                 let message = "its host has the labels that its group wants".to_owned();
                 self.node(*slot, Info, "HostLabelled", message);
             }
+            Op::Grown {
+                slot,
+                storage_size,
+                ..
+            } => {
+                let message = format!("its storage has grown to {}", quantity(*storage_size));
+                self.node(*slot, Info, "StorageGrown", message);
+            }
+            Op::Sole { group, to, .. } => self.sole(group, *to),
             Op::Own { slot } => {
                 let message = "belongs to this cluster now".to_owned();
                 self.node(*slot, Info, "NodeAdopted", message);
@@ -312,7 +325,7 @@ impl Maker<'_> {
                     self.add(
                         Info,
                         "ClusterDeleting",
-                        "deletion was asked for".to_owned(),
+                        "deletion was requested".to_owned(),
                     );
                 } else if self.state.observed_generation == 0 {
                     self.add(
@@ -345,6 +358,27 @@ impl Maker<'_> {
             | Op::Abandon { .. }
             | Op::Sweep { .. }
             | Op::BackOff { .. } => {}
+        }
+    }
+
+    fn sole(&mut self, group: &Sym, to: Option<Sole>) {
+        use EventSeverity::Info;
+        let before = self.state.sole.get(group).copied();
+        let Some(sole) = to.or(before) else {
+            return;
+        };
+        let node = self.state.node(sole.slot);
+        let change = node.and_then(|node| node.in_flight.sole.as_deref());
+        if to.is_none() {
+            // Otherwise it had no permission, or has an event of its own.
+            if change.is_some_and(|change| !change.allow && change.done) {
+                let message = "standbys have everything, and may take over".to_owned();
+                self.node(sole.slot, Info, "SoleWriterEnded", message);
+            }
+        } else if change.is_none_or(|change| change.call.failures == 0) {
+            let message =
+                "may acknowledge alone while it lacks standbys; none takes over meanwhile";
+            self.node(sole.slot, Info, "SoleWriter", message.to_owned());
         }
     }
 
@@ -381,11 +415,7 @@ impl Maker<'_> {
             // A changed message alone is not an event.
             return;
         }
-        let words = if message.is_empty() {
-            reason.to_owned()
-        } else {
-            format!("{reason}: {message}")
-        };
+        let words = words::because(reason, message);
         match state {
             NodeState::Ready => {
                 let message = self.state.node(slot).map_or_else(String::new, |node| {
@@ -434,7 +464,9 @@ impl Maker<'_> {
                 } else {
                     ""
                 };
-                let message = format!("{} nodes are to be replaced{cause}{over}", to.left);
+                let nodes = words::count(to.left, "node");
+                let are = words::are(to.left);
+                let message = format!("{nodes} {are} to be replaced{cause}{over}");
                 ("UpdateStarted", message)
             }
             (Some(before), None) if before.left > 0 => (
@@ -518,6 +550,8 @@ impl Maker<'_> {
             (ConditionKind::HostLost, false) => (Info, "HostLostEnded"),
             (ConditionKind::MaintenanceScheduled, true) => (Warning, "MaintenanceScheduled"),
             (ConditionKind::MaintenanceScheduled, false) => (Info, "MaintenanceScheduledEnded"),
+            (ConditionKind::Impaired, true) => (Warning, "Impaired"),
+            (ConditionKind::Impaired, false) => (Info, "ImpairedEnded"),
             (ConditionKind::Orphans, true) => (Warning, "Orphans"),
             (ConditionKind::Orphans, false) => (Info, "OrphansEnded"),
             (ConditionKind::Failed, true) => (Warning, "Failed"),

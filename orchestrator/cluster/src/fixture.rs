@@ -82,6 +82,7 @@ pub fn node(slot: u64, state: NodeState) -> Node {
             class: "".into(),
             version: "".into(),
             spec_hash: "h".into(),
+            storage_size: None,
         }),
         slot,
         index: 0,

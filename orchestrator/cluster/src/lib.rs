@@ -36,7 +36,7 @@ pub use cluster::Cluster;
 pub use clusters::Clusters;
 pub use codec::Interner;
 pub use counts::NodeCounts;
-pub use desired::{Repairs, Restart, Restarts, order_adoption};
+pub use desired::{AcceptedLosses, Repairs, Restart, Restarts, order_adoption};
 pub use former::{FormerGroup, Named};
 pub use heard::{Heard, Unsaid};
 pub use observation::{Effect, Observation, Observed, Source};

@@ -196,7 +196,9 @@ impl ClusterState {
             observed.effects.push(Effect::Probe { group, slot });
         }
         let death = matches!(phase, Phase::Failed | Phase::Terminated | Phase::Stopped);
-        observed.urgency = Some(if death || moved {
+        // A standby may take over from one that somebody else ends.
+        let ends = phase == Phase::Deprovisioning && record.removal.is_none();
+        observed.urgency = Some(if death || ends || moved {
             Urgency::Urgent
         } else {
             Urgency::Bulk

@@ -180,10 +180,12 @@ mod tests {
         let template = wire::Lifecycle {
             pre_stop: Some(hook("leave")),
             post_promote: Some(hook("promote")),
+            sole_writer: None,
         };
         let own = wire::Lifecycle {
             pre_stop: Some(hook("notify")),
             post_promote: None,
+            sole_writer: None,
         };
         let own = drover_convert::lifecycle::lifecycle("lifecycle", &own).unwrap();
         let words = |lifecycle: Option<Lifecycle>| {

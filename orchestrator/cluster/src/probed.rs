@@ -1,6 +1,9 @@
 //! Results of probes, taken into the state of a cluster.
 
-use drover_core::{Sym, spec::Health};
+use drover_core::{
+    Sym,
+    spec::{Health, Impairment},
+};
 
 use crate::ClusterState;
 
@@ -8,7 +11,10 @@ use crate::ClusterState;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeOutcome {
     /// The node passed the probe.
-    Healthy,
+    Healthy {
+        /// What it lacks nevertheless: a bit for each impairment of the probe.
+        impaired: u16,
+    },
     /// The node failed the probe, for this reason.
     Unhealthy(String),
     /// The probe did not reach the node, which says nothing about it.
@@ -22,7 +28,7 @@ pub struct Probed {
     pub platform: Sym,
     /// By how much the number of troubled nodes of the platform changes.
     pub troubled: i64,
-    /// Whether a threshold was crossed, so that the cluster is to be planned.
+    /// Whether a threshold was crossed, or an impairment began or ended, so that the cluster is to be planned.
     pub crossed: bool,
     /// Whether the node has ever answered a probe.
     pub answered: bool,
@@ -39,12 +45,18 @@ impl ClusterState {
         let (good, bad) = (u32::from(probe.good), u32::from(probe.bad));
         let reaches = |before: u32, threshold: u32| before < threshold && before + 1 >= threshold;
         let crossed = match outcome {
-            ProbeOutcome::Healthy => {
+            ProbeOutcome::Healthy { impaired } => {
                 probe.good = probe.good.saturating_add(1);
                 probe.bad = 0;
                 probe.answered = true;
-                probe.message = Box::default();
-                reaches(good, health.success_threshold)
+                let lacks: Vec<&str> = health
+                    .probe
+                    .impaired(impaired)
+                    .map(Impairment::words)
+                    .collect();
+                probe.message = lacks.join("; ").into();
+                let was = std::mem::replace(&mut probe.impaired, impaired);
+                reaches(good, health.success_threshold) || was != impaired
             }
             ProbeOutcome::Unhealthy(why) => {
                 probe.bad = probe.bad.saturating_add(1);
@@ -105,6 +117,10 @@ mod tests {
         state.probed(SLOT, outcome, &health()).unwrap()
     }
 
+    fn healthy() -> ProbeOutcome {
+        ProbeOutcome::Healthy { impaired: 0 }
+    }
+
     fn unhealthy() -> ProbeOutcome {
         ProbeOutcome::Unhealthy("refused".to_owned())
     }
@@ -113,10 +129,28 @@ mod tests {
     fn a_threshold_is_crossed_once() {
         let mut state = state();
         let mut crossed = |outcome: ProbeOutcome| probe(&mut state, outcome).crossed;
-        let good = [(); 4].map(|()| crossed(ProbeOutcome::Healthy));
+        let good = [(); 4].map(|()| crossed(healthy()));
         assert_eq!(good, [false, true, false, false]);
         let bad = [(); 5].map(|()| crossed(unhealthy()));
         assert_eq!(bad, [false, false, true, false, false]);
+    }
+
+    #[test]
+    fn what_a_healthy_node_lacks_is_planned_for_when_it_begins_and_when_it_ends() {
+        let mut state = state();
+        let mut crossed = |impaired| {
+            let outcome = ProbeOutcome::Healthy { impaired };
+            probe(&mut state, outcome).crossed
+        };
+        assert_eq!([0, 0].map(&mut crossed), [false, true]);
+        assert_eq!(
+            [1, 1, 3, 3, 0, 0].map(&mut crossed),
+            [true, false, true, false, true, false]
+        );
+        // One that fails is not known to have what it lacked.
+        probe(&mut state, ProbeOutcome::Healthy { impaired: 2 });
+        probe(&mut state, unhealthy());
+        assert_eq!(state.state.node(SLOT).unwrap().probe.impaired, 2);
     }
 
     #[test]
@@ -132,7 +166,7 @@ mod tests {
     #[test]
     fn a_probe_that_did_not_reach_the_node_starts_all_counts_over() {
         let mut state = state();
-        probe(&mut state, ProbeOutcome::Healthy);
+        probe(&mut state, healthy());
         probe(&mut state, unhealthy());
         probe(&mut state, unhealthy());
         let probed = probe(&mut state, ProbeOutcome::Unknown("no route".to_owned()));
@@ -150,15 +184,13 @@ mod tests {
             .map(|_| probe(&mut state, unhealthy()).troubled)
             .sum();
         assert_eq!(change, 1);
-        let change: i64 = (0..5)
-            .map(|_| probe(&mut state, ProbeOutcome::Healthy).troubled)
-            .sum();
+        let change: i64 = (0..5).map(|_| probe(&mut state, healthy()).troubled).sum();
         assert_eq!(change, -1);
     }
 
     #[test]
     fn a_node_whose_record_is_gone_is_not_probed_any_more() {
-        let outcome = ProbeOutcome::Healthy;
+        let outcome = healthy();
         assert_eq!(state().probed(SLOT + 1, outcome, &health()), None);
     }
 }

@@ -281,6 +281,7 @@ pub fn resolved_group(group: &Group, choice: &Choice) -> wire::ResolvedGroup {
         path: group.path.to_string(),
         role: group.role.clone(),
         size: group.size.unwrap_or(1),
+        standby: Some(group.standby),
         node_class: choice.class.to_string(),
         version: group.version.to_string(),
         attributes: Some(to_struct(&group.attributes)),

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::{
     codec::{self, Interner},
     counts::NodeCounts,
-    desired::{Repairs, Restarts, adopt_order},
+    desired::{AcceptedLosses, Repairs, Restarts, adopt_order},
     order,
     resolved::Resolved,
     resources,
@@ -88,6 +88,7 @@ impl ClusterState {
             state.nodes.push(node);
         }
         state.nodes.sort_by_key(|node| node.slot);
+        state.doubt_soles();
         let mut bodies = HashMap::new();
         for (_, bytes) in requests {
             let (request, body) = codec::decode_request(&bytes, interner)?;
@@ -202,6 +203,9 @@ impl ClusterState {
             let repaired = nodes.filter(|node| repairs.nodes.contains(&node.id(uid)));
             self.state.repairs = repaired.map(|node| node.slot).collect();
         }
+        // If unreadable, nothing is given up.
+        let accepted = AcceptedLosses::of(desired).unwrap_or_default();
+        self.state.accepted_losses = accepted.slots.into_iter().collect();
         self.state.scaled_away.clear();
         if !desired.scaled_away.is_empty() {
             let nodes = self.state.nodes.iter();

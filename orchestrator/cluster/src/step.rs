@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
-use drover_core::{Millis, Phase, Sym};
+use drover_core::{Millis, Phase, Sym, node::SoleChange};
 use drover_planner::{Call, Op, Plan, Rows, State};
 use drover_store::{Step, StepDone, Versioned};
 use uuid::Uuid;
@@ -39,6 +39,7 @@ impl ClusterState {
             storage: state.storage.clone(),
             grown: state.grown.clone(),
             vacated: state.vacated.clone(),
+            sole: state.sole.clone(),
             used: state.used.clone(),
             abandoned: state.abandoned.clone(),
             adopted: state.adopted,
@@ -211,6 +212,20 @@ impl ClusterState {
                         let change = node.in_flight.relabel.get_or_insert_default();
                         change.done = None;
                         change.call.in_flight = true;
+                    }
+                }
+                Call::Grow { slot } => {
+                    if let Some(node) = self.state.node_mut(*slot) {
+                        let change = node.in_flight.growth.get_or_insert_default();
+                        change.done = None;
+                        change.call.in_flight = true;
+                    }
+                }
+                Call::Sole { slot, allow } => {
+                    if let Some(node) = self.state.node_mut(*slot) {
+                        let first = || Box::new(SoleChange::first());
+                        let change = node.in_flight.sole.get_or_insert_with(first);
+                        change.begin(*allow);
                     }
                 }
                 Call::Confirm { platform } => {

@@ -148,6 +148,7 @@ impl ClusterState {
                 if node.group == *path {
                     let troubled = drover_planner::is_troubled(node);
                     (node.probe.good, node.probe.bad) = (0, 0);
+                    node.probe.impaired = 0;
                     node.probe.message = Box::default();
                     if troubled && !drover_planner::is_troubled(node) {
                         self.calmed.push(node.platform.clone());

@@ -27,6 +27,8 @@ pub enum Kind {
     RoleChange,
     /// A change of the labels of a node's host.
     Relabel,
+    /// Growth of a node's storage.
+    Grow,
     /// A node that gets another owner.
     Adopt,
     /// A complete read for one cluster.
@@ -53,7 +55,7 @@ impl Kind {
         match self {
             Self::Provision => "provision",
             Self::Deprovision => "deprovision",
-            Self::RoleChange | Self::Relabel => "update",
+            Self::RoleChange | Self::Relabel | Self::Grow => "update",
             Self::Adopt => "adopt",
             Self::Confirm => "confirm",
             Self::Hook => "exec",
@@ -69,6 +71,7 @@ impl Kind {
             Self::Deprovision => (Point::BeforeDeprovision, Point::AfterDeprovision),
             Self::RoleChange => (Point::BeforeRoleChange, Point::AfterRoleChange),
             Self::Relabel => (Point::BeforeRelabel, Point::AfterRelabel),
+            Self::Grow => (Point::BeforeGrow, Point::AfterGrow),
             Self::Adopt => (Point::BeforeAdopt, Point::AfterAdopt),
             Self::Confirm => (Point::BeforeConfirm, Point::AfterConfirm),
             Self::Ensure => (Point::BeforeEnsure, Point::AfterEnsure),

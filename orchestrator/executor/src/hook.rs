@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use drover_cluster::{Cluster, request};
-use drover_core::{Error, Reason, Result, Sym, Urgency, spec::Hook};
+use drover_core::{Error, Reason, Result, Sym, Urgency, error::KILLED, spec::Hook};
 use drover_proto::{common::v1::process_output::Output, platform::v1 as wire};
 use futures::StreamExt;
 
@@ -91,6 +91,11 @@ async fn exec(
             return match code {
                 0 => Ok(()),
                 127 => Err(failed("was not found in the node".to_owned())),
+                // It was ended from outside, perhaps with its node, and nobody can say how far it was.
+                code if code > 128 => {
+                    let error = failed(format!("was killed (exit code {code})"));
+                    Err(error.with_metadata(KILLED, true))
+                }
                 code => Err(failed(format!("ended with exit code {code}"))),
             };
         }

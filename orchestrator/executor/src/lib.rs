@@ -7,11 +7,12 @@ mod deprovision;
 mod ended;
 mod envelope;
 pub mod hook;
+mod in_place;
 pub mod points;
 mod provision;
-mod relabel;
 mod resources;
 mod role_change;
+mod sole;
 mod trace;
 
 use std::sync::Arc;
@@ -58,7 +59,9 @@ impl Executor {
                 deprovision::deprovision(self, cluster, slot, urgency).await
             }
             Call::RoleChange { slot } => role_change::change(self, cluster, slot).await,
-            Call::Relabel { slot } => relabel::relabel(self, cluster, slot, urgency).await,
+            Call::Relabel { slot } => in_place::relabel(self, cluster, slot, urgency).await,
+            Call::Grow { slot } => in_place::grow(self, cluster, slot, urgency).await,
+            Call::Sole { slot, allow } => Some(sole::change(self, cluster, slot, allow).await),
             Call::Drain { slot, until } => Some(self.drain(cluster, slot, until).await),
             Call::Adopt { slot } => adopt::adopt(self, cluster, slot, urgency).await,
             Call::Confirm { platform } => confirm::confirm(self, cluster, platform).await,

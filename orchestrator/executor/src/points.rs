@@ -29,6 +29,10 @@ pub enum Point {
     BeforeRelabel,
     /// The UpdateNode call returned; the result is not processed yet.
     AfterRelabel,
+    /// Before an UpdateNode call for storage.
+    BeforeGrow,
+    /// The UpdateNode call returned; the result is not processed yet.
+    AfterGrow,
     /// Before a hook is run in a node.
     BeforeHook,
     /// The hook ended or timed out; the result is not processed yet.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use drover_cluster::{CallEnd, Cluster, ClusterState, RoleChangeFailure};
-use drover_core::{Error, Reason, Result, Urgency, node::Role, spec::Hook};
+use drover_core::{Error, Reason, Result, Urgency, error::KILLED, node::Role, spec::Hook};
 use drover_proto::platform::v1 as wire;
 
 use super::{
@@ -116,10 +116,11 @@ fn post_promote(inner: &ClusterState, slot: u64) -> Option<Hook> {
 }
 
 /// Whether a hook that failed with this error has certainly not made the node active.
-fn says_no(error: &Error) -> bool {
-    matches!(
-        error.reason(),
-        Reason::Precondition
+pub(super) fn says_no(error: &Error) -> bool {
+    !error.metadata().contains_key(KILLED)
+        && matches!(
+            error.reason(),
+            Reason::Precondition
             | Reason::CapabilityMissing
             | Reason::NodeNotRunning
             // The hook never started.
@@ -127,7 +128,7 @@ fn says_no(error: &Error) -> bool {
             | Reason::PlatformRestarted
             | Reason::Fenced
             | Reason::Overloaded
-    )
+        )
 }
 
 #[cfg(test)]
@@ -149,6 +150,8 @@ mod tests {
             assert_eq!(failure.refused, refused, "{reason:?}");
             let hook = Error::new(reason, "no");
             assert_eq!(says_no(&hook), refused, "a hook: {reason:?}");
+            let killed = hook.with_metadata(KILLED, true);
+            assert!(!says_no(&killed), "a hook that was killed: {reason:?}");
         }
     }
 }

@@ -275,6 +275,7 @@ impl Planner<'_> {
                         class: orphan.class.clone(),
                         version: orphan.version.clone(),
                         spec_hash: orphan.spec_hash.clone(),
+                        storage_size: None,
                         platform: platform.clone(),
                     },
                     node_id,
@@ -364,6 +365,7 @@ impl Planner<'_> {
                         version: one.version.clone(),
                         // It counts as up to date: a user who wants it replaced restarts the group.
                         spec_hash: spec.choices[choice].spec_hash.clone(),
+                        storage_size: spec.storage.as_ref().and_then(|it| it.size),
                         platform: platform.clone(),
                     },
                     node_id,

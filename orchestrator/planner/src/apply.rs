@@ -2,7 +2,8 @@
 
 use drover_core::{
     Millis, NodeState,
-    node::{CHANGING, Removal, Role},
+    node::{CHANGING, Removal, Role, SoleChange},
+    resource::ResourceKey,
 };
 
 use crate::{Op, ResourceChange, State};
@@ -135,7 +136,12 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
         }
         Op::RecordDropped { slot, .. } => {
             if let Some(at) = state.at(*slot) {
-                state.nodes.remove(at);
+                let node = state.nodes.remove(at);
+                let key =
+                    ResourceKey::infrastructure(node.platform.clone(), node.platform_uid.clone());
+                if let Some(record) = state.resources.get_mut(&key) {
+                    record.in_flight.node_dropped = now;
+                }
             }
         }
         Op::TakeOrphan { node } => {
@@ -220,11 +226,26 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
         Op::Restamp {
             slot,
             spec_hash,
+            storage_size,
             labels_hash,
         } => {
             if let Some(node) = state.node_mut(*slot) {
-                node.origin_mut().spec_hash = spec_hash.clone();
+                let origin = node.origin_mut();
+                origin.spec_hash = spec_hash.clone();
+                origin.storage_size = *storage_size;
                 node.labels_hash = labels_hash.clone();
+            }
+        }
+        Op::Grown {
+            slot,
+            spec_hash,
+            storage_size,
+        } => {
+            if let Some(node) = state.node_mut(*slot) {
+                let origin = node.origin_mut();
+                origin.spec_hash = spec_hash.clone();
+                origin.storage_size = Some(*storage_size);
+                node.in_flight.growth = None;
             }
         }
         Op::Template { slot, digest } => {
@@ -281,6 +302,26 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
         }
         Op::Vacated { group, to } => {
             state.vacated.insert(group.clone(), to.clone());
+        }
+        Op::Sole {
+            group,
+            to: Some(sole),
+            doubt,
+        } => {
+            state.sole.insert(group.clone(), *sole);
+            if *doubt && let Some(node) = state.node_mut(sole.slot) {
+                node.in_flight.sole = Some(Box::new(SoleChange::unknown()));
+            }
+        }
+        Op::Sole {
+            group, to: None, ..
+        } => {
+            if let Some(sole) = state.sole.remove(group)
+                && let Some(node) = state.node_mut(sole.slot)
+                && let Some(change) = &mut node.in_flight.sole
+            {
+                change.ended();
+            }
         }
         Op::Resource { key, to, change } => match to {
             Some(record) => {

@@ -1,6 +1,8 @@
 //! Back-offs: which failures count, how long to wait after them, and how they are reported.
 
-use drover_core::{Class, Error, Millis, Node, Reason, back_off, node::Request, spec::Group};
+use drover_core::{
+    Class, Error, Millis, Node, Reason, back_off, node::Request, spec::Group, words,
+};
 
 use crate::{
     BackOff, BackOffKey, BackOffKind, CHANGED_SECRET, ConditionKey, ConditionKind, Planner,
@@ -162,9 +164,10 @@ impl Planner<'_> {
             };
             let message = match kind {
                 ConditionKind::Failed => {
+                    let attempts = words::count(back_off.failures, "attempt");
                     format!(
-                        "{} attempts on {} failed, the last: {}",
-                        back_off.failures, key.platform, back_off.message
+                        "{attempts} on {} failed, the last: {}",
+                        key.platform, back_off.message
                     )
                 }
                 _ => format!("{}: {}", key.platform, back_off.message),

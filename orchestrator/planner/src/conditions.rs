@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use drover_core::{error::cut, node::Role};
+use drover_core::{error::cut, node::Role, words};
 
 use crate::{BackOffKey, Condition, ConditionKey, ConditionKind, Op, Planner};
 
@@ -43,6 +43,7 @@ impl Planner<'_> {
         self.state_blocked_deletion();
         self.state_lost_hosts();
         self.state_maintenance();
+        self.state_impairments();
         self.drop_rollouts();
         self.drop_growth();
         self.publish();
@@ -93,6 +94,8 @@ impl Planner<'_> {
                 && active == Self::actives(group)
                 && !renewed
                 && self.is_labelled(at)
+                && self.is_grown(at)
+                && (group.standby == 0 || self.sole(at).is_none())
                 && !self.rolls(&group.path);
             all &= ready;
             if ready {
@@ -140,7 +143,8 @@ impl Planner<'_> {
         let mut words: Vec<String> = blocked
             .iter()
             .map(|((platform, trouble), count)| {
-                format!("{count} nodes on {platform}, which {trouble}")
+                let nodes = words::count(*count, "node");
+                format!("{nodes} on {platform}, which {trouble}")
             })
             .collect();
         if self.state.deleting {

@@ -6,6 +6,7 @@ use drover_core::{
     Millis, Node, NodeState, Sym,
     node::{Call as Attempt, Origin, Record, Request, RequestInFlight, Role},
     spec::Choice,
+    words,
 };
 use uuid::Uuid;
 
@@ -99,7 +100,10 @@ impl Planner<'_> {
             .filter(|&at| !self.is_of_old_template(at))
             .collect();
         for at in nodes {
-            let hash = &self.state.nodes[at].spec_hash;
+            let node = &self.state.nodes[at];
+            let growing = self.input.groups[group].growth_of(node);
+            let growing = growing.filter(|_| self.grows(at));
+            let hash = growing.map_or(&node.spec_hash, |(choice, _)| &choice.spec_hash);
             // The same choice may be listed twice, with and without a limit: the first one takes as many as fit.
             let same: Vec<usize> = (0..choices.len())
                 .filter(|&c| choices[c].is_hash(hash))
@@ -131,7 +135,8 @@ impl Planner<'_> {
         });
         if room == 0 {
             self.note(&spec.path, None, false, "Max", || {
-                format!("{} has its {} nodes", describe(wanted), counts[choice])
+                let nodes = words::count(counts[choice], "node");
+                format!("{} has its {nodes}", describe(wanted))
             });
             return Some(0);
         }
@@ -182,7 +187,11 @@ impl Planner<'_> {
             self.wake(b.next);
             let (next, message) = (
                 b.next,
-                format!("after {} failures, the last: {}", b.failures, b.message),
+                format!(
+                    "after {}, the last: {}",
+                    words::count(b.failures, "failure"),
+                    b.message
+                ),
             );
             self.note_until(&spec.path, None, false, "BackOff", Some(next), || message);
             return None;
@@ -229,7 +238,7 @@ impl Planner<'_> {
                 self.plan.again = true;
             } else {
                 self.note(&spec.path, None, false, "MaxInFlight", || {
-                    format!("{} more wait", need - count)
+                    format!("{} more to come", need - count)
                 });
             }
             return None;
@@ -343,6 +352,7 @@ impl Planner<'_> {
             class: wanted.class.clone(),
             version: spec.version.clone(),
             spec_hash: wanted.spec_hash.clone(),
+            storage_size: spec.storage.as_ref().and_then(|it| it.size),
         });
         let nodes = (0_u32..)
             .zip(&ordinals)
@@ -450,19 +460,18 @@ impl Planner<'_> {
             .collect();
         let until = out.iter().map(|(_, until)| *until).min();
         let words: Vec<String> = out.iter().map(|(choice, _)| describe(choice)).collect();
+        let are = words::are(need);
         let message = if out.is_empty() {
-            format!("{need} more are wanted, and every platform of the group is at its `max`")
+            format!("{need} more {are} wanted, and every platform of the group is at its `max`")
         } else {
-            format!(
-                "{need} more are wanted; no capacity on {}",
-                words.join(", ")
-            )
+            let without = words.join(", ");
+            format!("{need} more {are} wanted; no capacity on {without}")
         };
         if present >= Self::size(spec) {
             // Only the surge of an update has no capacity: if nodes may be unavailable, the update continues without
             // it.
             if self.budget(group).unavailable == 0 {
-                let message = format!("{message}; max_unavailable above 0 would do without");
+                let message = format!("{message}; maxUnavailable above 0 would do without");
                 self.block_update(&spec.path, "NoCapacity", &message);
             }
             return;

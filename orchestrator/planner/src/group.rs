@@ -48,9 +48,12 @@ impl Planner<'_> {
         };
         self.remove_surplus(at, spare);
         self.record_surplus(at);
+        self.follow_sole(at);
         self.assign_roles(at);
         self.relabel(at);
+        self.grow(at);
         self.create(at, spare, new_id);
+        self.record_heirs_of_storage(at);
         self.judge_promotion(at);
         self.judge_update(at);
         self.watch_expiry(at);
@@ -162,11 +165,13 @@ impl Planner<'_> {
 
     /// Removes sick nodes. Returns how many nodes beyond the size may exist for their replacements.
     fn replace_sick(&mut self, group: usize) -> usize {
+        self.relieve_ending(group);
         let spec = &self.input.groups[group];
         let mut sick: Vec<usize> = self
             .own(group)
             .filter(|&at| self.marks[at].sick && !self.marks[at].surplus && self.is_removable(at))
             .collect();
+        self.keep_only_copies(group, &mut sick);
         if sick.is_empty() {
             return 0;
         }
@@ -312,7 +317,7 @@ impl Planner<'_> {
         open
     }
 
-    fn block_remediation(&mut self, group: &Sym, message: &str) {
+    pub(crate) fn block_remediation(&mut self, group: &Sym, message: &str) {
         let key = ConditionKey {
             group: group.clone(),
             kind: ConditionKind::RemediationBlocked,
@@ -395,7 +400,7 @@ impl Planner<'_> {
     /// Whether a node is not what its group wants now.
     pub(crate) fn is_outdated(&self, at: usize) -> bool {
         let group = self.input.groups.get(usize::from(self.marks[at].group));
-        group.is_some_and(|group| !group.makes(&self.state.nodes[at]))
+        group.is_some_and(|group| !group.makes(&self.state.nodes[at]) && !self.grows(at))
             || self.is_of_old_template(at)
     }
 }

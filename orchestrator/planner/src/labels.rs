@@ -26,7 +26,9 @@ impl Planner<'_> {
         if mark.leaving || mark.dead || node.is_adopting() || node.node_id.is_none() {
             return None;
         }
-        let choice = self.input.groups[group].choice_for(node)?;
+        let group = &self.input.groups[group];
+        let growing = || Some(group.growth_of(node).filter(|_| self.grows(at))?.0);
+        let choice = group.choice_for(node).or_else(growing)?;
         let (wanted, recorded) = (&choice.labels_hash, choice.labels_of(node));
         // Hosts that have none and never will are not asked about them.
         let may_differ = **recorded != *CHANGING || !wanted.is_empty() || self.relabels(at);
@@ -74,7 +76,7 @@ impl Planner<'_> {
         }
         if !self.relabels(at) {
             let message = format!(
-                "labels of {}: {platform} cannot change them in place (capability RELABEL_HOSTS); a node that replaces it \
+                "labels of {}: {platform} cannot change them in place (capability RelabelHosts); a node that replaces it \
                  gets those of the group",
                 node.name()
             );

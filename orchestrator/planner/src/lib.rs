@@ -12,7 +12,10 @@ mod back_offs;
 mod conditions;
 mod create;
 mod drain;
+mod fences;
 mod group;
+mod grow;
+mod impaired;
 mod labels;
 mod lost_hosts;
 mod maintenance;
@@ -29,6 +32,7 @@ mod rows;
 mod scale;
 mod skipped;
 mod small;
+mod sole;
 mod spread;
 mod standby;
 mod state;
@@ -54,7 +58,7 @@ pub use skipped::Skipped;
 pub use small::SmallMap;
 pub use state::{
     BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, Foreign, Orphan,
-    ResourceOrphan, Rollout, State, Subject,
+    ResourceOrphan, Rollout, Sole, State, Subject,
 };
 
 /// Maximum number of nodes in one request, and number of changed rows from which a plan starts nothing new. The last
@@ -213,6 +217,8 @@ impl Planner<'_> {
             self.confirm_absence();
         }
         self.follow_vacated();
+        self.record_adopted();
+        self.drop_soles();
         self.conclude();
         self.look_ahead();
         if !self.plan.ops.is_empty() {

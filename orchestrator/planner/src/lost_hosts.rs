@@ -25,9 +25,15 @@ impl Planner<'_> {
         }
         let may_act = |at| self.lost_host(at).is_some() && self.marks[at].role.may_act();
         let acting = spec.standby > 0 && self.own(group).any(may_act);
-        let consequence = if spec.fences() && spec.hands_on_storage() {
+        let is_sole = |at: usize| {
+            let sole = self.sole(group);
+            sole.is_some_and(|sole| sole.slot == self.state.nodes[at].slot)
+        };
+        let alone = (self.own(group)).any(|at| self.lost_host(at).is_some() && is_sole(at));
+        let fences = spec.fences() && !alone;
+        let consequence = if fences && spec.hands_on_storage() {
             "a standby takes over, and nothing is made instead"
-        } else if spec.fences() {
+        } else if fences {
             "it is kept out, and others take its place"
         } else if acting {
             "no standby takes over and nothing is made instead"

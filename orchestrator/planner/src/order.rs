@@ -192,7 +192,7 @@ impl Planner<'_> {
             if may > 1 {
                 let path = self.input.groups[group].path.clone();
                 self.note(&path, None, false, "Ordered", || {
-                    format!("{} more come after it, one at a time", may - 1)
+                    format!("{} more after it, one at a time", may - 1)
                 });
             }
             return 1;

@@ -196,6 +196,7 @@ impl<'a> Planner<'a> {
                     class: Sym::default(),
                     version: Sym::default(),
                     spec_hash: Sym::default(),
+                    storage_size: None,
                 }),
                 slot: self.next_slot,
                 index: orphan.index,

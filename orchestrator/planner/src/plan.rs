@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::{
     BackOff, BackOffKey, Condition, ConditionKey, Leaving, PlatformView, ResourceChange, Rollout,
-    State,
+    Sole, State,
 };
 
 pub use outlook::{Outlook, Removal, Unnamed};
@@ -224,8 +224,19 @@ pub enum Op {
         slot: u64,
         /// Hash by the present formula.
         spec_hash: Sym,
+        /// Size in bytes of the storage that this hash is over.
+        storage_size: Option<u64>,
         /// Hash of the labels that its host has, as far as is known.
         labels_hash: Sym,
+    },
+    /// The storage of a node has grown to what its group wants.
+    Grown {
+        /// Slot of the node.
+        slot: u64,
+        /// Hash of what it is made of now.
+        spec_hash: Sym,
+        /// Size in bytes.
+        storage_size: u64,
     },
     /// Records which template the platform rendered for a node, as it is not the expected one.
     Template {
@@ -275,6 +286,15 @@ pub enum Op {
         group: Sym,
         /// Ordinals whose storage holds the most recent writes. Empty if they no longer matter.
         to: BTreeSet<u32>,
+    },
+    /// Records which active node may acknowledge alone, before it is allowed to, or that nothing is one's alone any more.
+    Sole {
+        /// Path of the group.
+        group: Sym,
+        /// The node. `None` if there is none any more.
+        to: Option<Sole>,
+        /// Whether it may have the permission already: of the node of before, or of an earlier record.
+        doubt: bool,
     },
     /// Changes or removes the record of infrastructure or of an addon.
     Resource {
@@ -350,6 +370,18 @@ pub enum Call {
     Relabel {
         /// Slot of the node.
         slot: u64,
+    },
+    /// Has the storage of a node grow to the size that its group wants.
+    Grow {
+        /// Slot of the node.
+        slot: u64,
+    },
+    /// Allows an active node to acknowledge alone, or takes the permission back.
+    Sole {
+        /// Slot of the node.
+        slot: u64,
+        /// Whether it is allowed.
+        allow: bool,
     },
     /// Runs the pre-stop hook inside a node before its removal.
     Drain {

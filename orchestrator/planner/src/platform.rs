@@ -61,6 +61,8 @@ pub struct PlatformView {
     pub adopts: bool,
     /// Whether it changes the labels of hosts in place.
     pub relabels: bool,
+    /// Whether the storage of its nodes grows in place. `None` if that is not known yet.
+    pub grows: Option<bool>,
     /// Whether its nodes come from an inventory of hosts, which may be full.
     pub finite: bool,
 }

@@ -5,36 +5,30 @@
 
 mod addons;
 mod answers;
+mod attempts;
+mod drift;
 mod infrastructure;
 mod orphans;
+mod trouble;
 mod words;
+
+pub use attempts::RELEASE_TIMEOUT;
+pub use drift::DRIFT_INTERVAL;
 
 use std::sync::Arc;
 
 use drover_core::{
-    Millis, Sym,
+    Sym,
     addon::AddonTarget,
     resource::{Asked, ResourceKey, ResourceKind, ResourcePhase, ResourceRecord, Wanted},
+    words::count,
 };
 
-use words::{content, nodes, noun, place, progress, reason};
+use attempts::{attempt, is_about_content, next_attempt, settled_from, trouble_until};
+use trouble::UNAVAILABLE;
+use words::{content, noun, place, progress, reason};
 
-use crate::{Call, ConditionKey, ConditionKind, Limits, Op, Planner, PlatformView};
-
-/// Interval of drift checks of ready resources; jittered by 10 %.
-pub const DRIFT_INTERVAL: Millis = 10 * 60 * 1000;
-/// Interval of drift checks if the platform could not read all of it.
-const UNREAD_INTERVAL: Millis = 60_000;
-/// Minimum wait before a second read of what a first one lacked.
-const SECOND_LOOK: Millis = 1_000;
-/// Deadline of a Release call: the platform responds once the release has started.
-pub const RELEASE_TIMEOUT: Millis = 30_000;
-
-/// From when on what a release waits for is what blocks a deletion.
-const LONG_RELEASE: Millis = 60_000;
-
-/// Reason of a resource whose platform is not there.
-const UNAVAILABLE: &str = "PlatformUnavailable";
+use crate::{Call, Limits, Op, Planner, PlatformView};
 
 /// Kind of an operation on a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,12 +170,6 @@ impl<'a> Planner<'a> {
         self.settle(draft, Some(before));
     }
 
-    fn hold_trouble(&mut self, key: &ResourceKey, record: &ResourceRecord) {
-        if !record.reason.is_empty() && !self.state.deleting {
-            self.fail_resource(key, &record.reason, &record.message);
-        }
-    }
-
     fn remove_record(&mut self, key: &ResourceKey, before: &ResourceRecord) {
         self.note("", None, true, reason(key), || {
             format!("{}: nothing is left of {}", place(key), before.named())
@@ -321,71 +309,13 @@ impl<'a> Planner<'a> {
         }
         let key = draft.key;
         self.note("", None, true, reason(key), || {
-            format!("{}: is told of {}", place(key), nodes(told.targets.len()))
+            format!(
+                "{}: is told of {}",
+                place(key),
+                count(told.targets.len(), "node")
+            )
         });
         draft.change = Some(ResourceChange::Follow);
-    }
-
-    /// Compares a ready resource with its actual state from time to time.
-    fn look(
-        &mut self,
-        draft: &mut Draft<'_>,
-        told: &Told,
-        view: Option<&PlatformView>,
-        limits: &Limits,
-    ) {
-        let record = &draft.record;
-        let now = self.input.now;
-        let Some(view) = view.filter(|view| view.callable && view.visible) else {
-            return;
-        };
-        let interval = jittered(self.state.uid.as_u128(), record.sequence);
-        if draft.key.is_addon() {
-            // Only an Ensure finds what was edited by hand, and restores it.
-            let last = record.in_flight.ensured.max(record.phase_time);
-            let due = match record.failures {
-                0 => last.max(self.input.process_start) + interval,
-                _ => next_attempt(record, limits, &view.etag),
-            };
-            if self.lacks_nodes() {
-                // It would be set back to what it was when the store was copied.
-            } else if now < due {
-                self.wake(due);
-            } else {
-                attempt(draft, Asked::Ensure, Some(told), now, limits);
-                draft.change = Some(ResourceChange::Again);
-            }
-            return;
-        }
-        let read = record
-            .in_flight
-            .answer
-            .as_ref()
-            .filter(|a| a.asked == Asked::Read);
-        let unread = read.is_some_and(
-            |answer| matches!(&answer.outcome, Ok(seen) if seen.phase == ResourcePhase::Unknown),
-        );
-        let last = read.map_or(0, |answer| answer.at).max(record.phase_time);
-        let due = if record.doubt > 0 {
-            record.doubt + limits.visibility_delay.max(SECOND_LOOK)
-        } else if unread {
-            last + UNREAD_INTERVAL
-        } else {
-            last.max(self.input.process_start) + interval
-        };
-        let due = due
-            .max(record.in_flight.call.next)
-            .max(if record.doubt > 0 {
-                view.visible_since
-            } else {
-                0
-            });
-        if now < due {
-            self.wake(due);
-            return;
-        }
-        draft.record.in_flight.call.in_flight = true;
-        draft.asks = Some(Asked::Read);
     }
 
     /// Releases a resource that is no longer wanted, once nothing can use it.
@@ -446,74 +376,11 @@ impl<'a> Planner<'a> {
         attempt(draft, Asked::Release, None, now, limits);
     }
 
-    fn unavailable(&mut self, draft: &Draft<'_>) {
-        if self.state.deleting {
-            // The condition of the deletion reports what blocks it.
-            return;
-        }
-        let view = self.input.platforms.get(&draft.key.platform);
-        let trouble = self.trouble(draft.key, view).to_owned();
-        self.fail_resource(draft.key, UNAVAILABLE, &trouble);
-    }
-
-    fn trouble<'v>(&self, key: &ResourceKey, view: Option<&'v PlatformView>) -> &'v str {
-        match view {
-            None => "is not registered",
-            Some(view) if *view.uid != *key.uid => {
-                "shows another backend than the one that it is on"
-            }
-            Some(view) => &view.trouble,
-        }
-    }
-
-    fn fail_resource(&mut self, key: &ResourceKey, why: &str, message: &str) {
-        let message = format!("{}: {message}", place(key));
-        let condition = ConditionKey {
-            group: Sym::default(),
-            kind: match key.kind {
-                ResourceKind::Infrastructure => ConditionKind::InfrastructureFailed,
-                ResourceKind::Addon(_) => ConditionKind::AddonsFailed,
-            },
-        };
-        self.note("", None, false, reason(key), || message.clone());
-        self.hold(condition, why, &message);
-    }
-
     /// A record before this plan and as of this plan.
     fn record_of(&self, key: &ResourceKey) -> [Option<&ResourceRecord>; 2] {
         let before = self.state.resources.get(key);
         let changed = self.resources.iter().find(|(own, _)| own == key);
         [before, changed.map(|(_, record)| record).or(before)]
-    }
-
-    /// The resources that block a deletion, for people.
-    pub(crate) fn blocking_resources(&self) -> Vec<String> {
-        let mut words = Vec::new();
-        for (key, record) in self.state.resources.iter() {
-            let record = self.record_of(key)[1].unwrap_or(record);
-            let view = self.input.platforms.get(&key.platform);
-            let blocked = match view {
-                Some(view) if *view.uid == *key.uid && view.visible && view.callable => {
-                    let long = self.input.now >= record.phase_time + LONG_RELEASE;
-                    let waits = long && !record.message.is_empty();
-                    if !record.releasing || record.reason.is_empty() && !waits {
-                        continue;
-                    }
-                    format!("does not release it: {}", record.message)
-                }
-                view => self.trouble(key, view).to_owned(),
-            };
-            let resources = match record.named() {
-                names if names.is_empty() => String::new(),
-                names => format!(" ({names})"),
-            };
-            words.push(format!(
-                "{} on {}{resources}, which {blocked}",
-                noun(key),
-                key.platform
-            ));
-        }
-        words
     }
 }
 
@@ -522,88 +389,4 @@ pub(crate) fn size(record: &ResourceRecord) -> usize {
     let resources = record.resources.iter();
     let resources = resources.map(|one| 128 + one.name.len() + one.message.len());
     record.body.len() + record.outputs.len() + resources.sum::<usize>()
-}
-
-/// From when on no earlier call can change anything.
-fn settled_from(record: &ResourceRecord, view: &PlatformView) -> Millis {
-    // A platform that has ended the calls of earlier processes starts nothing for them any more.
-    if record.deadline == 0 || (view.fenced && !record.in_flight.sent) {
-        0
-    } else {
-        record.deadline
-    }
-}
-
-fn next_attempt(record: &ResourceRecord, limits: &Limits, etag: &Sym) -> Millis {
-    if record.deadline > 0 {
-        // Nothing is in flight and there is no response: an earlier process may have made the call.
-        let timeout = if record.releasing {
-            RELEASE_TIMEOUT
-        } else {
-            limits.call_timeout
-        };
-        return record.deadline.saturating_sub(timeout) + limits.replay_delay;
-    }
-    if !record.etag.is_empty() && record.etag != *etag {
-        return 0;
-    }
-    record.next
-}
-
-/// Until when a failure that other targets do not end holds back calls. A refusal, or a resource that does not come up, may
-/// well be about the targets.
-fn trouble_until(record: &ResourceRecord) -> Millis {
-    if record.failures == 0 || is_about_content(record) {
-        0
-    } else {
-        record.next
-    }
-}
-
-fn is_about_content(record: &ResourceRecord) -> bool {
-    matches!(&*record.reason, "Rejected" | "Failed")
-}
-
-/// Adds an attempt, whose intent becomes durable with the record.
-fn attempt(draft: &mut Draft<'_>, asked: Asked, told: Option<&Told>, now: Millis, limits: &Limits) {
-    let record = &mut draft.record;
-    if let Some(told) = told {
-        if record.in_flight.served.as_ref() != Some(&record.in_flight.targets) {
-            let announced = record
-                .in_flight
-                .targets
-                .iter()
-                .filter(|target| !target.draining);
-            record
-                .in_flight
-                .announced
-                .extend(announced.map(|target| target.slot));
-            record.in_flight.announced.sort_unstable();
-            record.in_flight.announced.dedup();
-        }
-        record.in_flight.targets = Arc::clone(&told.targets);
-        record.targets_hash = told.targets_hash.clone();
-        record.secrets_hash = told.secrets_hash.clone();
-    }
-    if record.deadline > 0 {
-        // The outcome of the previous attempt is not known, and never will be.
-        let begun = record.deadline + limits.max_creation_time;
-        record.unsettled = record.unsettled.max(begun);
-    }
-    record.deadline = now
-        + match asked {
-            Asked::Release => RELEASE_TIMEOUT,
-            Asked::Ensure | Asked::Read => limits.call_timeout,
-        };
-    record.in_flight.call.in_flight = true;
-    record.in_flight.sent = true;
-    record.in_flight.answer = None;
-    draft.asks = Some(asked);
-}
-
-/// Interval of drift checks, spread so that clusters are not checked all at once; constant for each cluster.
-fn jittered(uid: u128, sequence: u64) -> Millis {
-    let seed = (uid ^ u128::from(sequence)).wrapping_mul(0x2545_f491_4f6c_dd1d);
-    let share = (seed >> 40) as u64 % 200;
-    DRIFT_INTERVAL * (900 + share) / 1000
 }

@@ -5,6 +5,7 @@ use drover_core::{
     Millis, NodeState, Sym,
     node::RemovalReason,
     spec::{Budget, Group, UpdateStrategy},
+    words,
 };
 
 use crate::{
@@ -107,7 +108,8 @@ impl Planner<'_> {
                 });
                 continue;
             }
-            if self.may_serve(at) && self.awaits_standby(group, at, budget) {
+            let kept = self.has_only_copy(at) && !self.state.nodes[at].marked;
+            if kept || self.may_serve(at) && self.awaits_standby(group, at, budget) {
                 continue;
             }
             if self.full() || !self.may_fly(group, &platform) {
@@ -261,8 +263,9 @@ impl Planner<'_> {
             return;
         }
         let mut message = format!(
-            "{open} of {} are not updated and nothing has come on for {}",
+            "{open} of {} {} not updated and nothing has come on for {}",
             Self::size(spec),
+            words::are(open),
             seconds(patience),
         );
         let slow = self.own(group).find(|&at| {
@@ -271,11 +274,10 @@ impl Planner<'_> {
         });
         if let Some(at) = slow {
             let node = &self.state.nodes[at];
-            let words = [&*node.reason, &*node.message];
-            let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
+            let words = words::because(&node.reason, &node.message);
             message.push_str(&format!("; {} does not become ready", node.name()));
             if !words.is_empty() {
-                message.push_str(&format!(" ({})", words.join(": ")));
+                message.push_str(&format!(" ({words})"));
             }
         }
         self.block_update(&spec.path, "ProgressDeadline", &message);
@@ -318,9 +320,11 @@ impl Planner<'_> {
         self.note(group, None, false, "UpdateBlocked", || message.to_owned());
     }
 
-    /// Replaces hashes of an earlier formula by the present ones: the formula has changed, not the node.
+    /// Replaces hashes of an earlier formula by the present ones: the formula has changed, not the node. Records the size of
+    /// storage with them where it was not.
     fn restamp(&mut self, group: usize) {
         let spec = &self.input.groups[group];
+        let storage_size = spec.storage.as_ref().and_then(|it| it.size);
         let old: Vec<Op> = self
             .own(group)
             .filter(|&at| !self.marks[at].leaving && !self.is_open(self.state.nodes[at].request))
@@ -328,9 +332,11 @@ impl Planner<'_> {
                 let node = &self.state.nodes[at];
                 let mut choices = spec.choices.iter();
                 let choice = choices.find(|choice| choice.is_hash(&node.spec_hash))?;
-                (choice.spec_hash != node.spec_hash).then(|| Op::Restamp {
+                let stamped = choice.spec_hash == node.spec_hash;
+                (!stamped || node.storage_size != storage_size).then(|| Op::Restamp {
                     slot: node.slot,
                     spec_hash: choice.spec_hash.clone(),
+                    storage_size,
                     labels_hash: choice.labels_of(node).clone(),
                 })
             })

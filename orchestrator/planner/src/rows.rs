@@ -47,6 +47,7 @@ impl Rows {
             | Op::Template { slot, .. }
             | Op::RoleChange { slot, .. }
             | Op::HostLabels { slot, .. }
+            | Op::Grown { slot, .. }
             | Op::Reached { slot, .. }
             | Op::RecordDropped { slot, .. } => {
                 self.nodes.insert(*slot);
@@ -82,6 +83,7 @@ impl Rows {
             | Op::Rollout { .. }
             | Op::PeakSizeChanged { .. }
             | Op::Vacated { .. }
+            | Op::Sole { .. }
             | Op::Abandon { .. }
             | Op::Sweep { .. }
             | Op::Observed { .. } => {}

@@ -3,7 +3,8 @@
 //! There are never more active nodes than wanted: a node that may still act counts as active until it is proven dead or
 //! absent, and a node that was told to become active counts from that intent on. No node is told to give way to
 //! another; a role is taken back only if the promotion was refused, so that nothing of it happened. Where promotions
-//! fence, a sick active node that is to go need not be proven dead: once another one is promoted, it can do nothing.
+//! fence, an active node that is to go and is sick, or ends already, need not be proven dead: once another one is promoted,
+//! it can do nothing.
 
 use std::collections::BTreeSet;
 
@@ -139,7 +140,7 @@ impl Planner<'_> {
     fn promote(&mut self, group: usize) {
         let spec = &self.input.groups[group];
         let lacks = Self::actives(spec).saturating_sub(self.acting(group));
-        if lacks == 0 {
+        if lacks == 0 || self.awaits_sole(group) {
             return;
         }
         let mut told = 0;
@@ -186,7 +187,7 @@ impl Planner<'_> {
         let spec = &self.input.groups[group];
         let there = self.acting(group) + self.asked_active(group);
         let lacks = Self::actives(spec).saturating_sub(there);
-        if spec.standby == 0 || lacks == 0 {
+        if spec.standby == 0 || lacks == 0 || self.awaits_sole(group) {
             return;
         }
         let waiting: Vec<String> = self
@@ -223,42 +224,11 @@ impl Planner<'_> {
         self.own(group).filter(|&at| self.may_act(at)).count()
     }
 
-    fn may_act(&self, at: usize) -> bool {
+    pub(crate) fn may_act(&self, at: usize) -> bool {
         let (mark, seen) = (&self.marks[at], &self.state.nodes[at].seen);
         let ended = mark.fresh && matches!(seen.phase, Phase::Failed | Phase::Terminated);
         let out = mark.leaving && ended || self.is_fenced(at);
         mark.role.may_act() && !mark.dead && !out
-    }
-
-    /// Whether the promotion of another node keeps this one out, though it may live: its group fences, and it is to go
-    /// because it is sick or nobody answers on its machine. Who leaves in good health hands its part on in its own time.
-    pub(crate) fn is_fenced(&self, at: usize) -> bool {
-        let (mark, node) = (&self.marks[at], &self.state.nodes[at]);
-        let group = self.input.groups.get(usize::from(mark.group));
-        let sick = || {
-            let removal = node.removal.map(|removal| removal.reason);
-            mark.sick || removal == Some(RemovalReason::Sick) || node.seen.lost_host.is_some()
-        };
-        // What is being promoted may be through.
-        let settled = matches!(mark.role, Role::Active | Role::Standby);
-        mark.leaving && settled && group.is_some_and(Group::fences) && sick()
-    }
-
-    /// Whether a node is out for good, though its end may never be known: others are made in its place. Not the last
-    /// ones, whose data nobody else has.
-    pub(crate) fn is_given_up(&self, at: usize) -> bool {
-        let group = usize::from(self.marks[at].group);
-        self.is_fenced(at)
-            && self.state.nodes[at].seen.lost_host.is_some()
-            && self.own(group).any(|other| self.marks[other].available)
-    }
-
-    /// Whether a standby is needed while the active node of before is only kept out.
-    fn relies_on_fence(&self, group: usize) -> bool {
-        self.own(group).any(|at| {
-            let mark = &self.marks[at];
-            mark.role == Role::Active && !mark.dead && self.is_fenced(at)
-        })
     }
 
     /// Number of available nodes that are active.
@@ -267,8 +237,16 @@ impl Planner<'_> {
         self.own(group).filter(serves).count()
     }
 
-    /// Standby nodes that can take over now, best first: fewest failures, then up to date, then oldest.
-    fn heirs(&self, group: usize) -> Vec<usize> {
+    /// Standby nodes that can take over now, best first: fewest failures, then up to date, then oldest. None while only
+    /// another node may have what was acknowledged.
+    pub(crate) fn heirs(&self, group: usize) -> Vec<usize> {
+        if self.sole(group).is_some() {
+            return Vec::new();
+        }
+        self.ready_standbys(group)
+    }
+
+    fn ready_standbys(&self, group: usize) -> Vec<usize> {
         let mut heirs: Vec<usize> = self
             .own(group)
             .filter(|&at| {
@@ -336,7 +314,10 @@ impl Planner<'_> {
             };
             mark.role == Role::Standby && !mark.dead && !mark.leaving && (ran || mark.available)
         };
-        let heirs = self.own(group).filter(ran).count();
+        // Whoever gets the storage of a sole writer is active, whatever others have.
+        let returns = self.sole_returns(group);
+        let heirs = self.own(group).filter(|at| ran(at) && !returns);
+        let heirs = heirs.count();
         // Nobody but a standby takes over from a node that may live: only promotions fence.
         let awaited = |&at: &usize| {
             self.leaves_its_part(at) || self.marks[at].role.may_act() && self.is_fenced(at)
@@ -544,7 +525,12 @@ impl Planner<'_> {
             .filter(|&other| self.may_act(other) && !self.marks[other].leaving)
             .count();
         let lacks = Self::actives(spec).saturating_sub(staying);
-        let mut heirs = self.heirs(group);
+        // A permission that does not end would hold it for ever.
+        let mut heirs = if marked && self.is_stuck_alone(at) {
+            self.ready_standbys(group)
+        } else {
+            self.heirs(group)
+        };
         heirs.retain(|&heir| !self.is_renewed(heir));
         let waits = (open && !marked)
             || changing >= (budget.unavailable as usize).max(1)

@@ -4,13 +4,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use drover_core::{
     Millis, Node, Sym,
-    node::{Call, Former, Request, Role, Seen},
+    node::{Call, Former, Request, Role, Seen, SoleChange},
     resource::{ResourceKey, ResourceRecord},
     storage::Policy,
 };
 use uuid::Uuid;
 
 use crate::{Skipped, SmallMap};
+
+/// An active node that may have acknowledged what nobody else has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sole {
+    /// Slot of the node.
+    pub slot: u64,
+    /// Its ordinal: a node that gets its storage has its place.
+    pub ordinal: u32,
+}
 
 /// What is recorded about a cluster, and what this process observes of it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -38,6 +47,8 @@ pub struct State {
     /// Slots of nodes that were named when their group was scaled down: whenever and for whatever reason they go,
     /// storage that scaling retains is retained.
     pub scaled_away: BTreeSet<u64>,
+    /// Slots of nodes of which a person has given up what they acknowledged alone.
+    pub accepted_losses: BTreeSet<u64>,
     /// Open requests by id.
     pub requests: SmallMap<Uuid, Request>,
     /// Infrastructure and addons.
@@ -54,6 +65,8 @@ pub struct State {
     /// Ordinals that active nodes have vacated and no node has taken since: their storage holds the most recent writes.
     /// By path of the group.
     pub vacated: SmallMap<Sym, BTreeSet<u32>>,
+    /// Active nodes that may have acknowledged what nobody else has, by path of the group.
+    pub sole: SmallMap<Sym, Sole>,
     /// Conditions that hold.
     pub conditions: SmallMap<ConditionKey, Condition>,
     /// Every backend ever used: name of the platform, uid.
@@ -94,6 +107,16 @@ impl State {
     pub fn may_be_abandoned(&self, uid: &str) -> bool {
         let made_there = || self.used.iter().any(|(_, own)| **own == *uid);
         self.is_abandoned(uid) || (!self.abandoned.is_empty() && !made_there())
+    }
+
+    /// After a start: an earlier process may have allowed recorded sole writers to acknowledge alone.
+    pub fn doubt_soles(&mut self) {
+        let slots: Vec<u64> = self.sole.values().map(|sole| sole.slot).collect();
+        for slot in slots {
+            if let Some(node) = self.node_mut(slot) {
+                node.in_flight.sole = Some(Box::new(SoleChange::unknown()));
+            }
+        }
     }
 
     /// Position of a slot in `nodes`.
@@ -251,6 +274,7 @@ pub enum ConditionKind {
     AddonsFailed,
     HostLost,
     MaintenanceScheduled,
+    Impaired,
 }
 
 impl ConditionKind {
@@ -280,6 +304,7 @@ impl ConditionKind {
             Self::AddonsFailed => "AddonsFailed",
             Self::HostLost => "HostLost",
             Self::MaintenanceScheduled => "MaintenanceScheduled",
+            Self::Impaired => "Impaired",
         }
     }
 }

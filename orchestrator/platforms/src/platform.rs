@@ -15,7 +15,7 @@ use std::{
 
 use drover_client::{PlatformClient, platform::MAX_ITEMS};
 use drover_convert::value;
-use drover_core::{Error, Millis, Reason, Result, Sym};
+use drover_core::{Error, Millis, Reason, Result, Sym, words};
 use drover_planner::Domains;
 use drover_proto::platform::v1 as wire;
 use parking_lot::Mutex;
@@ -398,7 +398,8 @@ impl Platform {
     pub fn confirm_loss(&self, count: u32, now: Millis) -> Result<()> {
         let mut inner = self.inner.lock();
         if inner.mass_loss != count {
-            let message = format!("{} nodes vanished, not {count}", inner.mass_loss);
+            let vanished = words::count(inner.mass_loss, "node");
+            let message = format!("{vanished} vanished, not {count}");
             return Err(Error::new(Reason::LossChanged, message)
                 .with_metadata("vanished_count", inner.mass_loss));
         }

@@ -1,14 +1,11 @@
 //! Registrations: validated, stored, bound to a backend.
 
-use drover_core::{Error, Millis, Reason, Result, name};
+use drover_core::{Error, Millis, Reason, Result, registration};
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::PlatformRow;
 use prost::Message;
 
 use crate::{Platforms, Registered, connect};
-
-/// Maximum length of an endpoint: more than a scheme, the longest host name and a port.
-const MAX_ENDPOINT: usize = 512;
 
 /// The stored part of a registration.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -56,25 +53,12 @@ impl Registration {
 /// Validates the spec of a registration.
 ///
 /// # Errors
-/// `Invalid`, with the field.
+/// `Invalid`, with the fields.
 pub fn check(name: &str, spec: Option<&pb::PlatformSpec>) -> Result<pb::PlatformSpec> {
-    name::check_name(name).map_err(|why| Error::invalid("platform.name", why))?;
     let spec = spec.cloned().unwrap_or_default();
-    if !spec.token_secret.is_empty() {
-        name::check_name(&spec.token_secret)
-            .map_err(|why| Error::invalid("platform.spec.token_secret", why))?;
-    }
-    if spec.endpoint.len() > MAX_ENDPOINT {
-        return Err(Error::invalid(
-            "platform.spec.endpoint",
-            format!("is longer than {MAX_ENDPOINT} bytes"),
-        ));
-    }
-    if spec.endpoint.is_empty() {
-        return Err(Error::invalid(
-            "platform.spec.endpoint",
-            "is empty; expected http://HOST:PORT or https://HOST:PORT",
-        ));
+    let wrong = registration::check(name, &spec.endpoint, &spec.token_secret);
+    if !wrong.is_empty() {
+        return Err(Error::violations(wrong));
     }
     connect::check(&spec)?;
     Ok(spec)

@@ -315,10 +315,20 @@ impl Probes {
         })
     }
 
-    async fn outcome(&self, target: &Target) -> Result<(), Failed> {
+    /// Asks a node. Returns what it lacks if it is healthy, a bit for each impairment of the probe.
+    async fn outcome(&self, target: &Target) -> Result<u16, Failed> {
         let health = &target.health;
         let asked = match (&health.probe, &target.address) {
-            (Probe::Exec { command }, _) => self.exec(target, command, health.timeout).await,
+            (
+                Probe::Exec {
+                    command,
+                    impairments,
+                },
+                _,
+            ) => {
+                self.exec(target, command, impairments, health.timeout)
+                    .await
+            }
             (_, None) if target.unjudged => return Err(Failed::Way(no_address(health))),
             (_, None) => return Err(Failed::Node(no_address(health))),
             (probe, Some(address)) => {
@@ -333,7 +343,9 @@ impl Probes {
                 match secure {
                     Ok(secure) => {
                         let gate = self.gate(&target.platform);
-                        network::ask(health, address, gate, &target.id, secure.as_ref()).await
+                        let asked =
+                            network::ask(health, address, gate, &target.id, secure.as_ref());
+                        asked.await.map(|()| 0)
                     }
                     Err(failed) => Err(failed),
                 }
@@ -371,7 +383,7 @@ impl Probes {
         let began = tokio::time::Instant::now();
         let outcome = match self.outcome(&target).await {
             Err(failed) => Err(self.hidden(&target, failed).await),
-            Ok(()) => Ok(()),
+            Ok(impaired) => Ok(impaired),
         };
         metrics::histogram!("drover_probe_duration_seconds").record(began.elapsed().as_secs_f64());
         let Some(cluster) = self.clusters.get(uid) else {
@@ -385,7 +397,7 @@ impl Probes {
             .is_some_and(|registered| registered.platform.is_visible(self.now()));
         let health = &target.health;
         let outcome = match outcome {
-            Ok(()) => ProbeOutcome::Healthy,
+            Ok(impaired) => ProbeOutcome::Healthy { impaired },
             Err(Failed::Node(why)) if visible => ProbeOutcome::Unhealthy(why),
             Err(Failed::Node(why) | Failed::Way(why)) => ProbeOutcome::Unknown(why),
         };

@@ -203,6 +203,8 @@ pub async fn agent_says(address: &str, id: &str, within: Duration, gate: Gate<'_
     if scheme != "grpc" {
         return false;
     }
+    // An annotation of a pod may name a path besides.
+    let address = address.split(['/', '?', '#']).next().unwrap_or_default();
     let Ok(mut target) = format!("http://{address}").parse::<drover_client::Target>() else {
         return false;
     };

@@ -1,7 +1,7 @@
 //! Adoption of nodes that platforms show for a cluster and that have no record here.
 
 use drover_cluster::{Cluster, ClusterState, Interner, Resolved, Source};
-use drover_core::{Error, Reason, Result, Sym, error::Violation, resource::ResourceKind};
+use drover_core::{Error, Reason, Result, Sym, error::Violation, resource::ResourceKind, words};
 use drover_planner::{Op, Plan, State};
 use drover_platforms::Registered;
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
@@ -119,8 +119,8 @@ fn refuse_removed(state: &State, resolved: &Resolved, removed: &[String]) -> Res
             .any(|named| named == path || path.starts_with(&format!("{named}/")));
         if !wanted && !named {
             let message = format!(
-                "platforms show nodes of group {path:?}, which the spec lacks; add the group, or name it in \
-                 remove_groups to delete them"
+                "platforms show nodes of group {path:?}, which the spec lacks; add the group, or delete them with \
+                 `--remove-group {path}`"
             );
             return Err(Error::new(Reason::GroupHasNodes, message).with_metadata("group", path));
         }
@@ -186,7 +186,12 @@ pub(super) fn warning(plan: &pb::Plan) -> Option<String> {
         count(pb::ActionKind::Deprovision),
     );
     (adopted > 0 && removed > 0).then(|| {
-        format!("{adopted} nodes are adopted, and {removed} nodes are then more than wanted and are DELETED")
+        format!(
+            "{} {} adopted, and {} more than wanted will then be DELETED",
+            words::count(adopted, "node"),
+            words::are(adopted),
+            words::count(removed, "node")
+        )
     })
 }
 

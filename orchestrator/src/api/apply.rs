@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use drover_cluster::{Cluster, ClusterState, Resolved, order_adoption, stored_spec};
-use drover_core::{Error, Reason, Result, error::Violation, name, spec::Group};
+use drover_core::{Error, Reason, Result, error::Violation, name, spec::Group, words};
 use drover_platforms::Platforms;
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::Clock;
@@ -305,10 +305,7 @@ fn refuse_removed(inner: &ClusterState, resolved: &Resolved, named: &[String]) -
         if nodes == 0 {
             continue;
         }
-        let nodes = match nodes {
-            1 => "1 node".to_owned(),
-            nodes => format!("{nodes} nodes"),
-        };
+        let nodes = words::count(nodes, "node");
         if group.protection {
             let what = format!("removes the group with its {nodes}");
             return Err(super::clusters::protected(inner, &group.path, &what));
@@ -318,8 +315,9 @@ fn refuse_removed(inner: &ClusterState, resolved: &Resolved, named: &[String]) -
             .any(|n| *n == *group.path || group.path.starts_with(&format!("{n}/")));
         if !covered {
             let message = format!(
-                "the new spec lacks group {}, which has {nodes}; name it in remove_groups to delete them",
-                group.path
+                "the new spec lacks group {path}, which has {nodes}; to delete the group with them: \
+                 `--remove-group {path}`",
+                path = group.path
             );
             return Err(
                 Error::new(Reason::GroupHasNodes, message).with_metadata("group", &group.path)

@@ -33,6 +33,7 @@ use super::{
 
 mod origin;
 pub(super) mod resources;
+mod storage;
 mod template;
 
 pub(super) use origin::Origin;
@@ -41,37 +42,6 @@ pub(super) use origin::Origin;
 const VALIDATE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum concurrent validation calls for one document.
 const VALIDATE_AT_ONCE: usize = 16;
-
-/// Checks for storage that a platform cannot provide or retain.
-fn check_storage(
-    origin: &Origin,
-    group: &Group,
-    choice: &Choice,
-    handshake: &wire::Platform,
-    wrong: &mut Vec<Violation>,
-) {
-    let Some(storage) = &group.storage else {
-        return;
-    };
-    let description = if !has(handshake, wire::Capability::Storage) {
-        format!(
-            "platform {} has no storage to declare; leave it out there, or take a platform with capability STORAGE",
-            choice.platform
-        )
-    } else if storage.policy.keeps() && !has(handshake, wire::Capability::RetainStorage) {
-        format!(
-            "platform {} cannot keep storage when its node goes; set whenReplaced, whenScaled and whenDeleted to Delete, \
-             or take a platform with capability RETAIN_STORAGE",
-            choice.platform
-        )
-    } else {
-        return;
-    };
-    wrong.push(Violation {
-        field: format!("{}.storage", origin.storage),
-        description,
-    });
-}
 
 /// A validated document.
 pub(super) struct Checked {
@@ -173,8 +143,16 @@ impl Validator {
             .filter(|name| self.access.caller.sees_platform(name))
             .map(ToString::to_string)
             .collect();
+        let before = cluster.map(|cluster| {
+            let inner = cluster.lock();
+            (inner.spec().clone(), storage::held(&inner.state().nodes))
+        });
         for group in &resolved.groups {
             let origin = Origin::of(&spec, &group.field);
+            if let Some((before, held)) = &before {
+                let held = held.get(&group.path).copied().flatten();
+                wrong.extend(storage::change(&origin, &before.groups, held, group));
+            }
             for (index, choice) in group.choices.iter().enumerate() {
                 if let Some(registered) = self.platforms.get(&choice.platform) {
                     self.check_choice(
@@ -363,7 +341,7 @@ impl Validator {
             );
         }
         Self::check_domains(origin, group, choice, &handshake, wrong);
-        check_storage(origin, group, choice, &handshake, wrong);
+        storage::check(origin, group, choice, &handshake, wrong);
     }
 
     /// Checks the roles of nodes against a platform's capabilities. Returns fields and causes.

@@ -269,7 +269,7 @@ pub(super) fn lowers(before: (u32, u32), after: (u32, u32)) -> Option<String> {
 }
 
 pub(super) fn no_group(cluster: &str, path: &str) -> Error {
-    Error::not_found("group", path).with_metadata("cluster", cluster)
+    Error::not_found("group", format!("{cluster}/{path}"))
 }
 
 /// Removes the marks of nodes that are gone from the desired state.

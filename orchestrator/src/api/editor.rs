@@ -125,9 +125,19 @@ impl Editor {
         words: String,
         of: impl FnOnce(&mut NewEvent),
     ) {
-        if self.access.record.author().is_empty() {
-            return;
+        if !self.access.record.author().is_empty() {
+            self.tell_always(cluster, reason, words, of).await;
         }
+    }
+
+    /// Like [`Self::tell`], also if nobody knows who made the change.
+    pub(super) async fn tell_always(
+        &self,
+        cluster: &Arc<Cluster>,
+        reason: &str,
+        words: String,
+        of: impl FnOnce(&mut NewEvent),
+    ) {
         let now = self.clock.now();
         let mut event = NewEvent {
             time_ms: i64::try_from(now).unwrap_or(i64::MAX),

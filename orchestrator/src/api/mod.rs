@@ -11,6 +11,7 @@ mod create;
 mod digests;
 mod editor;
 mod events;
+mod failover;
 mod forecast;
 mod nodes;
 mod paging;

@@ -42,7 +42,7 @@ fn refuse_stranger(before: Option<&Registration>, uid: &str, rebind: Option<&str
     };
     if before != uid && rebind.is_none() {
         let message = format!(
-            "it is another backend ({uid}) than before ({before}); if it is the same one, name the new uid in rebind_uid (drover rebind)"
+            "it is another backend ({uid}) than before ({before}); if it is the same one, say so with `drover rebind`"
         );
         return Err(
             Error::new(Reason::PlatformMismatch, message).with_metadata("platform_uid", uid)

@@ -1,7 +1,7 @@
 //! Errors as they are returned to callers.
 
 use drover_convert::error::to_status;
-use drover_core::{Error, error::Violation};
+use drover_core::{Error, error::Violation, words};
 use tonic::Status;
 
 use crate::fenced::of_a_former_leader;
@@ -28,7 +28,12 @@ fn bounded(error: Error) -> Error {
         };
         bytes += one.field.len() + one.description.len() + 8;
         if bytes > MAX_FIELDS {
-            let description = format!("{} more fields are wrong", given.len() - fields.len());
+            let more = given.len() - fields.len();
+            let description = format!(
+                "{} {} wrong",
+                words::count(more, "more field"),
+                words::are(more)
+            );
             fields.push(Violation {
                 field: String::new(),
                 description,

@@ -4,11 +4,17 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use drover_cluster::request::digest_not_stored;
-use drover_core::{Error, Reason, Result, Urgency, error::Violation, name, spec::digest};
+use drover_core::{
+    Error, Reason, Result, Urgency,
+    error::Violation,
+    name,
+    secret::{self, Given},
+    spec::digest,
+};
 use drover_executor::{Hooks, Point};
 use drover_proto::orchestrator::v1 as pb;
 use drover_secrets::{Content, ContentKey, Vault};
-use drover_store::{Clock, DigestKey, Store, digest::is_keyed};
+use drover_store::{Clock, DigestKey, Store};
 use prost::Message;
 
 use super::{
@@ -17,69 +23,19 @@ use super::{
 };
 use crate::{queue::Queue, records::Records, registry::Registry, secrets::Secrets};
 
-/// Maximum size of a secret in bytes, including the names of its keys.
-const MAX_SECRET: usize = 256 * 1024;
-/// Maximum number of keys of a secret, so that the data stored with each key fits into one transaction, too.
-const MAX_KEYS: usize = 512;
 /// Maximum number of users that an error names.
 const NAMED_USERS: usize = 10;
 
 /// Validates a request without the stored secret.
 fn check(request: &pb::ApplySecretRequest) -> Result<()> {
-    let mut wrong = Vec::new();
-    let mut refuse = |field: String, description: String| {
-        wrong.push(Violation { field, description });
-    };
-    if let Err(why) = name::check_secret_name(&request.name) {
-        refuse("name".to_owned(), why);
-    }
+    let data = request.data.iter();
+    let data = data.map(|(key, value)| (key.as_str(), given(value)));
+    let mut wrong = secret::check(&request.name, data);
     if let Err(unknown) = pb::SecretPurpose::try_from(request.purpose) {
-        let why = format!("is {unknown}; expected workload, probe or platform");
-        refuse("purpose".to_owned(), why);
-    }
-    let mut size = 0;
-    for (key, value) in &request.data {
-        use pb::secret_value::Value;
-        let field = || match name::shown_secret_key(key) {
-            Some(key) => format!("data.{key}"),
-            None => "data".to_owned(),
-        };
-        if let Err(why) = name::check_secret_key(key) {
-            refuse(field(), why);
-        }
-        size += key.len();
-        match &value.value {
-            None => refuse(
-                field(),
-                "is empty; expected text, bytes or a digest".to_owned(),
-            ),
-            Some(Value::Text(text)) => size += text.len(),
-            Some(Value::Binary(data)) => size += data.len(),
-            Some(Value::Sha256(digest)) => {
-                let hexadecimal = digest.bytes().all(|byte| byte.is_ascii_hexdigit());
-                let plain = digest.len() == 64 && hexadecimal;
-                if !plain && !is_keyed(&digest.to_ascii_lowercase()) {
-                    let why = "expected a digest as reads show it, or 64 hexadecimal digits";
-                    refuse(field(), why.to_owned());
-                }
-            }
-        }
-    }
-    if request.data.is_empty() {
-        refuse(
-            "data".to_owned(),
-            "is empty; expected at least one key".to_owned(),
-        );
-    }
-    if request.data.len() > MAX_KEYS {
-        let why = format!(
-            "has {} keys; at most {MAX_KEYS} are possible",
-            request.data.len()
-        );
-        refuse("data".to_owned(), why);
-    }
-    if size > MAX_SECRET {
-        refuse("data".to_owned(), too_large(size));
+        wrong.push(Violation {
+            field: "purpose".to_owned(),
+            description: format!("is {unknown}; expected workload, probe or platform"),
+        });
     }
     if wrong.is_empty() {
         Ok(())
@@ -89,8 +45,14 @@ fn check(request: &pb::ApplySecretRequest) -> Result<()> {
     }
 }
 
-fn too_large(size: usize) -> String {
-    format!("has {size} bytes; at most {MAX_SECRET} are possible")
+fn given(value: &pb::SecretValue) -> Given<'_> {
+    use pb::secret_value::Value;
+    match &value.value {
+        None => Given::Nothing,
+        Some(Value::Text(text)) => Given::Content(text.len()),
+        Some(Value::Binary(data)) => Given::Content(data.len()),
+        Some(Value::Sha256(digest)) => Given::Digest(digest),
+    }
 }
 
 /// The content after a request; keys with unchanged content keep their version.
@@ -128,8 +90,8 @@ fn wanted(
         .iter()
         .map(|key| key.name.len() + key.content.len())
         .sum();
-    if size > MAX_SECRET {
-        return Err(Error::invalid("data", too_large(size)));
+    if size > secret::MAX_SECRET {
+        return Err(Error::invalid("data", secret::too_large(size)));
     }
     Ok(keys)
 }

@@ -55,6 +55,7 @@ impl ClusterService for ClusterApi {
         resume_cluster(pb::ResumeClusterRequest) -> pb::ResumeClusterResponse = edits.resume;
         scale_group(pb::ScaleGroupRequest) -> pb::ScaleGroupResponse = edits.scale;
         replace_node(pb::ReplaceNodeRequest) -> pb::ReplaceNodeResponse = edits.replace;
+        fail_over_group(pb::FailOverGroupRequest) -> pb::FailOverGroupResponse = edits.fail_over;
         set_node_repair(pb::SetNodeRepairRequest) -> pb::SetNodeRepairResponse = edits.set_repair;
         restart_group(pb::RestartGroupRequest) -> pb::RestartGroupResponse = edits.restart;
         undo_cluster(pb::UndoClusterRequest) -> pb::UndoClusterResponse = applier.undo;

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use drover_core::{Error, Reason, Result, Sym};
+use drover_core::{Error, Reason, Result, Sym, words};
 use drover_platforms::{Platforms, Registered};
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use drover_store::Store;
@@ -202,8 +202,9 @@ impl Storage {
                 .count();
             if others > 0 {
                 warnings.push(format!(
-                    "{platform} keeps storage of {others} nodes of an earlier cluster {name}; it is not attached to this \
-                     one (`drover get storage` shows it, `drover delete storage` deletes it)"
+                    "{platform} keeps storage of {} of an earlier cluster {name}; it is not attached to this one \
+                     (`drover get storage` shows it, `drover delete storage` deletes it)",
+                    words::count(others, "node")
                 ));
             }
         }

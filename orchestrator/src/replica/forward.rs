@@ -113,8 +113,16 @@ where
                 Err(failure) => failure,
             };
             let next = Instant::now() + AGAIN;
-            if !call.is_whole() || next >= call.until || call.stop.is_cancelled() {
+            if !call.is_whole() || call.stop.is_cancelled() {
                 return Err(failure);
+            }
+            if next >= call.until {
+                // Whoever was asked took all of the time. Another one that leads by now is asked once.
+                if call.is_late || call.is_over() || !self.routing.has_changed(&leader) {
+                    return Err(failure);
+                }
+                call.is_late = true;
+                continue;
             }
             self.routing.changed(&leader, next).await;
         }
@@ -140,6 +148,7 @@ where
             Forwarding {
                 by: self.routing.name(),
                 to: &leader.name,
+                to_key: &leader.key,
                 path: call.head.uri.path(),
             },
             request.headers_mut(),
@@ -165,6 +174,8 @@ struct Held {
     arrival: Arrival,
     deadline: Option<Instant>,
     until: Instant,
+    /// Whether it is asked after that.
+    is_late: bool,
     stop: Shutdown,
 }
 
@@ -200,6 +211,7 @@ impl Held {
             arrival,
             until: context.deadline.map_or(hold, |deadline| deadline.min(hold)),
             deadline: context.deadline,
+            is_late: false,
             stop: context.shutdown,
         })
     }
@@ -207,6 +219,10 @@ impl Held {
     /// Whether it can be sent again.
     fn is_whole(&self) -> bool {
         matches!(self.content, Content::Whole(_))
+    }
+
+    fn is_over(&self) -> bool {
+        self.deadline.is_some_and(|end| end <= Instant::now())
     }
 
     fn body(&mut self) -> std::result::Result<Body, Status> {

@@ -5,16 +5,14 @@
 //! machine or network is lost, leaves no answer at all: then its lease has to run out. A wrong judgement costs a change of
 //! the lead and nothing else, since a former leader is fenced.
 
-use std::{io::ErrorKind, net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
-use drover_client::Target;
 use drover_core::Result;
 use drover_store::{ReplicaRow, Store, backend::LeaseId};
 use parking_lot::Mutex;
-use tokio::{
-    net::{TcpStream, lookup_host},
-    time::{sleep, timeout},
-};
+use tokio::time::sleep;
+
+use super::sight::{Port, find, look};
 
 const LOOK: Duration = Duration::from_millis(250);
 /// How long a port may take to accept.
@@ -22,15 +20,6 @@ const ACCEPTS: Duration = Duration::from_millis(500);
 /// Refusals in a row that are believed, and the delay between them.
 const REFUSALS: u32 = 3;
 const AGAIN: Duration = Duration::from_millis(30);
-
-/// Whether a port is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Port {
-    Open,
-    Refused,
-    /// Nothing can be said.
-    Silent,
-}
 
 /// A leader whose port was open.
 struct Known {
@@ -55,7 +44,7 @@ pub(super) async fn watch(store: &Store, leader: &Mutex<Option<ReplicaRow>>) {
                 }
             }
             _ => {
-                known = find(&leader.address)
+                known = find(&leader.address, ACCEPTS)
                     .await
                     .map(|address| Known { lease, address });
             }
@@ -90,38 +79,16 @@ async fn bury(store: &Store, name: &str, lease: LeaseId) {
     }
 }
 
-/// Where a leader's port is open.
-async fn find(address: &str) -> Option<SocketAddr> {
-    let target: Target = address.parse().ok()?;
-    let (host, port) = (target.uri().host()?, target.uri().port_u16()?);
-    // An address of IPv6 is in brackets.
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    for address in lookup_host((host, port)).await.ok()? {
-        if look(address).await == Port::Open {
-            return Some(address);
-        }
-    }
-    None
-}
-
 async fn is_closed(address: SocketAddr) -> bool {
     for at in 0..REFUSALS {
         if at > 0 {
             sleep(AGAIN).await;
         }
-        if look(address).await != Port::Refused {
+        if look(address, ACCEPTS).await != Port::Refused {
             return false;
         }
     }
     true
-}
-
-async fn look(address: SocketAddr) -> Port {
-    match timeout(ACCEPTS, TcpStream::connect(address)).await {
-        Ok(Ok(_)) => Port::Open,
-        Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => Port::Refused,
-        Ok(Err(_)) | Err(_) => Port::Silent,
-    }
 }
 
 #[cfg(test)]
@@ -130,7 +97,7 @@ mod tests {
 
     use drover_store::{Backend, Me};
     use drover_testing::{store::MemoryBackend, wait::PATIENCE};
-    use tokio::net::TcpListener;
+    use tokio::{net::TcpListener, time::timeout};
 
     use super::*;
 

@@ -26,6 +26,7 @@ impl Orchestrator {
     /// Answers calls, ends with the lease, says whether the store is in touch and has room, and discards what was replaced in it.
     pub(super) fn keep_the_lead(&self, room: Room, routing: &Routing) {
         routing.leads(&self.services);
+        routing.fitness().leads(self.clock.clone());
         watchdog::start(&self.tasks, &self.store, self.queue.clone());
         let (lost, stop) = (self.store.lost(), self.tasks.stop().clone());
         self.tasks.spawn_until_stop(async move {

@@ -60,7 +60,10 @@ impl ReplicaService for Replicas {
 }
 
 fn shown(replica: ReplicaRow) -> pb::Replica {
+    let report = replica.report.unwrap_or_default();
     pb::Replica {
+        platforms: report.platforms,
+        unfit: report.unfit,
         start_time: Some(drover_convert::value::to_timestamp(replica.since_ms)),
         epoch: if replica.leads { replica.epoch } else { 0 },
         leads: replica.leads,

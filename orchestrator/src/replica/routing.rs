@@ -23,7 +23,7 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::{forward::Routed, list};
+use super::{fitness::Fitness, forward::Routed, list};
 use crate::{Settings, VERSION, gauges, services::Services};
 
 /// Keep-alive of connections between replicas: a leader whose machine is lost is given up as fast as its lease ends.
@@ -47,6 +47,8 @@ const MAX_WAITING: usize = 768;
 pub(super) struct Remote {
     pub(super) name: String,
     pub(super) address: String,
+    /// Public key of its process.
+    pub(super) key: Bytes,
     lease: Option<LeaseId>,
     /// `None` if it cannot be called, or would not believe who the caller is: one of a version that does not forward.
     connections: Option<Connections>,
@@ -85,6 +87,16 @@ pub(super) enum Leader {
     This(Arc<Services>),
 }
 
+impl Leader {
+    /// Name and lease of another replica that leads.
+    fn lease(&self) -> Option<(&str, Option<LeaseId>)> {
+        match self {
+            Self::Another(remote) => Some((&remote.name, remote.lease)),
+            Self::Unknown | Self::This(_) => None,
+        }
+    }
+}
+
 /// Where the calls that arrive at a replica go. It outlives the turns in which the replica leads or stands by, so that
 /// neither connections nor calls end with one.
 #[derive(Clone, Debug)]
@@ -100,6 +112,7 @@ struct Inner {
     store: Mutex<Option<Arc<Store>>>,
     leader: watch::Sender<Leader>,
     readiness: watch::Sender<Readiness>,
+    fitness: Fitness,
     keys: Mutex<Keys>,
     reading_keys: tokio::sync::Mutex<()>,
     waiting: Semaphore,
@@ -127,6 +140,7 @@ impl Routing {
             store: Mutex::default(),
             leader: watch::Sender::new(Leader::Unknown),
             readiness: watch::Sender::new(Readiness::NotReady(NOBODY.to_owned())),
+            fitness: Fitness::default(),
             keys: Mutex::default(),
             reading_keys: tokio::sync::Mutex::default(),
             waiting: Semaphore::new(MAX_WAITING),
@@ -170,6 +184,7 @@ impl Routing {
     /// A turn is over.
     pub(super) fn left(&self) {
         *self.0.store.lock() = None;
+        self.0.fitness.left();
         self.set(Leader::Unknown);
     }
 
@@ -243,6 +258,7 @@ impl Routing {
         Remote {
             name: leader.name.clone(),
             address: leader.address.clone(),
+            key: leader.key.clone(),
             lease: leader.lease,
             connections: self.connections(leader),
         }
@@ -276,6 +292,10 @@ impl Routing {
     pub(super) fn store(&self) -> Result<Arc<Store>> {
         let store = self.0.store.lock().clone();
         store.ok_or_else(|| Error::unavailable("this replica joins the others"))
+    }
+
+    pub(super) fn fitness(&self) -> &Fitness {
+        &self.0.fitness
     }
 
     pub(super) fn name(&self) -> &str {
@@ -322,13 +342,15 @@ impl Routing {
 
     /// Waits until another may lead than this one.
     pub(super) async fn changed(&self, from: &Leader, until: Instant) {
-        let lease = |leader: &Leader| match leader {
-            Leader::Another(remote) => Some((remote.name.clone(), remote.lease)),
-            Leader::Unknown | Leader::This(_) => None,
-        };
-        let before = lease(from);
         let mut leader = self.0.leader.subscribe();
-        let _ = timeout_at(until, leader.wait_for(|now| lease(now) != before)).await;
+        let changed = leader.wait_for(|now| now.lease() != from.lease());
+        let _ = timeout_at(until, changed).await;
+    }
+
+    /// Whether another one leads than this one.
+    pub(super) fn has_changed(&self, from: &Leader) -> bool {
+        let now = self.0.leader.borrow();
+        !matches!(*now, Leader::Unknown) && now.lease() != from.lease()
     }
 
     /// `NOT_LEADER`, with the address of the one that leads, if that is known.
@@ -349,6 +371,10 @@ const NOBODY: &str = "no replica is known to lead";
 impl access::Replicas for Routing {
     fn this(&self) -> String {
         self.0.me.clone()
+    }
+
+    fn key(&self) -> &[u8] {
+        self.0.voucher.public_key()
     }
 
     fn publishes<'a>(&'a self, name: &'a str, key: &'a [u8]) -> BoxFuture<'a, Result<bool>> {
@@ -403,6 +429,8 @@ mod tests {
             epoch: 1,
             is_this: false,
             lease: Some(LeaseId(7)),
+            revision: 0,
+            report: None,
         }
     }
 

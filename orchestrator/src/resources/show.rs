@@ -3,6 +3,7 @@
 use drover_cluster::{Cluster, ClusterState};
 use drover_core::addon::WantedAddon;
 use drover_core::resource::{Resource, ResourceKey, ResourceRecord};
+use drover_core::words;
 use drover_planner::{ConditionKind, Op, ResourceChange, State};
 use drover_proto::{
     orchestrator::v1::{self as pb, EventSeverity},
@@ -33,7 +34,10 @@ pub(crate) fn action(
         (false, false) => (pb::ActionKind::EnsureInfrastructure, "Infrastructure", what),
         (true, true) => (pb::ActionKind::RemoveAddon, "Delete", what),
         (true, false) if change == ResourceChange::Follow => {
-            let message = format!("{what}, {}", targets(record.in_flight.targets.len()));
+            let message = format!(
+                "{what}, {}",
+                words::count(record.in_flight.targets.len(), "target")
+            );
             (pb::ActionKind::EnsureAddon, "Targets", message)
         }
         (true, false) => (pb::ActionKind::EnsureAddon, "Addon", what),
@@ -46,13 +50,6 @@ pub(crate) fn action(
         message,
         ..pb::Action::default()
     })
-}
-
-fn targets(count: usize) -> String {
-    match count {
-        1 => "1 target".to_owned(),
-        count => format!("{count} targets"),
-    }
 }
 
 /// The record of a desired addon. After a change of backend there may be two; the other one is on its way out.

@@ -11,7 +11,9 @@ use drover_proto::orchestrator::v1 as pb;
 const MAX_NAMED: usize = 1_000;
 
 pub(super) fn outlooks(plan: &Plan, state: &State) -> Vec<pb::GroupOutlook> {
-    plan.outlook.iter().map(|one| outlook(one, state)).collect()
+    let moves = |one: &&Outlook| one.creations + one.unnamed.nodes > 0 || !one.removals.is_empty();
+    let moving = plan.outlook.iter().filter(moves);
+    moving.map(|one| outlook(one, state)).collect()
 }
 
 fn outlook(from: &Outlook, state: &State) -> pb::GroupOutlook {
@@ -78,6 +80,7 @@ pub(super) fn totals(plan: &Plan, actions: &[pb::Action], state: &State) -> pb::
     }
     for outlook in &plan.outlook {
         totals.create_count += outlook.creations;
+        totals.grow_count += outlook.growths;
         let unnamed = outlook.unnamed;
         totals.delete_count += number(outlook.removals.len()) + unnamed.nodes;
         totals.storage_deleted_count += unnamed.losing;

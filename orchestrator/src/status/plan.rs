@@ -205,6 +205,7 @@ fn action(op: &Op, state: &State, wanted: &BTreeSet<&str>) -> Option<pb::Action>
         | Op::BackOff { .. }
         | Op::Condition { .. }
         | Op::Restamp { .. }
+        | Op::Grown { .. }
         | Op::Template { .. }
         | Op::RoleChange { .. }
         | Op::HostLabels { .. }
@@ -213,6 +214,7 @@ fn action(op: &Op, state: &State, wanted: &BTreeSet<&str>) -> Option<pb::Action>
         | Op::Drain { .. }
         | Op::PeakSizeChanged { .. }
         | Op::Vacated { .. }
+        | Op::Sole { .. }
         | Op::Own { .. }
         | Op::Adopted { .. }
         | Op::Rebind { .. }

@@ -119,7 +119,12 @@ impl Wiring {
 
     /// Clusters that are to be planned, and how urgently.
     pub(crate) fn due(&self) -> Vec<(Uuid, Urgency)> {
-        std::iter::from_fn(|| self.queue.pop(self.clock.now()))
+        self.due_by(self.clock.now())
+    }
+
+    /// Those that are to be planned by a moment: one that looks again later is not, however slow the machine.
+    pub(crate) fn due_by(&self, moment: drover_core::Millis) -> Vec<(Uuid, Urgency)> {
+        std::iter::from_fn(|| self.queue.pop(moment))
             .map(|item| (item.cluster, item.urgency))
             .collect()
     }

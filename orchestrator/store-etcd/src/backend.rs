@@ -12,7 +12,7 @@ use drover_store::{
 use futures::future::join_all;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::{
     EtcdSettings,
@@ -20,8 +20,8 @@ use crate::{
     commit::Lanes,
     keys::Prefix,
     members::Members,
-    scan::{READ, error, signed},
-    space::{cluster, different, status},
+    scan::{READ, error, is_refused, signed},
+    space::{cluster, different, identity},
 };
 
 /// Releases of etcd before these are refused or warned about.
@@ -47,9 +47,9 @@ impl EtcdBackend {
     /// Prepares a backend, without a connection. Requires a tokio runtime.
     ///
     /// # Errors
-    /// A setting is invalid, or a certificate cannot be used.
+    /// A setting is invalid, or a certificate or the file of the password cannot be used.
     pub fn new(settings: &EtcdSettings) -> Result<Self> {
-        let targets = settings.targets()?;
+        let (targets, login) = (settings.targets()?, settings.login()?);
         if targets.is_empty() {
             return Err(Error::invalid("etcd.endpoints", "lists no member of etcd"));
         }
@@ -57,9 +57,9 @@ impl EtcdBackend {
         let inner = Inner {
             prefix: Prefix::new(&settings.prefix),
             // Not all at one member, where there are several.
-            commits: Members::new(&targets, 0),
-            watches: Members::new(&targets, 1),
-            leases: Members::new(&targets, 2),
+            commits: Members::new(&targets, login.as_ref(), 0),
+            watches: Members::new(&targets, login.as_ref(), 1),
+            leases: Members::new(&targets, login.as_ref(), 2),
             lanes: Lanes::default(),
             closed: closed.clone(),
             endpoints: settings.endpoints.join(", "),
@@ -73,7 +73,7 @@ impl EtcdBackend {
     /// Prepares a backend, and checks that its members answer, are of one etcd, and not too old.
     ///
     /// # Errors
-    /// A setting is invalid, no member can be reached, or one belongs to another etcd.
+    /// A setting is invalid, etcd refuses the user, no member can be reached, or one belongs to another etcd.
     pub async fn open(settings: &EtcdSettings) -> Result<Self> {
         let backend = Self::new(settings)?;
         backend.check().await?;
@@ -81,7 +81,9 @@ impl EtcdBackend {
     }
 
     async fn check(&self) -> Result<()> {
-        let answers = join_all(self.inner.commits.all().map(status)).await;
+        let all = self.inner.commits.all();
+        let answers = all.map(|way| identity(way, self.inner.prefix.clock()));
+        let answers = join_all(answers).await;
         let mut known: Option<StatusResponse> = None;
         for answer in answers.iter().flatten() {
             if let Some(known) = &known
@@ -92,8 +94,11 @@ impl EtcdBackend {
             known = Some(answer.clone());
         }
         let Some(known) = known else {
-            let why = answers.into_iter().find_map(Result::err);
-            let why = why.map_or_else(String::new, |status| status.message().to_owned());
+            let failures: Vec<Status> = answers.into_iter().filter_map(Result::err).collect();
+            if let Some(refused) = failures.iter().find(|status| is_refused(status)) {
+                return Err(error(refused));
+            }
+            let why = failures.first().map_or("", Status::message);
             return Err(Error::unavailable(format!(
                 "no member of etcd answers ({}): {why}",
                 self.inner.endpoints
@@ -107,6 +112,14 @@ impl EtcdBackend {
                     known.version
                 ),
             )),
+            _ if known.version.is_empty() => {
+                tracing::warn!(
+                    endpoints = self.inner.endpoints,
+                    "the store is in etcd, which tells its version and size to its role `root` only: it is not known here when \
+                     it is nearly full"
+                );
+                Ok(())
+            }
             _ => {
                 tracing::info!(
                     version = known.version,
@@ -183,8 +196,8 @@ impl Backend for EtcdBackend {
             revision: signed(revision),
             physical: false,
         };
-        let compacted = self.inner.commits.repeated(READ, |channel| async move {
-            KvClient::new(channel).compact(request).await
+        let compacted = self.inner.commits.repeated(READ, |connection| async move {
+            KvClient::new(connection).compact(request).await
         });
         match compacted.await {
             Ok(_) => Ok(()),

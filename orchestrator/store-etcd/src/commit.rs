@@ -19,7 +19,8 @@ use crate::{
         TxnResponse, compare::TargetUnion, kv_client::KvClient, request_op::Request,
     },
     backend::Inner,
-    lease,
+    lease, login,
+    members::Connection,
     scan::{self, READ},
 };
 
@@ -79,18 +80,18 @@ impl Lanes {
     }
 }
 
+async fn send(connection: Connection, request: TxnRequest) -> Result<TxnResponse, Status> {
+    let answer = KvClient::new(connection).txn(request).await;
+    answer.map(tonic::Response::into_inner)
+}
+
 impl Inner {
     pub(crate) async fn commit(&self, txn: &Txn, lane: Lane) -> Result<Revision, CommitError> {
         let began = Instant::now();
         let request = self.request(txn);
         let outcome = self
             .commits
-            .once(DEADLINE, |channel| async move {
-                KvClient::new(channel)
-                    .txn(request)
-                    .await
-                    .map(tonic::Response::into_inner)
-            })
+            .once(DEADLINE, |connection| send(connection, request.clone()))
             .await;
         metrics::histogram!("drover_store_transaction_duration_seconds", "lane" => lane.as_str())
             .record(began.elapsed().as_secs_f64());
@@ -183,15 +184,7 @@ impl Inner {
         };
         let read = self
             .commits
-            .repeated(READ, |channel| {
-                let request = request.clone();
-                async move {
-                    KvClient::new(channel)
-                        .txn(request)
-                        .await
-                        .map(tonic::Response::into_inner)
-                }
-            })
+            .repeated(READ, |connection| send(connection, request.clone()))
             .await;
         match read {
             Ok(answer) => which(txn, &found(&answer)),
@@ -280,7 +273,10 @@ fn failure(status: &Status) -> CommitError {
 
 /// What etcd said, without what it was asked.
 pub(crate) fn said(status: &Status) -> String {
-    format!("etcd: {}", status.message())
+    match login::refusal(status) {
+        Some(error) => error.message().to_owned(),
+        None => format!("etcd: {}", status.message()),
+    }
 }
 
 #[cfg(test)]
@@ -340,6 +336,7 @@ mod tests {
             (Code::ResourceExhausted, "etcdserver: too many requests"),
             (Code::PermissionDenied, "etcdserver: permission denied"),
             (Code::InvalidArgument, "etcdserver: user name is empty"),
+            (Code::Unauthenticated, "etcdserver: invalid auth token"),
         ] {
             assert!(
                 matches!(of(code, message), CommitError::Unavailable(_)),

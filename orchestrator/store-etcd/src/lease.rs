@@ -32,10 +32,10 @@ impl Inner {
     pub(crate) async fn grant(&self, ttl: Duration) -> Result<Lease> {
         // Whole seconds, and not less than etcd allows.
         let wanted = i64::try_from(ttl.as_millis().div_ceil(1000)).unwrap_or(i64::MAX);
-        let grant = self.leases.repeated(READ, |channel| async move {
+        let grant = self.leases.repeated(READ, |connection| async move {
             let sent = Instant::now();
             let request = LeaseGrantRequest { ttl: wanted, id: 0 };
-            let answer = LeaseClient::new(channel).lease_grant(request).await?;
+            let answer = LeaseClient::new(connection).lease_grant(request).await?;
             Ok((answer.into_inner(), sent))
         });
         let (answer, sent) = grant.await.map_err(|status| error(&status))?;
@@ -50,9 +50,9 @@ impl Inner {
     pub(crate) async fn renew(&self, lease: LeaseId) -> Result<Instant> {
         let sent = Instant::now();
         let request = LeaseKeepAliveRequest { id: number(lease) };
-        let renewal = self.leases.once(RENEWAL, |channel| async move {
+        let renewal = self.leases.once(RENEWAL, |connection| async move {
             let requests = with_leader(futures::stream::iter([request]));
-            let mut answers = LeaseClient::new(channel)
+            let mut answers = LeaseClient::new(connection)
                 .lease_keep_alive(requests)
                 .await?
                 .into_inner();
@@ -68,8 +68,8 @@ impl Inner {
 
     pub(crate) async fn revoke(&self, lease: LeaseId) -> Result<()> {
         let request = LeaseRevokeRequest { id: number(lease) };
-        let revoked = self.leases.repeated(READ, |channel| async move {
-            LeaseClient::new(channel).lease_revoke(request).await
+        let revoked = self.leases.repeated(READ, |connection| async move {
+            LeaseClient::new(connection).lease_revoke(request).await
         });
         match revoked.await {
             Ok(_) => Ok(()),

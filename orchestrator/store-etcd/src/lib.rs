@@ -1,12 +1,14 @@
 //! The store of several orchestrators: a [`Backend`](drover_store::Backend) over etcd.
 //!
-//! `members` calls etcd's members, `commit`, `scan`, `watch` and `lease` are the parts of a backend, `backend` puts them
-//! together. `space` and `maintain` look after the room that etcd has. The part of etcd's API that is used is in `proto/etcd.proto`.
+//! `members` calls etcd's members, as the user that `login` logs in or a certificate names. `commit`, `scan`, `watch` and
+//! `lease` are the parts of a backend, `backend` puts them together. `space` and `maintain` look after the room that etcd has.
+//! The part of etcd's API that is used is in `proto/etcd.proto`.
 
 mod backend;
 mod commit;
 mod keys;
 mod lease;
+mod login;
 mod maintain;
 mod members;
 mod scan;

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use drover_client::{Channel, connect};
 use drover_core::{Error, Reason, Result};
 use futures::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
@@ -12,13 +11,15 @@ use crate::{
     EtcdSettings,
     api::{
         AlarmMember, AlarmRequest, AlarmType, CompactionRequest, DefragmentRequest,
-        MemberListRequest, PutRequest, RangeRequest, RequestOp, StatusResponse, TxnRequest,
-        alarm_request::AlarmAction, cluster_client::ClusterClient, kv_client::KvClient,
+        MemberListRequest, PutRequest, RangeRequest, RangeResponse, RequestOp, StatusResponse,
+        TxnRequest, alarm_request::AlarmAction, cluster_client::ClusterClient, kv_client::KvClient,
         maintenance_client::MaintenanceClient, request_op::Request,
     },
     commit::said,
     keys::Prefix,
-    scan::unsigned,
+    login::{self, Login},
+    members::{Way, is_of_member},
+    scan::{is_refused, unsigned},
     space::{cluster, different, has_alarm, quota, status},
 };
 
@@ -37,7 +38,8 @@ const SAME: usize = 5;
 /// Looks after the members of one etcd.
 #[derive(Debug)]
 pub struct Maintenance {
-    members: Vec<(String, Channel)>,
+    members: Vec<(String, Way)>,
+    login: Option<Login>,
     prefix: Prefix,
 }
 
@@ -96,16 +98,18 @@ impl Maintenance {
     /// Prepares it, without a connection. Requires a tokio runtime.
     ///
     /// # Errors
-    /// A setting is invalid, or a certificate cannot be used.
+    /// A setting is invalid, or a certificate or the file of the password cannot be used.
     pub fn new(settings: &EtcdSettings) -> Result<Self> {
         // With the usual patience of a client: a member that defragments its file is slow.
-        let channels = settings.targets()?.into_iter().map(|it| connect(&it));
-        let members: Vec<_> = settings.endpoints.iter().cloned().zip(channels).collect();
+        let (targets, login) = (settings.targets()?, settings.login()?);
+        let ways = targets.iter().map(|it| Way::new(it, login.as_ref()));
+        let members: Vec<_> = settings.endpoints.iter().cloned().zip(ways).collect();
         if members.is_empty() {
             return Err(Error::invalid("etcd.endpoints", "lists no member of etcd"));
         }
         Ok(Self {
             members,
+            login,
             prefix: Prefix::new(&settings.prefix),
         })
     }
@@ -120,6 +124,7 @@ impl Maintenance {
     }
 
     async fn work(&self, least: u64, report: &mut Report) -> Result<()> {
+        self.log_in().await?;
         report.members = self.look().await;
         healthy(&report.members)?;
         distinct(&report.members)?;
@@ -133,11 +138,32 @@ impl Maintenance {
         self.make_room(&alarms, report).await
     }
 
+    /// Logs in anew: between two runs etcd may have been put back to an earlier state. Who is refused is told so, instead of
+    /// that no member answers.
+    async fn log_in(&self) -> Result<()> {
+        if let Some(login) = &self.login {
+            login.forget();
+        }
+        for (endpoint, way) in &self.members {
+            match way.log_in().await {
+                Ok(()) => return Ok(()),
+                Err(status) if is_of_member(&status) => {}
+                Err(status) => return Err(failed(endpoint, &status)),
+            }
+        }
+        // What ails them is found next.
+        Ok(())
+    }
+
     /// Refuses to look after a part of the members: of one that is not listed it is not known whether it is healthy.
     async fn complete(&self, listed: &[Member]) -> Result<()> {
-        let (endpoint, channel) = &self.members[0];
-        let mut client = ClusterClient::new(channel.clone());
-        let answer = within(CALL, client.member_list(MemberListRequest {})).await;
+        let (endpoint, way) = &self.members[0];
+        let list = way.call(|connection| async move {
+            ClusterClient::new(connection)
+                .member_list(MemberListRequest {})
+                .await
+        });
+        let answer = within(CALL, list).await;
         let all = answer.map_err(|status| failed(endpoint, &status))?.members;
         let missing = all
             .iter()
@@ -186,16 +212,20 @@ impl Maintenance {
 
     /// How all members are.
     async fn look(&self) -> Vec<Member> {
-        let looks = self.members.iter().map(|(endpoint, channel)| async move {
-            let mut member = match status(channel.clone()).await {
+        let looks = self.members.iter().map(|(endpoint, way)| async move {
+            let mut member = match status(way.clone()).await {
                 Ok(status) => seen(&status),
+                Err(status) if is_refused(&status) => Member {
+                    trouble: Some(needs_root(&status)),
+                    ..Member::default()
+                },
                 Err(status) => Member {
                     trouble: Some(format!("it does not answer ({})", status.message())),
                     ..Member::default()
                 },
             };
             if member.trouble.is_none() {
-                member.trouble = self.lags(channel).await;
+                member.trouble = self.lags(way).await;
             }
             member.endpoint.clone_from(endpoint);
             member
@@ -204,18 +234,25 @@ impl Maintenance {
     }
 
     /// Whether a member does not know what the others do. Answered is this read only by one that knows.
-    async fn lags(&self, channel: &Channel) -> Option<String> {
-        let request = RangeRequest {
-            key: self.prefix.clock(),
-            keys_only: true,
-            ..RangeRequest::default()
-        };
-        match within(CALL, KvClient::new(channel.clone()).range(request)).await {
+    async fn lags(&self, way: &Way) -> Option<String> {
+        match self.read_clock(way).await {
             Ok(_) => None,
             // Whoever may not read is told so by what follows.
             Err(status) if is_refused(&status) => None,
             Err(status) => Some(format!("it cannot be read ({})", status.message())),
         }
+    }
+
+    async fn read_clock(&self, way: &Way) -> Result<RangeResponse, Status> {
+        let read = way.call(|connection| {
+            let request = RangeRequest {
+                key: self.prefix.clock(),
+                keys_only: true,
+                ..RangeRequest::default()
+            };
+            async move { KvClient::new(connection).range(request).await }
+        });
+        within(CALL, read).await
     }
 
     /// One by one. Returns how the members are then.
@@ -227,10 +264,14 @@ impl Maintenance {
             // As it is now: the lead may have gone to another one.
             let next = due.iter().position(|at| !now[*at].leads).unwrap_or(0);
             let at = due.remove(next);
-            let (endpoint, channel) = &self.members[at];
+            let (endpoint, way) = &self.members[at];
             let began = Instant::now();
-            let mut client = MaintenanceClient::new(channel.clone());
-            within(REWRITE, client.defragment(DefragmentRequest {}))
+            let rewrite = way.call(|connection| async move {
+                MaintenanceClient::new(connection)
+                    .defragment(DefragmentRequest {})
+                    .await
+            });
+            within(REWRITE, rewrite)
                 .await
                 .map_err(|status| failed(endpoint, &status))?;
             let took = began.elapsed();
@@ -261,21 +302,17 @@ impl Maintenance {
 
     /// Discards everything that was replaced. Returns the present revision.
     async fn compact(&self) -> Result<u64> {
-        let (endpoint, channel) = &self.members[0];
-        let mut client = KvClient::new(channel.clone());
-        let request = RangeRequest {
-            key: self.prefix.clock(),
-            keys_only: true,
-            ..RangeRequest::default()
-        };
-        let read = within(CALL, client.range(request)).await;
+        let (endpoint, way) = &self.members[0];
+        let read = self.read_clock(way).await;
         let read = read.map_err(|status| failed(endpoint, &status))?;
         let revision = read.header.map_or(0, |header| header.revision);
         let request = CompactionRequest {
             revision,
             physical: true,
         };
-        match within(REWRITE, client.compact(request)).await {
+        let compaction =
+            way.call(|connection| async move { KvClient::new(connection).compact(request).await });
+        match within(REWRITE, compaction).await {
             Ok(_) => {}
             // Done already.
             Err(status) if status.code() == Code::OutOfRange => {}
@@ -291,7 +328,7 @@ impl Maintenance {
         while same < SAME && Instant::now() < end {
             sleep(LOOK).await;
             let members = self.members.iter();
-            let asked = members.map(|(_, channel)| status(channel.clone()));
+            let asked = members.map(|(_, way)| status(way.clone()));
             let answers = join_all(asked).await;
             let used: Vec<i64> = answers
                 .iter()
@@ -313,14 +350,16 @@ impl Maintenance {
     }
 
     async fn alarm(&self, action: AlarmAction, of: AlarmMember) -> Result<Vec<AlarmMember>> {
-        let (endpoint, channel) = &self.members[0];
+        let (endpoint, way) = &self.members[0];
         let request = AlarmRequest {
             action: action.into(),
             member_id: of.member_id,
             alarm: of.alarm,
         };
-        let mut client = MaintenanceClient::new(channel.clone());
-        let answer = within(CALL, client.alarm(request)).await;
+        let asked = way.call(|connection| async move {
+            MaintenanceClient::new(connection).alarm(request).await
+        });
+        let answer = within(CALL, asked).await;
         let alarms = answer.map_err(|status| failed(endpoint, &status))?.alarms;
         let wanted = |alarm: &AlarmMember| alarm.alarm == i32::from(of.alarm());
         Ok(alarms.into_iter().filter(wanted).collect())
@@ -328,16 +367,19 @@ impl Maintenance {
 
     /// Writes what every change of a store writes.
     async fn write(&self, report: &Report) -> Result<()> {
-        let (endpoint, channel) = &self.members[0];
-        let put = Request::RequestPut(PutRequest {
-            key: self.prefix.clock(),
-            ..PutRequest::default()
+        let (endpoint, way) = &self.members[0];
+        let write = way.call(|connection| {
+            let put = Request::RequestPut(PutRequest {
+                key: self.prefix.clock(),
+                ..PutRequest::default()
+            });
+            let request = TxnRequest {
+                success: vec![RequestOp { request: Some(put) }],
+                ..TxnRequest::default()
+            };
+            async move { KvClient::new(connection).txn(request).await }
         });
-        let request = TxnRequest {
-            success: vec![RequestOp { request: Some(put) }],
-            ..TxnRequest::default()
-        };
-        let written = within(CALL, KvClient::new(channel.clone()).txn(request)).await;
+        let written = within(CALL, write).await;
         // A member may also raise its alarm for a write that was accepted.
         let full = match written {
             Ok(_) => !self.alarms().await?.is_empty(),
@@ -438,23 +480,22 @@ async fn within<T>(
     answer.map(Response::into_inner)
 }
 
-fn is_refused(status: &Status) -> bool {
-    matches!(
-        status.code(),
-        Code::PermissionDenied | Code::Unauthenticated
-    ) || status.message().contains("user name is empty")
+/// What somebody is told who may not do it.
+fn needs_root(status: &Status) -> String {
+    format!(
+        "{}; maintenance needs the role `root` there: be a user with that role (etcd.user), or show a certificate \
+         (etcd.cert) whose common name is one",
+        said(status)
+    )
 }
 
 fn failed(endpoint: &str, status: &Status) -> Error {
-    let message = format!("{endpoint}: {}", said(status));
-    if is_refused(status) {
-        return Error::new(
-            Reason::Precondition,
-            format!(
-                "{message}; maintenance needs the role `root` there: show a certificate (etcd.cert) whose common name is a \
-                 user with that role"
-            ),
-        );
+    if let Some(error) = login::refusal(status) {
+        return error.clone();
     }
-    Error::unavailable(message)
+    if is_refused(status) {
+        let message = format!("{endpoint}: {}", needs_root(status));
+        return Error::new(Reason::Precondition, message);
+    }
+    Error::unavailable(format!("{endpoint}: {}", said(status)))
 }

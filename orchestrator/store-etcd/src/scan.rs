@@ -15,6 +15,7 @@ use crate::{
     api::{RangeRequest, RangeResponse, kv_client::KvClient},
     backend::Inner,
     commit::said,
+    login,
 };
 
 /// How long a read may take, with all its repetitions. Longer than an election takes.
@@ -143,10 +144,10 @@ impl Inner {
     }
 
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        let answer = self.commits.repeated(READ, |channel| {
+        let answer = self.commits.repeated(READ, |connection| {
             let request = request.clone();
             async move {
-                KvClient::new(channel)
+                KvClient::new(connection)
                     .max_decoding_message_size(MAX_ANSWER)
                     .range(request)
                     .await
@@ -186,15 +187,30 @@ async fn send(
 
 /// The error of a read.
 pub(crate) fn error(status: &Status) -> Error {
+    if let Some(error) = login::refusal(status) {
+        return error.clone();
+    }
     let message = said(status);
-    match status.code() {
-        Code::OutOfRange => Error::new(Reason::PageTokenExpired, message),
-        Code::PermissionDenied | Code::Unauthenticated => Error::new(
+    if is_refused(status) {
+        return Error::new(
             Reason::Precondition,
             format!(
-                "{message}; the user of the certificate (etcd.cert) needs to read and write etcd.prefix"
+                "{message}; the user there (etcd.user, or the common name of etcd.cert) needs to read and write etcd.prefix"
             ),
-        ),
+        );
+    }
+    match status.code() {
+        Code::OutOfRange => Error::new(Reason::PageTokenExpired, message),
         _ => Error::unavailable(message).with_retry_after(drover_store::backend::RETRY_AFTER),
     }
+}
+
+/// Whether whoever called may not do that in etcd. Of maintenance etcd 3.4 says so without a code.
+pub(crate) fn is_refused(status: &Status) -> bool {
+    let said = status.message();
+    matches!(
+        status.code(),
+        Code::PermissionDenied | Code::Unauthenticated
+    ) || said.contains("permission denied")
+        || said.contains("user name is empty")
 }

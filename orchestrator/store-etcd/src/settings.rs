@@ -1,13 +1,15 @@
 //! Settings of the connection to etcd.
 
-use std::path::PathBuf;
+use std::{net::IpAddr, path::PathBuf};
 
 use drover_client::{Authorities, ClientSettings, Identity, Target};
 use drover_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// The etcd that holds the store, for several orchestrators of which one leads. The files are PEM and read again when
-/// they change.
+use crate::login::Login;
+
+/// The etcd that holds the store, for several orchestrators of which one leads. Files are read again when they change;
+/// those of certificates and keys are PEM.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EtcdSettings {
@@ -22,6 +24,10 @@ pub struct EtcdSettings {
     pub cert: Option<PathBuf>,
     /// Its private key. Default: none.
     pub key: Option<PathBuf>,
+    /// User who logs in to etcd with a password, where the common name of no certificate is a user. Default: none.
+    pub user: Option<String>,
+    /// File that holds only the password of `user`; read again for each login. Default: none.
+    pub password_file: Option<PathBuf>,
     /// Bytes that the members' databases may have (`--quota-backend-bytes` of etcd), for members that do not say so
     /// themselves, as those before 3.6. From 70 % of it on, new clusters and groups are refused. Default 2147483648
     /// (2 GiB), as in etcd.
@@ -39,6 +45,8 @@ impl Default for EtcdSettings {
             ca: None,
             cert: None,
             key: None,
+            user: None,
+            password_file: None,
             quota: QUOTA,
         }
     }
@@ -82,6 +90,14 @@ impl EtcdSettings {
             let target: Target = endpoint
                 .parse()
                 .map_err(|error: Error| Error::invalid(&field, error.message()))?;
+            if self.password_file.is_some() && !target.is_encrypted() && !is_here(&target) {
+                return Err(Error::invalid(
+                    &field,
+                    format!(
+                        "{target} is plaintext: a password needs https://, except on this machine"
+                    ),
+                ));
+            }
             if targets.iter().any(|known| known.uri() == target.uri()) {
                 return Err(Error::invalid(&field, format!("{target} is listed twice")));
             }
@@ -101,4 +117,35 @@ impl EtcdSettings {
         }
         Ok(targets)
     }
+
+    /// The user who logs in with a password, checked.
+    pub(crate) fn login(&self) -> Result<Option<Login>> {
+        let together = |missing| {
+            let why = "is missing: user and password_file are given together or not at all";
+            Error::invalid(missing, why)
+        };
+        match (&self.user, &self.password_file) {
+            (None, None) => Ok(None),
+            (None, Some(_)) => Err(together("etcd.user")),
+            (Some(_), None) => Err(together("etcd.password_file")),
+            (Some(user), Some(_)) if user.is_empty() => {
+                Err(Error::invalid("etcd.user", "must not be empty"))
+            }
+            (Some(user), Some(file)) => {
+                let login = Login::new(user.clone(), file.clone());
+                let login = login.map_err(|why| Error::invalid("etcd.password_file", why))?;
+                Ok(Some(login))
+            }
+        }
+    }
+}
+
+/// Whether what is sent there stays on this machine.
+fn is_here(target: &Target) -> bool {
+    let host = target.uri().host().unwrap_or_default();
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let ip = bare.parse::<IpAddr>();
+    ip.map_or(bare.eq_ignore_ascii_case("localhost"), |ip| {
+        ip.to_canonical().is_loopback()
+    })
 }

@@ -2,15 +2,19 @@
 
 use std::time::Duration;
 
-use drover_client::Channel;
 use drover_core::{Error, Result};
+use drover_store::Bytes;
 use futures::future::join_all;
 use tokio::time::timeout;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use crate::{
     EtcdBackend,
-    api::{StatusRequest, StatusResponse, maintenance_client::MaintenanceClient},
+    api::{
+        RangeRequest, StatusRequest, StatusResponse, kv_client::KvClient,
+        maintenance_client::MaintenanceClient,
+    },
+    members::Way,
     scan::{error, unsigned},
 };
 
@@ -52,15 +56,39 @@ impl EtcdBackend {
 }
 
 /// Asks a member how it is.
-pub(crate) async fn status(channel: Channel) -> Result<StatusResponse, Status> {
-    let hello = async {
-        MaintenanceClient::new(channel)
+pub(crate) async fn status(way: Way) -> Result<StatusResponse, Status> {
+    let hello = way.call(|connection| async move {
+        MaintenanceClient::new(connection)
             .status(StatusRequest {})
             .await
             .map(tonic::Response::into_inner)
-    };
+    });
     let late = || Err(Status::deadline_exceeded("no answer"));
     timeout(HELLO, hello).await.unwrap_or_else(|_| late())
+}
+
+/// Asks a member who it is. Some releases say how they are to the role `root` only (3.4.42 to .45, 3.5.28 to .31, 3.6.0 to
+/// .11): to others they say at least to which etcd they belong, with any answer, such as one about this key.
+pub(crate) async fn identity(way: Way, key: Bytes) -> Result<StatusResponse, Status> {
+    match status(way.clone()).await {
+        Err(status) if status.code() == Code::PermissionDenied => {}
+        answer => return answer,
+    }
+    let request = RangeRequest {
+        key,
+        keys_only: true,
+        ..RangeRequest::default()
+    };
+    let read = way.call(|connection| {
+        let request = request.clone();
+        async move { KvClient::new(connection).range(request).await }
+    });
+    let late = || Err(Status::deadline_exceeded("no answer"));
+    let answer = timeout(HELLO, read).await.unwrap_or_else(|_| late())?;
+    Ok(StatusResponse {
+        header: answer.into_inner().header,
+        ..StatusResponse::default()
+    })
 }
 
 /// The etcd that a member belongs to.

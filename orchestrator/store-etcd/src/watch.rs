@@ -7,9 +7,9 @@ use drover_store::{
     Revision,
     history::{Batch, Change, Watch, WatchEnd},
 };
-use futures::{StreamExt, stream};
+use futures::{Stream, StreamExt, stream};
 use tokio::{sync::mpsc, time::sleep};
-use tonic::{Status, Streaming};
+use tonic::Status;
 
 use crate::{
     api::{
@@ -53,7 +53,7 @@ impl Inner {
     /// Sends all batches after a revision, from one member after another, until some of them are known no more.
     async fn follow(&self, mut after: Revision, sender: &Sender) {
         loop {
-            let (_, at) = self.watches.present();
+            let at = self.watches.present();
             let ended = match self.open(after).await {
                 Ok(answers) => self.relay(answers, &mut after, sender).await,
                 Err(status) => Ended::Lost(status),
@@ -76,7 +76,10 @@ impl Inner {
         }
     }
 
-    async fn open(&self, after: Revision) -> Result<Streaming<WatchResponse>, Status> {
+    async fn open(
+        &self,
+        after: Revision,
+    ) -> Result<impl Stream<Item = Result<WatchResponse, Status>> + Unpin, Status> {
         let (key, range_end) = self.prefix.all();
         let create = WatchRequest {
             request_union: Some(RequestUnion::CreateRequest(WatchCreateRequest {
@@ -86,28 +89,38 @@ impl Inner {
                 fragment: true,
             })),
         };
-        // The stream of requests stays open, or etcd would end the watch with it.
-        let requests = with_leader(stream::iter([create]).chain(stream::pending()));
-        let (channel, _) = self.watches.present();
-        let mut client = WatchClient::new(channel).max_decoding_message_size(MAX_ANSWER);
-        tokio::time::timeout(OPEN, client.watch(requests))
-            .await
-            .unwrap_or_else(|_| Err(Status::deadline_exceeded("etcd did not answer in time")))
-            .map(tonic::Response::into_inner)
+        let opened = self.watches.once(OPEN, |connection| {
+            let create = create.clone();
+            async move {
+                // The stream of requests stays open, or etcd would end the watch with it.
+                let requests = with_leader(stream::iter([create]).chain(stream::pending()));
+                let mut client = WatchClient::new(connection).max_decoding_message_size(MAX_ANSWER);
+                let mut answers = client.watch(requests).await?.into_inner();
+                // The first answer says whether there is a watch. That it is refused is no failure of the call to etcd.
+                match answers.message().await? {
+                    None => Err(Status::unavailable("etcd ended the watch")),
+                    Some(first) if first.canceled && first.compact_revision == 0 => {
+                        Err(Status::unavailable(first.cancel_reason))
+                    }
+                    Some(first) => Ok(stream::iter([Ok(first)]).chain(answers)),
+                }
+            }
+        });
+        opened.await
     }
 
     async fn relay(
         &self,
-        mut answers: Streaming<WatchResponse>,
+        mut answers: impl Stream<Item = Result<WatchResponse, Status>> + Unpin,
         after: &mut Revision,
         sender: &Sender,
     ) -> Ended {
         let mut pieces = Vec::new();
         loop {
-            let answer = match answers.message().await {
-                Ok(Some(answer)) => answer,
-                Ok(None) => return Ended::Lost(Status::unavailable("etcd ended the watch")),
-                Err(status) => return Ended::Lost(status),
+            let answer = match answers.next().await {
+                Some(Ok(answer)) => answer,
+                Some(Err(status)) => return Ended::Lost(status),
+                None => return Ended::Lost(Status::unavailable("etcd ended the watch")),
             };
             if answer.compact_revision > 0 {
                 return Ended::Compacted;

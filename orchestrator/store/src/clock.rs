@@ -13,6 +13,8 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub struct Clock {
     wall: AtomicU64,
+    /// The part of it that the machine's clock was behind the store.
+    behind: AtomicU64,
     start: Instant,
 }
 
@@ -22,6 +24,7 @@ impl Clock {
     pub fn new(wall: Millis) -> Self {
         Self {
             wall: AtomicU64::new(wall),
+            behind: AtomicU64::new(0),
             start: Instant::now(),
         }
     }
@@ -31,7 +34,15 @@ impl Clock {
     pub fn not_before(&self, latest: Millis) -> Millis {
         let behind = latest.saturating_sub(self.now());
         self.wall.fetch_add(behind, Ordering::Relaxed);
+        self.behind.fetch_add(behind, Ordering::Relaxed);
         behind
+    }
+
+    /// What it would be without what the store had recorded: the machine's clock at startup, and the time since then.
+    #[must_use]
+    pub fn of_machine(&self) -> Millis {
+        self.now()
+            .saturating_sub(self.behind.load(Ordering::Relaxed))
     }
 
     fn wall(&self) -> Millis {

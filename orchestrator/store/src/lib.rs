@@ -47,4 +47,6 @@ pub fn describe_metrics() {
     }
 }
 
-pub use value::{Desired, EventRow, Head, NewEvent, Pause, PlatformRow, RevisionRow, Tombstone};
+pub use value::{
+    Desired, EventRow, Head, NewEvent, Pause, PlatformRow, ReplicaReport, RevisionRow, Tombstone,
+};

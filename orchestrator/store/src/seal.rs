@@ -150,6 +150,21 @@ impl Keyring {
         &self.file
     }
 
+    /// Ids of its keys, that of the one that encrypts first.
+    #[must_use]
+    pub fn ids(&self) -> Vec<Bytes> {
+        let ids = self.keys.iter();
+        ids.map(|(id, _)| Bytes::copy_from_slice(id)).collect()
+    }
+
+    /// The same keys, of which this one encrypts. Unchanged if it is not among them.
+    pub(crate) fn led_by(mut self, first: &[u8]) -> Self {
+        if let Some(at) = self.keys.iter().position(|(id, _)| id == first) {
+            self.keys[..=at].rotate_right(1);
+        }
+        self
+    }
+
     /// Id of the key that encrypts.
     pub(crate) fn first(&self) -> KeyId {
         self.keys.first().map_or([0; ID_BYTES], |(id, _)| *id)

@@ -300,6 +300,29 @@ pub(crate) struct Replica {
     /// Public key with which it vouches for callers. Empty if it does not.
     #[prost(bytes = "bytes", tag = "8")]
     pub(crate) key: Bytes,
+    /// Absent before it has told anything.
+    #[prost(message, optional, tag = "9")]
+    pub(crate) report: Option<ReplicaReport>,
+}
+
+/// What a replica tells the others again and again.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct ReplicaReport {
+    /// Its clock when it told this, in ms since 1970.
+    #[prost(uint64, tag = "1")]
+    pub time_ms: u64,
+    /// Platforms that it reaches, by name, in order.
+    #[prost(string, repeated, tag = "2")]
+    pub platforms: Vec<String>,
+    /// Why it should not lead while there is another one. Empty if nothing is known.
+    #[prost(string, tag = "3")]
+    pub unfit: String,
+    /// Ids of the keys with which it can read secrets.
+    #[prost(bytes = "bytes", repeated, tag = "4")]
+    pub secret_keys: Vec<Bytes>,
+    /// Replicas whose clock is ahead of this one's, for certain, by name.
+    #[prost(string, repeated, tag = "5")]
+    pub ahead: Vec<String>,
 }
 
 /// Id of the transaction that wrote a value, by which a lost response is resolved. It is appended to the message under

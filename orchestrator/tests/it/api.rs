@@ -18,6 +18,7 @@ mod certificates;
 mod changes;
 mod claims;
 mod events;
+mod failover;
 mod grants;
 mod health;
 mod labels;

@@ -226,6 +226,23 @@ async fn a_store_moves_from_a_directory_to_etcd_and_back() {
     refused(&store(&second, &["import", back]));
 }
 
+#[test]
+fn a_file_of_the_password_for_etcd_that_cannot_be_read_is_named() {
+    for action in ["dump", "maintain"] {
+        let output = drover_testing::processes::program(env!("CARGO_BIN_EXE_drover-orchestrator"))
+            .args(["store", action, "--etcd-endpoint", "http://127.0.0.1:1"])
+            .args(["--etcd-user", "drover"])
+            .args(["--etcd-password-file", "/nowhere/password"])
+            .output()
+            .unwrap();
+        let why = refused(&output);
+        assert!(
+            why.contains("etcd.password_file: /nowhere/password"),
+            "{why}"
+        );
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_etcd_that_does_not_answer_is_named_and_a_file_that_is_no_export_makes_no_store() {
     let home = tempfile::tempdir().unwrap();

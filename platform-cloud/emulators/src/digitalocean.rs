@@ -8,7 +8,8 @@
 //!
 //! As in the real API, there is no idempotency token: two identical create requests create two droplets. A request to
 //! destroy a droplet or to power it on or off is refused while another event of the droplet is pending. A tag stays in
-//! the account after the last of its resources, until it is deleted.
+//! the account after the last of its resources, until it is deleted. A create request that fails later
+//! ([`Fault::FailLater`](crate::Fault::FailLater)) is accepted; then its actions end errored, and its droplets are gone.
 
 mod catalogue;
 mod create;
@@ -252,7 +253,7 @@ impl Api for World {
             "vpcs.get" => self.vpc(id),
             "actions.get" => self.action(id),
             "droplets.get" => self.droplet(id),
-            "droplets.create" => self.create(call),
+            "droplets.create" => self.create(call, false),
             "droplets.delete" => self.delete(id),
             "droplets.act" => self.act(id, call),
             "tags.create" => self.create_tag(call),
@@ -270,7 +271,7 @@ impl Api for World {
         self.headers(answer.unwrap_or_else(|refused| refused))
     }
 
-    fn refuse(&self, _: &str, _: &Call, refusal: &Refusal) -> Answer {
+    fn refuse(&self, operation: &str, call: &Call, refusal: &Refusal) -> Answer {
         let answer = match refusal {
             Refusal::Error {
                 status,
@@ -285,6 +286,9 @@ impl Api for World {
                     .header("ratelimit-remaining", "0")
                     .header("ratelimit-reset", reset.to_string())
                     .header("retry-after", wait.as_secs_f64().ceil().to_string());
+            }
+            Refusal::Later { .. } if operation == "droplets.create" => {
+                self.create(call, true).unwrap_or_else(|refused| refused)
             }
             Refusal::Later { code, message } => error(500, code, message),
             Refusal::NoCapacity => unprocessable("Size is not available in this region."),
@@ -388,10 +392,10 @@ impl World {
         let (total, pages) = (all.len(), all.len().div_ceil(per_page).max(1));
         // Absolute URLs of the real API, whatever host the request went to, as that API does: a client that follows
         // them sends its token there.
-        let filter = call
-            .query("tag_name")
-            .map(|tag| format!("&tag_name={tag}"))
-            .unwrap_or_default();
+        let filters = ["tag_name", "name", "type"].into_iter();
+        let filter: String = filters
+            .filter_map(|key| Some(format!("&{key}={}", call.query(key)?)))
+            .collect();
         let link = |page: usize| {
             let path = call.path.trim_end_matches('/');
             json!(format!(

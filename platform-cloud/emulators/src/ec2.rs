@@ -144,6 +144,12 @@ impl Emulator<World> {
         self.api().state.lock().expired = false;
     }
 
+    /// Lets each page of instances begin with the last one of the page before it, as where something moves between two
+    /// reads.
+    pub fn repeat_between_pages(&self) {
+        self.api().state.lock().repeats = true;
+    }
+
     /// Lets the status checks of an instance fail, or pass again. Returns false if there is no such instance.
     pub fn impair(&self, id: &str, impaired: bool) -> bool {
         self.api()

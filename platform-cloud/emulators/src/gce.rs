@@ -94,6 +94,12 @@ impl Emulator<World> {
         }
     }
 
+    /// Lets each page of machines begin with the last one of the page before it, as where something moves between two
+    /// reads.
+    pub fn repeat_between_pages(&self) {
+        self.api().state.lock().repeats = true;
+    }
+
     /// Returns the user data that a machine runs at its start, given its image. `None` if it runs none.
     pub fn runs(&self, id: &str) -> Option<String> {
         let state = self.api().state.lock();

@@ -1,5 +1,6 @@
 //! [`Driver`] over a [`Cloud`].
 
+mod earlier;
 mod make;
 mod node_cache;
 mod silent;
@@ -30,6 +31,7 @@ use drover_platform::{
     infrastructure::Infrastructure,
     limits,
 };
+use earlier::Earlier;
 use node_cache::{Creating, NodeCache, lend};
 
 /// Runs a [`Cloud`] as a platform driver.
@@ -39,6 +41,7 @@ pub struct CloudDriver<C> {
     /// Validator for properties and template output, compiled once.
     template_validator: jsonschema::Validator,
     cache: Mutex<NodeCache>,
+    earlier: Earlier,
 }
 
 impl<C: Cloud> CloudDriver<C> {
@@ -51,6 +54,7 @@ impl<C: Cloud> CloudDriver<C> {
         let template_validator = jsonschema::validator_for(&info.properties_schema)
             .map_err(|error| Error::internal(format!("the properties schema is wrong: {error}")))?;
         Ok(Self {
+            earlier: Earlier::until_now(settings.call_timeout()),
             cloud,
             settings,
             template_validator,
@@ -339,6 +343,14 @@ impl<C: Cloud> Driver for CloudDriver<C> {
 
     async fn create(&self, batch: &Batch) -> Vec<Outcome> {
         let info = self.info(batch);
+        // A repeat in the same failure domain is recognised by the cloud.
+        if info.failure_domains.len() > 1
+            && let Some(error) = self.earlier.may_make(&batch.request.request_id)
+        {
+            return (batch.slots())
+                .map(|_| Outcome::Unknown(error.clone()))
+                .collect();
+        }
         let mut placer = match self.placer(batch, &info).await {
             Ok(placer) => placer,
             Err(error) => {

@@ -1,8 +1,16 @@
 //! The single choke point in front of an API: every call to one account and region passes through it. All calls share
-//! one rate. Throttling slows down only the action that is throttled, since clouds limit each action by itself, and
-//! reads have permits of their own, so that no flood of changes and no long wait delays them.
+//! one rate. Throttling slows down only the action that is throttled, since clouds limit each action by itself. Reads
+//! have permits of their own. Reads and other calls take turns where both wait, so that neither a flood of changes nor one
+//! of reads delays the others.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use drover_core::{Error, Reason, Result};
 use drover_platform::batch::Lifetime;
@@ -67,6 +75,15 @@ impl Action<'_> {
         name: "",
         lane: Lane::Change,
     };
+
+    /// The same of an API that does not tell actions apart.
+    #[must_use]
+    pub fn of(is_read: bool) -> Action<'static> {
+        Action {
+            lane: if is_read { Lane::Read } else { Lane::Change },
+            ..Self::ANY
+        }
+    }
 }
 
 /// Calls that share permits.
@@ -90,8 +107,27 @@ struct Inner {
     reads: Semaphore,
     changes: Semaphore,
     waits: Semaphore,
+    /// Of reads, and of all other calls, the one that waits for its turn, and those behind it.
+    reading: Queue,
+    changing: Queue,
     pace: Mutex<Pace>,
     actions: Mutex<HashMap<String, Throttle>>,
+}
+
+/// Calls in the order in which they came, of which one at a time waits for its turn.
+#[derive(Debug)]
+struct Queue {
+    place: Semaphore,
+    waiting: AtomicU32,
+}
+
+impl Queue {
+    fn new() -> Self {
+        Self {
+            place: Semaphore::new(1),
+            waiting: AtomicU32::new(0),
+        }
+    }
 }
 
 /// The rate of all calls.
@@ -133,15 +169,18 @@ impl Gate {
         };
         let now = Instant::now();
         let burst = Duration::from_secs_f64(BURST / max_rate);
+        let next = now.checked_sub(burst).unwrap_or(now);
         Self(Arc::new(Inner {
             max_rate,
             reads: Semaphore::new(max_concurrent.max(1)),
             changes: Semaphore::new(max_concurrent.max(1)),
             waits: Semaphore::new(max_waits.max(1)),
+            reading: Queue::new(),
+            changing: Queue::new(),
             pace: Mutex::new(Pace {
                 rate: max_rate,
-                next: now.checked_sub(burst).unwrap_or(now),
-                paused_until: now,
+                next,
+                paused_until: next,
                 quota: None,
             }),
             actions: Mutex::default(),
@@ -215,12 +254,17 @@ impl Gate {
         let deadline = Instant::now() + MAX_WAIT;
         let mut pause = FIRST_PAUSE;
         loop {
-            // Without a permit: a throttled action would keep all others from theirs.
-            let at = self.turn(action);
-            if at > deadline {
-                return Err(crowded(at - Instant::now()));
+            // Without a place and a permit: a throttled action would keep all others from theirs.
+            let throttled = self.throttled_until(action, deadline)?;
+            if let Some(at) = throttled {
+                sleep_until(at).await;
             }
-            sleep_until(at).await;
+            let place = self.place(action.lane, deadline).await?;
+            if self.is_throttled_since(action, throttled.is_some()) {
+                continue;
+            }
+            sleep_until(self.turn(deadline)?).await;
+            drop(place);
             let permit = self.permit(action.lane, deadline).await?;
             if !wanted() {
                 return Err(unwanted());
@@ -282,16 +326,62 @@ impl Gate {
         actions.get("").map_or(rate, |all| all.rate.min(rate))
     }
 
-    fn turn(&self, action: Action<'_>) -> Instant {
+    /// When an action that was throttled may be called again.
+    ///
+    /// # Errors
+    /// That is too late. Its turn is left to others.
+    fn throttled_until(&self, action: Action<'_>, deadline: Instant) -> Result<Option<Instant>> {
         let now = Instant::now();
-        let throttled = {
-            let mut actions = self.0.actions.lock();
-            actions.get_mut(action.name).map(|throttle| {
-                let due = throttle.next.max(now);
-                throttle.next = due + Duration::from_secs_f64(1.0 / throttle.rate);
-                due.max(throttle.paused_until)
-            })
+        let mut actions = self.0.actions.lock();
+        let Some(throttle) = actions.get_mut(action.name) else {
+            return Ok(None);
         };
+        let due = throttle.next.max(now);
+        let at = in_time(due.max(throttle.paused_until), now, deadline)?;
+        throttle.next = due + Duration::from_secs_f64(1.0 / throttle.rate);
+        Ok(Some(at))
+    }
+
+    /// Whether an action was throttled while a call of it waited for others.
+    fn is_throttled_since(&self, action: Action<'_>, was_throttled: bool) -> bool {
+        let actions = self.0.actions.lock();
+        let throttle = actions.get(action.name);
+        throttle.is_some_and(|it| !was_throttled || it.paused_until > Instant::now())
+    }
+
+    /// Waits until a call is the next one of its queue.
+    ///
+    /// # Errors
+    /// It would have to wait for too long.
+    async fn place(&self, lane: Lane, deadline: Instant) -> Result<Option<SemaphorePermit<'_>>> {
+        let queue = match lane {
+            Lane::Read => &self.0.reading,
+            Lane::Change | Lane::Wait => &self.0.changing,
+        };
+        if let Ok(place) = queue.place.try_acquire() {
+            return Ok(Some(place));
+        }
+        let waiting = Waiting::among(&queue.waiting);
+        let now = Instant::now();
+        {
+            let pace = self.0.pace.lock();
+            let next = pace.next.max(pace.paused_until).max(now);
+            let before = Duration::from_secs_f64(f64::from(waiting.before) / pace.rate);
+            in_time(next + before, now, deadline)?;
+        }
+        match timeout_at(deadline, queue.place.acquire()).await {
+            // The semaphore is never closed.
+            Ok(place) => Ok(place.ok()),
+            Err(_) => Err(crowded(MAX_PAUSE)),
+        }
+    }
+
+    /// The turn of the next call.
+    ///
+    /// # Errors
+    /// It is too late for this one, and left to others.
+    fn turn(&self, deadline: Instant) -> Result<Instant> {
+        let now = Instant::now();
         let mut pace = self.0.pace.lock();
         let burst = Duration::from_secs_f64(BURST / self.0.max_rate);
         // Unused calls accumulate up to one burst, but not while the rate is lowered.
@@ -300,11 +390,10 @@ impl Gate {
         } else {
             now.checked_sub(burst).unwrap_or(now)
         };
-        let due = pace.next.max(saved);
+        let due = pace.next.max(saved).max(pace.paused_until);
+        let at = in_time(due.max(now), now, deadline)?;
         pace.next = due + Duration::from_secs_f64(1.0 / pace.rate);
-        due.max(pace.paused_until)
-            .max(throttled.unwrap_or(now))
-            .max(now)
+        Ok(at)
     }
 
     fn lower(&self, action: Action<'_>, began: Instant, pause: Duration) {
@@ -350,6 +439,32 @@ impl Gate {
     }
 }
 
+/// A call that waits for others, as long as it does.
+struct Waiting<'a> {
+    all: &'a AtomicU32,
+    before: u32,
+}
+
+impl<'a> Waiting<'a> {
+    fn among(all: &'a AtomicU32) -> Self {
+        let before = all.fetch_add(1, Ordering::Relaxed);
+        Self { all, before }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.all.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn in_time(at: Instant, now: Instant, deadline: Instant) -> Result<Instant> {
+    if at > deadline {
+        return Err(crowded(at - now));
+    }
+    Ok(at)
+}
+
 fn crowded(retry_after: Duration) -> Error {
     Error::new(
         Reason::RateLimited,
@@ -359,161 +474,4 @@ fn crowded(retry_after: Duration) -> Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
-
-    use super::*;
-
-    fn throttled() -> Error {
-        Error::new(Reason::RateLimited, "slow down")
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_burst_goes_at_once_and_then_the_rate_holds() {
-        let gate = Gate::new(10.0, 100);
-        let start = Instant::now();
-        for _ in 0..120 {
-            gate.call(|| async { Ok(()) }).await.unwrap();
-        }
-        let took = start.elapsed().as_secs_f64();
-        assert!(
-            (9.5..=10.5).contains(&took),
-            "120 calls at 10/s after a burst of 20 took {took} s"
-        );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn throttling_of_one_call_slows_down_all_and_is_forgotten_again() {
-        let gate = Gate::new(20.0, 100);
-        let failures = AtomicU32::new(3);
-        gate.call(|| async {
-            let left = failures.load(Ordering::Relaxed);
-            if left == 0 {
-                return Ok(());
-            }
-            failures.store(left - 1, Ordering::Relaxed);
-            Err(throttled())
-        })
-        .await
-        .unwrap();
-        let slow = gate.rate();
-        assert!(slow < 5.0, "{slow}");
-        for _ in 0..60 {
-            gate.call(|| async { Ok(()) }).await.unwrap();
-        }
-        assert!((gate.rate() - 20.0).abs() < 1e-9, "{}", gate.rate());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn throttling_of_one_action_slows_down_no_other() {
-        let gate = Gate::new(20.0, 2);
-        let launch = Action {
-            name: "RunInstances",
-            lane: Lane::Change,
-        };
-        let others = [
-            ("DescribeInstances", Lane::Read),
-            ("TerminateInstances", Lane::Change),
-        ];
-        let launches: Vec<_> = (0..8)
-            .map(|_| {
-                let gate = gate.clone();
-                tokio::spawn(async move {
-                    gate.call_as(launch, || async { Err::<(), _>(throttled()) })
-                        .await
-                })
-            })
-            .collect();
-        tokio::time::sleep(Duration::from_secs(5)).await;
-        let start = Instant::now();
-        for (name, lane) in others.repeat(5) {
-            let other = Action { name, lane };
-            gate.call_as(other, || async { Ok(()) }).await.unwrap();
-        }
-        assert!(
-            start.elapsed() < Duration::from_secs(2),
-            "{:?}",
-            start.elapsed()
-        );
-        for launch in launches {
-            let error = launch.await.unwrap().unwrap_err();
-            assert_eq!(error.reason(), Reason::RateLimited);
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn calls_that_hang_delay_neither_reads_nor_others_for_ever() {
-        let gate = Gate::new(20.0, 1);
-        let hangs = gate.clone();
-        let hanging = tokio::spawn(async move {
-            hangs
-                .call(|| async {
-                    tokio::time::sleep(Duration::from_secs(300)).await;
-                    Ok(())
-                })
-                .await
-        });
-        tokio::task::yield_now().await;
-        let read = Action {
-            name: "",
-            lane: Lane::Read,
-        };
-        let start = Instant::now();
-        gate.call_as(read, || async { Ok(()) }).await.unwrap();
-        assert!(start.elapsed() < Duration::from_secs(1));
-        let error = gate.call(|| async { Ok(()) }).await.unwrap_err();
-        assert_eq!(error.reason(), Reason::RateLimited);
-        assert!(start.elapsed() <= MAX_WAIT + Duration::from_secs(1));
-        hanging.await.unwrap().unwrap();
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_api_that_only_throttles_is_given_up_in_time() {
-        let gate = Gate::new(20.0, 100);
-        let start = Instant::now();
-        let outcome: Result<()> = gate.call(|| async { Err(throttled()) }).await;
-        assert_eq!(outcome.unwrap_err().reason(), Reason::RateLimited);
-        assert!(start.elapsed() <= MAX_WAIT + MAX_PAUSE);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn other_errors_are_not_tried_again() {
-        let gate = Gate::new(20.0, 100);
-        let calls = AtomicU32::new(0);
-        let outcome: Result<()> = gate
-            .call(|| async {
-                calls.fetch_add(1, Ordering::Relaxed);
-                Err(Error::unavailable("gone"))
-            })
-            .await;
-        assert!(outcome.is_err());
-        assert_eq!(calls.load(Ordering::Relaxed), 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_create_that_waited_for_too_long_is_not_started() {
-        let gate = Gate::new(20.0, 100);
-        gate.left(0, Duration::from_secs(30));
-        let lifetime = Lifetime::new();
-        let _caller = lifetime.join(Some(Instant::now() + Duration::from_secs(5)));
-        let create = gate.create(|| async { Ok(()) });
-        let error = within(Arc::clone(&lifetime), create).await.unwrap_err();
-        assert!(not_started(&error));
-        let read = gate.call(|| async { Ok(()) });
-        within(lifetime, read).await.unwrap();
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_is_left_until_the_reset_is_spread_over_that_time() {
-        let gate = Gate::new(20.0, 100);
-        gate.left(60, Duration::from_secs(60));
-        for _ in 0..20 {
-            gate.call(|| async { Ok(()) }).await.unwrap();
-        }
-        assert!((gate.rate() - 1.0).abs() < 1e-9, "{}", gate.rate());
-        gate.left(0, Duration::from_secs(30));
-        let start = Instant::now();
-        gate.call(|| async { Ok(()) }).await.unwrap();
-        assert!(start.elapsed() >= Duration::from_secs(30));
-    }
-}
+mod tests;

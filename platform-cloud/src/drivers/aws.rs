@@ -40,7 +40,10 @@ const NAME: &str = "Name";
 /// Tag with the keys of the tags that a group has requested in addition to the labels of its nodes.
 const EXTRA: &str = "drover.dev/extra-tags";
 const API_VERSION: &str = "2016-11-15";
-/// How long EC2 shows terminated instances. A request is recognised by its instances, so for this long.
+/// How long EC2 shows terminated instances. A request is recognised by its instances, so for this long, with one
+/// exception: EC2 takes the tags of a terminated instance away at a time that it does not say. Then the client token tells
+/// that its slot was made, if just the slots of its launch are asked for again in its zone; otherwise a process that has
+/// not removed it itself makes the slot anew. An instance that is not terminated is never made twice.
 const REQUEST_MEMORY: Duration = Duration::from_secs(30 * 60);
 /// How long and how often a call about a new instance is retried while EC2 does not know it yet.
 const NEW_PATIENCE: Duration = Duration::from_secs(5);

@@ -1,12 +1,15 @@
 //! Droplets of a DigitalOcean account as nodes.
 //!
 //! Creation has no idempotency token. A request with an unknown outcome is therefore looked up by its tag before it is
-//! retried, and only once the droplets of the previous attempt are guaranteed to be listed (`Limits.replay_delay`). The
-//! droplets of one call share their tags and differ in their names, which are the ids of their slots.
+//! retried, and only once the droplets of the previous attempt are guaranteed to be listed (`Limits.replay_delay`). As tags
+//! come later than droplets, names that may have been asked for before are looked up as well. The droplets of one call share
+//! their tags and differ in their names, which are the ids of their slots.
 
 mod catalogue;
 mod client;
 mod cloud_info;
+mod creations;
+mod doubts;
 mod errors;
 mod firewall;
 mod list;
@@ -41,6 +44,8 @@ use drover_platform::driver::Deletion;
 
 use catalogue::{Names, Size};
 use client::Client;
+use creations::Creations;
+use doubts::Doubts;
 use firewall::CLOSED;
 use machine::Droplet;
 use properties::WantedDroplet;
@@ -73,6 +78,8 @@ pub struct DigitalOcean {
     /// Number of calls of the last complete list.
     pages: AtomicUsize,
     sweep: Mutex<Sweep>,
+    doubts: Doubts,
+    creations: Creations,
     /// When the firewall was last seen.
     closed: Mutex<Option<Instant>>,
 }
@@ -104,6 +111,7 @@ pub async fn open(settings: Settings) -> Result<Arc<DigitalOcean>> {
     if let Some(owner) = cloud_info::owner(&account) {
         client.belongs_to(owner);
     }
+    let doubts = Doubts::new(cloud_info::settles_after(&settings));
     Ok(Arc::new(DigitalOcean {
         settings,
         client,
@@ -113,6 +121,8 @@ pub async fn open(settings: Settings) -> Result<Arc<DigitalOcean>> {
         seen: Mutex::default(),
         pages: AtomicUsize::new(1),
         sweep: Mutex::new(Sweep::new()),
+        doubts,
+        creations: Creations::default(),
         closed: Mutex::default(),
     }))
 }
@@ -247,12 +257,7 @@ impl DigitalOcean {
         if let Some(data) = &launch.user_data {
             body["user_data"] = json!(String::from_utf8_lossy(data));
         }
-        let names: Vec<&str> = launch
-            .slots
-            .iter()
-            .map(|slot| slot.identity.id.as_str())
-            .collect();
-        match names.as_slice() {
+        match doubts::names(launch).as_slice() {
             [name] => body["name"] = json!(name),
             names => body["names"] = json!(names),
         }
@@ -260,10 +265,12 @@ impl DigitalOcean {
     }
 
     async fn make(&self, launch: &Launch) -> Result<Vec<CloudOutcome>> {
+        self.check_doubts(launch).await?;
         let (body, wanted) = self.request(launch).await?;
         if wanted.firewall {
             self.ensure_firewall().await?;
         }
+        self.doubts.asked(&doubts::names(launch));
         let droplets = self
             .client
             .call(Method::POST, &["droplets"], &[], Some(&body));
@@ -280,12 +287,17 @@ impl DigitalOcean {
             Value::Array(droplets) => droplets.clone(),
             _ => vec![reply.body["droplet"].clone()],
         };
-        let made: Vec<Droplet> = made
+        let actions = reply.body["links"]["actions"].as_array();
+        let actions = actions.into_iter().flatten();
+        let actions = actions.map(|action| action["id"].as_u64());
+        let made: Vec<(Droplet, Option<u64>)> = made
             .iter()
-            .filter_map(|value| Droplet::read(value).ok())
+            .zip(actions.chain(std::iter::repeat(None)))
+            .filter_map(|(value, action)| Some((Droplet::read(value).ok()?, action)))
             .collect();
         let of_slot = |name: &str| {
-            let Some(droplet) = made.iter().find(|droplet| droplet.name == name) else {
+            let Some((droplet, action)) = made.iter().find(|(droplet, _)| droplet.name == name)
+            else {
                 return CloudOutcome::Unknown(Error::unavailable(
                     "DigitalOcean did not say what became of it",
                 ));
@@ -294,6 +306,9 @@ impl DigitalOcean {
             machine.tags.clone_from(&launch.tags);
             if machine.failure_domain.is_empty() {
                 machine.failure_domain.clone_from(&wanted.region);
+            }
+            if let Some(action) = action {
+                self.creations.begin(&machine, *action);
             }
             CloudOutcome::Made(Box::new(machine))
         };
@@ -446,7 +461,12 @@ impl Cloud for DigitalOcean {
                 {
                     sleep(self.settings.common.pending_poll_interval()).await;
                 }
-                outcome => return outcome,
+                outcome => {
+                    if outcome.is_ok() {
+                        self.creations.end(&machine.id);
+                    }
+                    return outcome;
+                }
             }
         }
     }

@@ -430,10 +430,14 @@ impl Driver for LocalDriver {
                 role,
                 set_labels,
                 remove_labels,
+                spec_hash,
                 ..
             } => {
                 if let Some(role) = role {
                     record.identity.role = (*role).into();
+                }
+                if !spec_hash.is_empty() {
+                    record.identity.spec_hash.clone_from(spec_hash);
                 }
                 record.identity.labels.extend(set_labels.clone());
                 record
@@ -463,6 +467,13 @@ impl Driver for LocalDriver {
             node::write_role(&node, *role)
                 .await
                 .map_err(|error| cannot_write(&error))?;
+        }
+        if let Change::Edit {
+            storage_size: Some(size),
+            ..
+        } = change
+        {
+            self.grow(record.placement().storage, *size).await?;
         }
         node::write_record(&node, record.clone())
             .await

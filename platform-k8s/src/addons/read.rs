@@ -146,6 +146,14 @@ impl Things {
         })
     }
 
+    /// Whether workloads count pods as ready that were not when they were read: the lists are not of one time, and where
+    /// an addon is reached depends on its pods.
+    pub(super) fn pods_are_older(&self) -> bool {
+        let counted: i32 = self.workloads.iter().map(|it| it.available).sum();
+        let ready = self.pods.iter().filter(|pod| super::state::is_ready(pod));
+        i32::try_from(ready.count()).is_ok_and(|ready| ready < counted)
+    }
+
     /// The addons among these.
     pub(super) fn slots(&self) -> BTreeSet<Slot> {
         self.items

@@ -86,6 +86,9 @@ impl Backend {
         if let Some(behind) = self.behind(live, things).await {
             return behind;
         }
+        if kind != AddonKind::Template && things.pods_are_older() {
+            return pending("its pods are just getting ready".to_owned());
+        }
         for pod in things.pods.iter().filter(|pod| speaks(pod)) {
             let Some(content) = live.wanted(&pod.metadata) else {
                 return pending(LOADING.to_owned());

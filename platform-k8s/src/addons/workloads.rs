@@ -15,7 +15,7 @@ pub(super) struct Workload {
     pub(super) meta: ObjectMeta,
     /// Pods that are to be ready now.
     wanted: i32,
-    available: i32,
+    pub(super) available: i32,
     /// Whether its controller has seen what was last applied, and its pods are of that.
     current: bool,
     /// Why it can make no pods: quotas, admission.

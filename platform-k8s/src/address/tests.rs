@@ -173,9 +173,15 @@ fn what_is_wrong_is_named_and_not_replaced() {
     let wrong_addresses = [
         "db",
         "db:7000",
-        "mysql://db:7000",
-        "http://db",
+        "://db:7000",
+        "1http://db:7000",
+        "http://",
+        "http:///path",
         "http://:80",
+        "http://db:",
+        "http://user@db:80",
+        "http://[fd00::9]80",
+        "http://db:80/a b",
         "http://db:0",
         "http://db:70000",
         "http://db:http",
@@ -192,10 +198,25 @@ fn what_is_wrong_is_named_and_not_replaced() {
     for one in others {
         assert!(problem(&[one]).contains(one.0));
     }
-    for port in ["0", "65536", "-1", "http", "7000 tcp"] {
+    for port in ["0", "65536", "-1", "+80", "http", "7000 tcp"] {
         assert!(problem(&[(SCHEME, "grpc"), (PORT, port)]).contains(PORT));
     }
     assert!(problem(&[(SCHEME, "gopher"), (PORT, "70")]).contains(SCHEME));
+}
+
+#[test]
+fn the_address_annotation_is_passed_on_as_it_is() {
+    for written in [
+        "https://agent.example/x",
+        "http://db",
+        "http://db:80/",
+        "mysql://db:7000",
+        "http://[fd00:0::9]:80/a?b=c:d#e",
+        "http://[fd00::9]",
+    ] {
+        let found = address(&[(ADDRESS, written)], IpFrom::Node, Some(7000));
+        assert_eq!(found.as_deref(), Some(written));
+    }
 }
 
 #[test]
@@ -217,8 +238,10 @@ fn an_address_that_is_another_one_elsewhere_is_refused() {
         "0x7f.1",
         "127.1",
     ] {
-        let problem = problem(&[(ADDRESS, &format!("http://{host}:80"))]);
-        assert!(problem.contains(ADDRESS), "{host}: {problem}");
+        for rest in ["", ":80", "/x", ":80/x"] {
+            let problem = problem(&[(ADDRESS, &format!("http://{host}{rest}"))]);
+            assert!(problem.contains(ADDRESS), "{host}{rest}: {problem}");
+        }
     }
     for host in [
         "10.0.0.9",

@@ -40,10 +40,10 @@ pub trait Meta {
     fn finalizers(&self) -> &[String];
     /// Owners with which it is garbage collected.
     fn owners(&self) -> &[OwnerReference];
-    /// The owner that controls it.
+    /// The owner that controls it, and makes another one in its place. A namespace does not.
     fn controller(&self) -> Option<&OwnerReference> {
         let mut owners = self.owners().iter();
-        owners.find(|owner| owner.controller == Some(true))
+        owners.find(|owner| owner.controller == Some(true) && !is_namespace(owner))
     }
     /// Whether a deletion timestamp is set.
     fn is_deleting(&self) -> bool;
@@ -85,6 +85,11 @@ impl Meta for ObjectMeta {
     fn is_deleting(&self) -> bool {
         self.deletion_timestamp.is_some()
     }
+}
+
+/// Whether an owner is a namespace.
+pub(crate) fn is_namespace(owner: &OwnerReference) -> bool {
+    owner.api_version == "v1" && owner.kind == "Namespace"
 }
 
 /// Reads a missing or null field as its default.

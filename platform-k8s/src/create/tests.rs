@@ -1,6 +1,6 @@
 use serde_json::json;
 
-use super::*;
+use super::{dry_run::alone, *};
 
 fn step(kind: &str, name: &str, mut body: Value) -> Step {
     body["metadata"]["name"] = name.into();

@@ -254,6 +254,7 @@ impl Driver for HostDriver {
                 set_labels,
                 remove_labels,
                 host_labels,
+                ..
             } => {
                 labels::declared::check("change.set_labels", set_labels.keys())?;
                 if let Some(wanted) = host_labels {

@@ -133,7 +133,8 @@ impl Budget {
         } else {
             "IfHealthyBudget"
         };
-        // Not maxUnavailable: Kubernetes counts it by a controller, which these pods do not have, and would let none go.
+        // Not maxUnavailable: Kubernetes counts it by the scale of the controller, which a namespace does not have, and would
+        // let none go.
         PodDisruptionBudget {
             metadata: self.of.metadata(&self.namespace, &self.name, keys),
             spec: Some(PodDisruptionBudgetSpec {

@@ -46,6 +46,30 @@ async fn the_pod_goes_first_and_then_the_rest_in_the_order_of_the_settings() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_order_of_the_settings_is_kept_even_if_the_pod_is_the_last_in_it() {
+    let bench = Direct::with(|settings| {
+        settings.kinds.retain(|kind| kind != "pods");
+        settings.kinds.push("pods".to_owned());
+    })
+    .await;
+    let node = bench.one(SET).await;
+    bench.proxy.forget();
+    let state = bench.delete(&node).await.unwrap();
+    assert_eq!(state, DeprovisionState::Deprovisioning);
+    assert_eq!(
+        bench.changes(),
+        [
+            "delete services",
+            "delete configmaps",
+            "delete pods",
+            "delete persistentvolumeclaims"
+        ]
+    );
+    bench.gone(&node).await;
+    bench.namespace.until_empty("a set of four kinds").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_known_is_looked_at_and_the_end_is_read() {
     let bench = Direct::start().await;
     let node = bench.one(SET).await;

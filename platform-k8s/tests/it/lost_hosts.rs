@@ -4,7 +4,10 @@ use crate::bench;
 
 use bench::Bench;
 use drover_proto::platform::v1::{DeprovisionState, NodeHost, NodeHostState, NodePhase};
-use drover_testing::kubernetes::until;
+use drover_testing::kubernetes::{
+    manifests::{Places, built},
+    until,
+};
 use serde_json::{Value, json};
 
 const FINALIZER: &str = "drover.dev/tests";
@@ -50,6 +53,26 @@ async fn a_deleted_pod_that_has_ended_counts_as_ended_whoever_still_holds_it() {
         bench.remove(&nodes[0], phase).await;
     }
     bench.namespace.until_empty("ended pods").await;
+}
+
+#[test]
+fn the_pod_of_the_platform_leaves_a_lost_host_long_before_others_do() {
+    for folder in ["base", "all-namespaces", "hosts"] {
+        let places = Places {
+            system: "drover-system",
+            nodes: "drover-nodes",
+        };
+        let all = built(folder, places);
+        let deployment = all.iter().find(|it| it["kind"] == "Deployment").unwrap();
+        let tolerations = &deployment["spec"]["template"]["spec"]["tolerations"];
+        for taint in ["unreachable", "not-ready"] {
+            let key = format!("node.kubernetes.io/{taint}");
+            let mut tolerated = tolerations.as_array().unwrap().iter();
+            let own = tolerated.find(|it| it["key"] == *key && it["effect"] == "NoExecute");
+            let seconds = own.unwrap()["tolerationSeconds"].as_u64().unwrap();
+            assert!(seconds <= 30, "{folder} {key}");
+        }
+    }
 }
 
 /// A machine of the test's own, on which nothing runs but what is put there by name.

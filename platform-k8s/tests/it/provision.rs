@@ -12,7 +12,7 @@ use drover_proto::platform::v1::{
     Bootstrap, Placement, ProvisionRequest, Spread, Storage, UnsatisfiableAction,
     bootstrap::UserData,
 };
-use drover_testing::kubernetes::{Fault, On, refusal, until};
+use drover_testing::kubernetes::{Call, Fault, On, refusal, until};
 use serde_json::{Value, json};
 
 /// Asserts that an object has the labels and annotations of every object of a node.
@@ -92,7 +92,7 @@ async fn what_workloads_make_carries_the_labels_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_is_one_call_and_a_spec_is_tried_once() {
+async fn a_pod_is_one_call_and_a_batch_one_more_and_a_spec_is_tried_once() {
     let bench = Direct::start().await;
     let request = bench.request(20);
     let templates = of_text(POD);
@@ -100,15 +100,17 @@ async fn a_pod_is_one_call_and_a_spec_is_tried_once() {
     for _ in 0..2 {
         bench.check_by(&request, &templates).await.unwrap();
     }
+    // The namespace is read for the controller of the pods.
+    let reads = |call: &Call| (call.verb, call.resource.as_str()) == ("get", "namespaces");
     let calls = bench.proxy.calls();
-    assert_eq!(calls.len(), 1, "{calls:?}");
-    assert!(calls[0].dry_run && calls[0].verb == "create");
+    assert_eq!(calls.len(), 2, "{calls:?}");
+    assert!(reads(&calls[0]) && calls[1].dry_run && calls[1].verb == "create");
     bench.proxy.forget();
     let (batch, _caller) = batch(&request, &templates);
     made(bench.creator.create(&batch).await);
     let calls = bench.proxy.calls();
-    assert_eq!(calls.len(), 20, "{calls:?}");
-    assert!(calls.iter().all(|call| call.verb == "create"));
+    assert_eq!(calls.len(), 21, "{calls:?}");
+    assert!(reads(&calls[0]) && calls[1..].iter().all(|call| call.verb == "create"));
     assert_eq!(bench.names("pods").await.len(), 20);
 }
 
@@ -195,6 +197,31 @@ async fn what_cannot_be_removed_again_is_unknown_and_removed_later() {
     assert!(error.message().contains("not removed yet"), "{error:?}");
     assert!(!bench.names("services").await.is_empty());
     made(bench.make(&request, SET).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_patch_of_an_object_that_was_replaced_conflicts() {
+    let bench = Direct::start().await;
+    let node = bench.one(POD).await;
+    let (api, namespace, name) = (&bench.api, &bench.namespace.name, &node.node_id);
+    let pods = api.kinds().await.unwrap().named("pods").unwrap();
+    let body = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "uid": uuid::Uuid::new_v4().to_string(), "labels": {"a": "b"}},
+    });
+    for patched in [
+        api.patch(&pods, namespace, name, &body).await.map(drop),
+        api.patch_elements(&pods, namespace, name, &body)
+            .await
+            .map(drop),
+        api.apply(&pods, namespace, &body).await.map(drop),
+        api.apply_ours(&pods, namespace, &body, false)
+            .await
+            .map(drop),
+    ] {
+        let error = patched.unwrap_err();
+        assert_eq!(error.reason(), Reason::Conflict, "{error}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

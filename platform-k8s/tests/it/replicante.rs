@@ -75,7 +75,7 @@ async fn a_replicante_client_makes_finds_and_removes_pods() {
     // A foreign pod of the same cluster is a node, with the address in its annotations.
     let foreign = json!({
         "labels": {"example.com/cluster": "orders"},
-        "annotations": {"k8s.replicante.io/agent-address": "http://10.0.0.7:37000"},
+        "annotations": {"k8s.replicante.io/agent-address": "https://agent.example/x/"},
     });
     bench.namespace.pod("by-hand", foreign).await;
     let found = until("all of them are found", || async {
@@ -98,7 +98,7 @@ async fn a_replicante_client_makes_finds_and_removes_pods() {
         .iter()
         .find(|node| node["node_id"] == "by-hand")
         .unwrap();
-    assert_eq!(by_hand["agent_address"], "http://10.0.0.7:37000");
+    assert_eq!(by_hand["agent_address"], "https://agent.example/x/");
 
     // The API removes only nodes that were created through it.
     let remove = |id: &Value| json!({"cluster_id": "orders", "node_id": id});

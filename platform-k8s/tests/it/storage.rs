@@ -7,7 +7,7 @@ use drover_core::Reason;
 use drover_platform::driver::Deletion;
 use drover_platform_k8s::storage;
 use drover_proto::platform::v1::{DeprovisionState, KeptStorage, Node, ProvisionRequest, Storage};
-use drover_testing::kubernetes::{Fault, On, refusal, until};
+use drover_testing::kubernetes::{Fault, Namespace, On, refusal, until};
 use serde_json::{Value, json};
 
 /// A request for the node of ordinal 0 with storage.
@@ -21,10 +21,13 @@ fn request(bench: &Direct) -> ProvisionRequest {
     }
 }
 
-async fn claim(bench: &Direct) -> Value {
-    let mut claims = bench.namespace.list("persistentvolumeclaims").await;
-    assert_eq!(claims.len(), 1, "{claims:?}");
-    claims.remove(0)
+/// The only claim, which the controller of a StatefulSet makes after the answer.
+pub(crate) async fn claim(namespace: &Namespace) -> Value {
+    until("there is one claim", || async {
+        let mut claims = namespace.list("persistentvolumeclaims").await;
+        (claims.len() == 1).then(|| claims.remove(0))
+    })
+    .await
 }
 
 async fn kept(bench: &Direct) -> Vec<KeptStorage> {
@@ -51,7 +54,7 @@ async fn the_node_that_follows_has_the_claim_of_the_one_before() {
     for template in [SET, STATEFUL] {
         let bench = Direct::start().await;
         let node = made(bench.make(&request(&bench), template).await).remove(0);
-        let before = claim(&bench).await;
+        let before = claim(&bench.namespace).await;
         assert_eq!(kept(&bench).await, vec![]);
         let retained = retire(&bench, &node).await;
         let listed = kept(&bench).await;
@@ -62,7 +65,7 @@ async fn the_node_that_follows_has_the_claim_of_the_one_before() {
             listed[0].storage.as_ref().unwrap().size_bytes,
             Some(2 << 30)
         );
-        let alone = claim(&bench).await;
+        let alone = claim(&bench.namespace).await;
         assert_eq!(alone["metadata"]["uid"], before["metadata"]["uid"]);
         let labels = alone["metadata"]["labels"].as_object().unwrap();
         assert!(
@@ -72,7 +75,7 @@ async fn the_node_that_follows_has_the_claim_of_the_one_before() {
         assert!(!labels.contains_key("drover.dev/cluster"), "{labels:?}");
 
         let next = made(bench.make(&request(&bench), template).await).remove(0);
-        let after = claim(&bench).await;
+        let after = claim(&bench.namespace).await;
         assert_eq!(after["metadata"]["uid"], before["metadata"]["uid"]);
         assert_eq!(
             after["metadata"]["labels"]["drover.dev/node"],
@@ -92,7 +95,7 @@ async fn a_claim_has_one_node_and_is_deleted_only_as_it_is_meant() {
     let error = failed(bench.make(&request(&bench), SET).await);
     assert_eq!(error.reason(), Reason::Precondition, "{error}");
     assert_eq!(
-        claim(&bench).await["metadata"]["labels"]["drover.dev/node"],
+        claim(&bench.namespace).await["metadata"]["labels"]["drover.dev/node"],
         node.id.as_str()
     );
 
@@ -124,11 +127,11 @@ async fn what_cannot_be_completed_gives_kept_storage_back() {
     let bench = Direct::start().await;
     let node = made(bench.make(&request(&bench), SET).await).remove(0);
     retire(&bench, &node).await;
-    let before = claim(&bench).await;
+    let before = claim(&bench.namespace).await;
     // The claim is handed over before the pod is refused.
     let broken = SET.replace("image: \"example.invalid/main:1\"", "image: \"\"");
     failed(bench.make(&request(&bench), &broken).await);
-    let after = claim(&bench).await;
+    let after = claim(&bench.namespace).await;
     assert_eq!(after["metadata"]["uid"], before["metadata"]["uid"]);
     assert!(after["metadata"]["deletionTimestamp"].is_null());
     assert_eq!(kept(&bench).await.len(), 1);
@@ -137,8 +140,8 @@ async fn what_cannot_be_completed_gives_kept_storage_back() {
 }
 
 /// A storage class with a volume of 1 GiB for one claim.
-async fn class(bench: &Direct, grows: bool) -> String {
-    let name = format!("{}-{grows}", bench.namespace.name);
+pub(crate) async fn class(namespace: &Namespace, grows: bool) -> String {
+    let name = format!("{}-{grows}", namespace.name);
     let class = json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
         "provisioner": "kubernetes.io/no-provisioner", "allowVolumeExpansion": grows,
@@ -150,7 +153,7 @@ async fn class(bench: &Direct, grows: bool) -> String {
             "hostPath": {"path": "/nowhere"},
         },
     });
-    let raw = &bench.namespace.raw;
+    let raw = &namespace.raw;
     let classes = "/apis/storage.k8s.io/v1/storageclasses";
     raw.create(classes, &class).await.unwrap();
     raw.create("/api/v1/persistentvolumes", &volume)
@@ -174,20 +177,20 @@ fn sized(bench: &Direct, class: &str, gib: u64) -> ProvisionRequest {
 async fn bound(bench: &Direct, class: &str) -> Node {
     let node = made(bench.make(&sized(bench, class, 1), SET).await).remove(0);
     until("the claim has its volume", || async {
-        (claim(bench).await["status"]["phase"] == "Bound").then_some(())
+        (claim(&bench.namespace).await["status"]["phase"] == "Bound").then_some(())
     })
     .await;
     node
 }
 
 async fn asked(bench: &Direct) -> Value {
-    claim(bench).await["spec"]["resources"]["requests"]["storage"].clone()
+    claim(&bench.namespace).await["spec"]["resources"]["requests"]["storage"].clone()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_that_is_handed_on_grows_and_is_shown_as_large_as_it_is() {
     let bench = Direct::start().await;
-    let class = class(&bench, true).await;
+    let class = class(&bench.namespace, true).await;
     let node = bound(&bench, &class).await;
     retire(&bench, &node).await;
     let larger = made(bench.make(&sized(&bench, &class, 5), SET).await).remove(0);
@@ -208,7 +211,7 @@ async fn a_claim_that_is_handed_on_grows_and_is_shown_as_large_as_it_is() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_that_cannot_grow_says_so_and_stays_kept() {
     let bench = Direct::start().await;
-    let class = class(&bench, false).await;
+    let class = class(&bench.namespace, false).await;
     let node = bound(&bench, &class).await;
     retire(&bench, &node).await;
     let error = failed(bench.make(&sized(&bench, &class, 5), SET).await);
@@ -230,7 +233,7 @@ async fn a_claim_that_cannot_grow_says_so_and_stays_kept() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_that_may_not_be_handed_on_fails_its_slot_and_stays_kept() {
     let bench = Direct::start().await;
-    let class = class(&bench, true).await;
+    let class = class(&bench.namespace, true).await;
     let node = bound(&bench, &class).await;
     retire(&bench, &node).await;
     for (words, reason) in [
@@ -261,10 +264,10 @@ async fn a_kept_claim_without_a_volume_is_handed_on_as_it_is() {
     // No volume has this class.
     let class = format!("{}-none", bench.namespace.name);
     let node = made(bench.make(&sized(&bench, &class, 1), SET).await).remove(0);
-    let before = claim(&bench).await;
+    let before = claim(&bench.namespace).await;
     retire(&bench, &node).await;
     let next = made(bench.make(&sized(&bench, &class, 5), SET).await).remove(0);
-    let after = claim(&bench).await;
+    let after = claim(&bench.namespace).await;
     assert_eq!(after["metadata"]["uid"], before["metadata"]["uid"]);
     assert_eq!(asked(&bench).await, "1Gi");
     bench.gone(&next).await;

@@ -150,6 +150,51 @@ async fn a_password_of_redis_that_is_none_or_that_nobody_would_ask_for_is_refuse
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn pods_run_as_the_user_that_is_asked_for_or_as_whom_admission_assigns() {
+    let bench = Direct::start().await;
+    for (user, expected) in [
+        (json!(null), json!(999)),
+        (json!(70), json!(70)),
+        (json!("70"), json!(70)),
+        (json!("assigned"), Value::Null),
+    ] {
+        for workload in ["Pod", "StatefulSet"] {
+            let mut attributes = json!({"workload": workload, "open": true});
+            if !user.is_null() {
+                attributes["run_as_user"] = user.clone();
+            }
+            let node = make(&bench, &request(&bench, &attributes)).await;
+            let pod = until("its pod is there", || async {
+                bench.namespace.list("pods").await.into_iter().next()
+            })
+            .await;
+            let security = &pod["spec"]["securityContext"];
+            for field in ["runAsUser", "runAsGroup", "fsGroup"] {
+                assert_eq!(security[field], expected, "{workload} {user} {field}");
+            }
+            assert_eq!(security["runAsNonRoot"], true);
+            gone(&bench, &node).await;
+        }
+    }
+    for user in [
+        json!(0),
+        json!("postgres"),
+        json!(-1),
+        json!(false),
+        json!(70.5),
+        json!("70.5"),
+        json!("inf"),
+        json!(4_294_967_296_u64),
+    ] {
+        let attributes = json!({"open": true, "run_as_user": user});
+        let request = request(&bench, &attributes);
+        let error = bench.check_by(&request, &built_in(CATALOGUE)).await;
+        let error = error.unwrap_err();
+        assert!(error.message().contains("run_as_user"), "{user}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn redis_with_storage_keeps_what_it_was_told() {
     let Some(rig) = rig().await else { return };
     for workload in ["Pod", "StatefulSet"] {

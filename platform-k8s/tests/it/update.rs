@@ -4,10 +4,10 @@
 use crate::bench;
 
 use bench::Bench;
-use drover_core::Result;
+use drover_core::{Class, Result};
 use drover_proto::platform::v1::{Node, NodeChange, NodeRole, update_node_request::Update};
 use drover_testing::{
-    kubernetes::{Fault, On, until},
+    kubernetes::{Fault, On, refusal, until},
     platform::requests,
 };
 use serde_json::Value;
@@ -109,6 +109,31 @@ async fn a_change_before_the_first_pod_is_not_lost() {
             assert_eq!(node.role(), NodeRole::Standby, "{store}: it stays");
             bench.clean(store).await;
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_has_begun_does_not_say_that_nothing_happened() {
+    for (code, reason, words) in [
+        (422, "Invalid", "metadata.uid: field is immutable"),
+        (
+            403,
+            "Forbidden",
+            "admission webhook \"w\" denied the request",
+        ),
+    ] {
+        let bench = Bench::start().await;
+        let (_, nodes) = bench.make("deployed", 1).await;
+        bench.until_running().await;
+        let (status, body) = refusal(code, reason, words);
+        let patches = On::call("patch", "pods").always();
+        bench.proxy().fail(patches, Fault::Refuse(status, body));
+        let error = change(&bench, &nodes[0], demoted()).await.unwrap_err();
+        assert_eq!(error.class(), Class::Unknown, "{error}");
+        bench.proxy().heal();
+        change(&bench, &nodes[0], demoted()).await.unwrap();
+        until_followed(&bench, &nodes[0], words).await;
+        bench.clean(words).await;
     }
 }
 

@@ -100,7 +100,7 @@ fn init(args: &CertsInitArgs) -> Outcome {
     for user in &args.users {
         let wrong = || {
             Failure::usage(format!(
-                "`{user}` is no user; write ROLE/NAME with one of {}",
+                "`{user}` is not a user; write ROLE/NAME with one of {}",
                 PEOPLE.join(", ")
             ))
         };
@@ -128,7 +128,7 @@ fn init(args: &CertsInitArgs) -> Outcome {
     for name in &args.names {
         if [ORCHESTRATOR, ETCD].contains(&name.as_str()) {
             return Err(Failure::usage(format!(
-                "`{name}` is no name for all services: etcd would let each of them in"
+                "`{name}` cannot be a name of all services: etcd would let each of them in"
             )));
         }
         drover_client::check_server_name(name)

@@ -1,5 +1,7 @@
 //! The grammar of the command line.
 
+mod connect;
+mod help;
 mod local;
 mod rollout;
 #[cfg(test)]
@@ -11,12 +13,14 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::output::{Format, GetFormat};
+pub(crate) use connect::{ConnectArgs, EnvFormat};
 pub(crate) use local::{
     AuditCommand, AuditVerifyArgs, CertsCommand, CertsInitArgs, CertsListArgs, ContextCommand,
+    ContextFormat,
 };
 pub(crate) use rollout::{
-    ChangeFlags, PlannedFlags, RestartArgs, RolloutCommand, RolloutStatusArgs, ScaleArgs, UndoArgs,
-    WaitFlags,
+    ChangeFlags, FailoverArgs, PlannedFlags, PlatformChangeFlags, RestartArgs, RolloutCommand,
+    RolloutStatusArgs, ScaleArgs, UndoArgs, WaitFlags,
 };
 
 /// One declarative control plane for clusters of stateful nodes
@@ -141,12 +145,15 @@ pub(crate) struct Secure {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run everything in one process, apply files and show what happens
+    #[command(arg = help::stray("dev"), after_long_help = help::DEV)]
     Dev(DevArgs),
     /// Create or change what files describe
+    #[command(arg = help::stray("apply"), after_long_help = help::APPLY)]
     Apply(ApplyArgs),
     /// Show what would be done, and why
     Plan(PlanArgs),
     /// List things
+    #[command(after_long_help = help::GET)]
     Get(GetArgs),
     /// Explain the state of one thing
     Describe(DescribeArgs),
@@ -159,17 +166,21 @@ pub(crate) enum Command {
     /// Nodes and clusters by state, as they change
     Top(TopArgs),
     /// Change the size of a group
+    #[command(after_long_help = help::SCALE)]
     Scale(ScaleArgs),
     /// How updates go on, earlier specs, going back, replacing all nodes
-    #[command(subcommand)]
+    #[command(subcommand, after_long_help = help::ROLLOUT)]
     Rollout(RolloutCommand),
     /// Replace a node, within the update policy of its group
     Replace {
         /// CLUSTER/NODE
         node: String,
         #[command(flatten)]
-        change: ChangeFlags,
+        planned: PlannedFlags,
     },
+    /// Have a standby take over without what only the lost active node may have
+    #[command(after_long_help = help::FAILOVER)]
+    Failover(FailoverArgs),
     /// Say that you work on a node: it is not replaced for being sick
     Repair {
         /// CLUSTER/NODE
@@ -222,9 +233,8 @@ pub(crate) enum Command {
         /// Do not ask
         #[arg(short, long)]
         yes: bool,
-        /// How the result is printed
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        #[command(flatten)]
+        change: PlatformChangeFlags,
     },
     /// Say that nodes which vanished from a platform at once are really gone
     ConfirmLoss {
@@ -232,16 +242,20 @@ pub(crate) enum Command {
         platform: String,
         /// How many vanished, as `drover describe platform` says
         count: u32,
-        /// How the result is printed
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        #[command(flatten)]
+        change: PlatformChangeFlags,
     },
     /// Wait until clusters are as wanted
+    #[command(after_long_help = help::WAIT)]
     Wait(WaitArgs),
     /// Print the log of a node, or of all nodes of a group or cluster
+    #[command(after_long_help = help::LOGS)]
     Logs(LogsArgs),
     /// Run a command inside a node
     Exec(ExecArgs),
+    /// Start a client of a store with the addresses of its nodes
+    #[command(after_long_help = help::CONNECT)]
+    Connect(ConnectArgs),
     /// What happened to a cluster
     Events(EventsArgs),
     /// Print a manifest to start from
@@ -250,6 +264,7 @@ pub(crate) enum Command {
         kind: Starter,
     },
     /// Check files without an orchestrator
+    #[command(arg = help::stray("validate"))]
     Validate {
         /// Files, directories, or - for standard input
         #[arg(short, long = "filename", required = true, value_name = "FILE")]
@@ -267,6 +282,7 @@ pub(crate) enum Command {
     /// Print the JSON Schema of manifests
     Schema,
     /// Print documents of other tools as manifests
+    #[command(arg = help::stray("convert"))]
     Convert {
         /// Files, directories, or - for standard input
         #[arg(short, long = "filename", required = true, value_name = "FILE")]
@@ -399,7 +415,7 @@ pub(crate) struct GetArgs {
     pub(crate) all: bool,
     #[arg(short, long, value_enum, default_value_t)]
     pub(crate) output: GetFormat,
-    /// Go on with changes as they come
+    /// Follow changes as they happen
     #[arg(short, long)]
     pub(crate) watch: bool,
     /// Leave out the line of column names
@@ -454,7 +470,7 @@ pub(crate) struct DeleteArgs {
     /// How long to wait
     #[arg(long, default_value = "10m", value_parser = duration, value_name = "DURATION")]
     pub(crate) timeout: std::time::Duration,
-    /// What is not there is no failure
+    /// What is not there is not a failure
     #[arg(long)]
     pub(crate) ignore_not_found: bool,
     /// Do not ask
@@ -485,6 +501,9 @@ pub(crate) struct WaitArgs {
     /// How long to wait
     #[arg(long, default_value = "60s", value_parser = duration, value_name = "DURATION")]
     pub(crate) timeout: std::time::Duration,
+    /// How the result is printed; json and yaml have the clusters
+    #[arg(short, long, value_enum, default_value_t)]
+    pub(crate) output: Format,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -493,7 +512,7 @@ pub(crate) struct LogsArgs {
     /// node and a group have is the node's; group/CLUSTER/GROUP is always the group
     #[arg(value_name = "CLUSTER[/NODE|/GROUP]")]
     pub(crate) target: String,
-    /// Go on with new lines as they come; of a group or cluster also with nodes that come, from their first line
+    /// Follow new lines as they come; of a group or cluster also those of nodes that come, from their first line
     #[arg(short, long)]
     pub(crate) follow: bool,
     /// Only the last lines, of each node
@@ -530,7 +549,7 @@ pub(crate) struct ExecArgs {
 pub(crate) struct EventsArgs {
     /// Cluster [default: all]
     pub(crate) cluster: Option<String>,
-    /// Go on with new events as they come
+    /// Follow new events as they happen
     #[arg(short, long)]
     pub(crate) watch: bool,
     /// Only those after this sequence

@@ -87,15 +87,23 @@ enum Wanted {
 /// Names of things.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Names {
+    /// CLUSTER, or cluster/CLUSTER.
     Clusters,
     /// CLUSTER/GROUP.
     Groups,
+    /// Groups of a cluster.
+    GroupsOf(String),
     /// CLUSTER/NODE.
     Nodes,
+    /// CLUSTER, for all of its nodes, or CLUSTER/NODE.
+    NodesOrAll,
+    /// CLUSTER, or CLUSTER/GROUP.
+    GroupsOrAll,
     /// CLUSTER, CLUSTER/GROUP or CLUSTER/NODE.
     Logs,
     Platforms,
     Secrets,
+    Storage,
     Contexts,
     /// KIND, or KIND/NAME.
     Kinds,
@@ -176,12 +184,19 @@ fn value(arg: &Arg) -> Wanted {
 /// A positional argument.
 fn position(path: &[&str], before: &[&str], command: &Command) -> Wanted {
     let names = match (path, before) {
-        (["get" | "describe" | "delete" | "wait"], []) => Names::Kinds,
-        (["get" | "describe" | "delete" | "wait"], [first, ..]) => match of_kind(first) {
+        (["get" | "describe" | "delete"], []) => Names::Kinds,
+        (["get"], ["node" | "nodes", ..]) => Names::NodesOrAll,
+        (["get" | "describe" | "delete"], [first, ..]) => match of_kind(first) {
             Some(names) if !first.contains('/') => names,
             _ => Names::Kinds,
         },
+        (["wait"], _) => Names::Clusters,
         (["scale"] | ["rollout", "status" | "restart"], []) => Names::Groups,
+        (["scale" | "failover"] | ["rollout", "status" | "restart"], [cluster])
+            if !cluster.contains('/') =>
+        {
+            Names::GroupsOf((*cluster).to_owned())
+        }
         (
             ["plan" | "pause" | "resume" | "reconcile" | "abandon" | "events"]
             | ["rollout", "history" | "undo"],
@@ -189,6 +204,7 @@ fn position(path: &[&str], before: &[&str], command: &Command) -> Wanted {
         ) => Names::Clusters,
         (["replace" | "repair" | "exec"], []) => Names::Nodes,
         (["logs"], []) => Names::Logs,
+        (["connect" | "failover"], []) => Names::GroupsOrAll,
         (["rebind" | "confirm-loss"], []) => Names::Platforms,
         (["context", "use" | "show"], []) | (["context", "delete"], _) => Names::Contexts,
         _ => {
@@ -205,9 +221,10 @@ fn of_kind(word: &str) -> Option<Names> {
     Some(match Kind::parse(kind).ok()? {
         Kind::Cluster | Kind::Event => Names::Clusters,
         Kind::Node => Names::Nodes,
-        Kind::Platform | Kind::Host => Names::Platforms,
+        Kind::Platform | Kind::Host | Kind::Discovered => Names::Platforms,
         Kind::Secret => Names::Secrets,
-        Kind::Discovered | Kind::Storage | Kind::Replica => return None,
+        Kind::Storage => Names::Storage,
+        Kind::Replica => return None,
     })
 }
 
@@ -222,13 +239,19 @@ async fn live(global: &Global, names: &Names, last: &str) -> Outcome<Vec<String>
             Some(names) => (names, format!("{kind}/")),
             None => return Ok(Vec::new()),
         },
+        (Names::Clusters, Some((kind @ ("cluster" | "clusters"), _))) => {
+            (Names::Clusters, format!("{kind}/"))
+        }
         (names, _) => (names.clone(), String::new()),
     };
     let client = Client::to(&context::place(global)?.targets()?);
     let inner = last.strip_prefix(&prefix).unwrap_or(last);
     let all = match (names, inner.contains('/')) {
         (Names::Logs, true) => vec![Names::Groups, Names::Nodes],
-        (Names::Logs, false) => vec![Names::Clusters, Names::Groups],
+        (Names::Logs | Names::GroupsOrAll, false) => vec![Names::Clusters, Names::Groups],
+        (Names::GroupsOrAll, true) => vec![Names::Groups],
+        (Names::NodesOrAll, true) => vec![Names::Nodes],
+        (Names::NodesOrAll, false) => vec![Names::Clusters, Names::Nodes],
         (names, _) => vec![names],
     };
     let mut found = Vec::new();
@@ -249,19 +272,16 @@ async fn names_of(client: &Client, names: &Names, last: &str) -> Outcome<Vec<Str
             Ok(names.collect())
         }
         (Names::Groups, Some((cluster, _))) => {
-            let request = GetClusterRequest {
-                name: cluster.to_owned(),
-                min_revision: None,
-            };
-            let answer = client.call(client.api.get_cluster(request, CALL_TIMEOUT));
-            let cluster_spec = answer.await?.cluster.and_then(|it| it.spec);
-            let mut paths = Vec::new();
-            groups(
-                &cluster_spec.unwrap_or_default().groups,
-                cluster,
-                &mut paths,
-            );
-            Ok(paths)
+            let paths = groups_of(client, cluster).await?;
+            let names = paths.iter().map(|path| format!("{cluster}/{path}"));
+            Ok(names.collect())
+        }
+        (Names::GroupsOf(cluster), _) => groups_of(client, target::cluster(cluster)).await,
+        (Names::Storage, _) => {
+            let request = drover_proto::orchestrator::v1::ListStorageRequest::default();
+            let answer = client.call(client.api.list_storage(request, CALL_TIMEOUT));
+            let kept = answer.await?.storage.into_iter();
+            Ok(kept.filter_map(|it| Some(it.storage?.id)).collect())
         }
         (Names::Platforms, _) => {
             let platforms = client.list_platforms().await?.platforms;
@@ -286,10 +306,26 @@ async fn names_of(client: &Client, names: &Names, last: &str) -> Outcome<Vec<Str
     }
 }
 
+/// Paths of the groups of a cluster that have nodes.
+async fn groups_of(client: &Client, cluster: &str) -> Outcome<Vec<String>> {
+    let request = GetClusterRequest {
+        name: cluster.to_owned(),
+        min_revision: None,
+    };
+    let answer = client.call(client.api.get_cluster(request, CALL_TIMEOUT));
+    let spec = answer.await?.cluster.and_then(|it| it.spec);
+    let mut paths = Vec::new();
+    groups(&spec.unwrap_or_default().groups, "", &mut paths);
+    Ok(paths)
+}
+
 /// Paths of groups with nodes.
-fn groups(groups_of: &[GroupSpec], above: &str, paths: &mut Vec<String>) {
-    for group in groups_of {
-        let path = format!("{above}/{}", group.name);
+fn groups(all: &[GroupSpec], above: &str, paths: &mut Vec<String>) {
+    for group in all {
+        let path = match above {
+            "" => group.name.clone(),
+            above => format!("{above}/{}", group.name),
+        };
         if group.groups.is_empty() {
             paths.push(path);
         } else {
@@ -320,17 +356,29 @@ mod tests {
         for (line, names) in [
             ("get ", Names::Kinds),
             ("get clusters ", Names::Clusters),
+            ("get nodes ", Names::NodesOrAll),
+            ("get storage ", Names::Storage),
+            ("delete storage ", Names::Storage),
+            ("get discovered ", Names::Platforms),
+            ("wait ", Names::Clusters),
+            ("wait cluster ", Names::Clusters),
             ("describe node ", Names::Nodes),
             ("delete cluster/", Names::Kinds),
             ("--server x get clusters ", Names::Clusters),
             ("get -o json platforms ", Names::Platforms),
             ("scale ", Names::Groups),
             ("scale --standby 1 ", Names::Groups),
+            ("scale hello ", Names::GroupsOf("hello".into())),
+            ("rollout status hello ", Names::GroupsOf("hello".into())),
             ("rollout restart ", Names::Groups),
             ("rollout undo ", Names::Clusters),
             ("exec -t ", Names::Nodes),
             ("logs -f ", Names::Logs),
             ("logs --tail 5 ", Names::Logs),
+            ("connect ", Names::GroupsOrAll),
+            ("connect --read ", Names::GroupsOrAll),
+            ("failover --accept-loss ", Names::GroupsOrAll),
+            ("failover hello ", Names::GroupsOf("hello".into())),
             ("abandon shop --platform ", Names::Platforms),
             ("context use ", Names::Contexts),
             ("--context ", Names::Contexts),
@@ -346,5 +394,7 @@ mod tests {
         assert!(words("get nodes -o ").contains(&"wide".to_owned()));
         assert!(words("init ").contains(&"redis".to_owned()));
         assert_eq!(words("apply -f "), [""; 0], "a file");
+        assert_eq!(words("scale hello/web "), [""; 0], "a number");
+        assert_eq!(words("connect hello -- "), [""; 0], "a program");
     }
 }

@@ -8,8 +8,9 @@ use http::uri::Authority;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    cli::{ContextCommand, Global, Secure},
+    cli::{ContextCommand, ContextFormat, Global, Secure},
     failure::{Exit, Failure, Outcome},
+    hint::Hint,
     output::{self, Table},
 };
 
@@ -18,7 +19,7 @@ pub(crate) const DEFAULT_SERVER: &str = "http://127.0.0.1:7400";
 /// Environment variable with a bearer token.
 const TOKEN: &str = "DROVER_TOKEN";
 
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Config {
     /// Name of the context in use.
@@ -28,12 +29,28 @@ struct Config {
     contexts: BTreeMap<String, Entry>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Entry {
     /// Address of the orchestrator, or of several with commas between.
     server: String,
     #[serde(flatten)]
     secure: Security,
+}
+
+/// A context for programs.
+#[derive(Serialize)]
+struct Shown<'a> {
+    name: &'a str,
+    /// Whether it is in use.
+    current: bool,
+    #[serde(flatten)]
+    entry: &'a Entry,
+}
+
+/// Several contexts for programs.
+#[derive(Serialize)]
+struct Several<'a> {
+    contexts: Vec<Shown<'a>>,
 }
 
 /// Whom to trust, and who calls. Files, with absolute paths.
@@ -287,6 +304,32 @@ fn save(config: &Config) -> anyhow::Result<()> {
         .with_context(failed)
 }
 
+/// Whether an address, or one of several, has a user, and maybe a password. No part of an address may have an `@`, but
+/// the path of a socket.
+fn has_user(text: &str) -> bool {
+    text.contains('@') && !text.trim().starts_with("unix:")
+}
+
+const NO_USER: &str = "must not contain a user or a password";
+
+/// Fails if a URL that a flag or a variable gives has a user or a password: errors and hints show URLs.
+pub(crate) fn refuse_users(global: &Global) -> Outcome<()> {
+    let server = if global.server_is_flag {
+        "--server"
+    } else {
+        "DROVER_SERVER"
+    };
+    for (name, text) in [
+        (server, &global.server),
+        ("--otlp-endpoint", &global.otlp_endpoint),
+    ] {
+        if text.as_deref().is_some_and(has_user) {
+            return Err(Failure::usage(format!("`{name}` {NO_USER}")));
+        }
+    }
+    Ok(())
+}
+
 /// The orchestrator to use: the flag, then the named context, then the variable, then the current context, then the
 /// default.
 pub(crate) fn place(global: &Global) -> Outcome<Place> {
@@ -318,6 +361,10 @@ pub(crate) fn place(global: &Global) -> Outcome<Place> {
         .get(name)
         .ok_or_else(|| unknown(name, &config))?;
     let flag = server.filter(|_| global.server_is_flag);
+    if flag.is_none() && has_user(&entry.server) {
+        let why = format!("the server of context `{name}` {NO_USER}");
+        return Err(Failure::failed(why));
+    }
     Ok(Place {
         server: flag.unwrap_or(&entry.server).clone(),
         origin: flag.map_or_else(|| format!("context {name}"), |_| said.to_owned()),
@@ -346,7 +393,7 @@ fn unknown(name: &str, config: &Config) -> Failure {
 pub(crate) fn run(global: &Global, command: ContextCommand) -> Outcome {
     let mut config = load()?;
     match command {
-        ContextCommand::List => {
+        ContextCommand::List { output } => {
             let mut table = Table::new(&["CURRENT", "NAME", "SERVER"]);
             for (name, entry) in &config.contexts {
                 let mark = if config.current.as_ref() == Some(name) {
@@ -358,42 +405,55 @@ pub(crate) fn run(global: &Global, command: ContextCommand) -> Outcome {
                     .rows
                     .push(vec![mark.into(), name.clone(), entry.server.clone()]);
             }
-            output::print(&table.render(true, false))?;
+            let names: Vec<&str> = config.contexts.keys().map(String::as_str).collect();
+            let all = several(&config, &names);
+            print(output, &table.render(true, false), &names, &all)?;
         }
-        ContextCommand::Use { name } => {
+        ContextCommand::Use { name, output } => {
             if !config.contexts.contains_key(&name) {
                 return Err(unknown(&name, &config));
             }
             config.current = Some(name.clone());
             save(&config)?;
-            output::line(&format!("using context {name}"))?;
+            print_one(output, &format!("using context {name}\n"), &name, &config)?;
         }
-        ContextCommand::Show { name } => {
+        ContextCommand::Show { name, output } => {
             let name = name.or_else(|| config.current.clone()).ok_or_else(|| {
                 Failure::new(Exit::NotFound, "error: no context is in use".to_owned())
             })?;
             let entry = config.contexts.get(&name);
             let entry = entry.ok_or_else(|| unknown(&name, &config))?;
-            let text = serde_saphyr::to_string(entry)
-                .map_err(|error| anyhow::anyhow!("the context cannot be shown: {error}"))?;
-            output::print(&format!("name: {name}\n{text}"))?;
+            let words = format!("name: {name}\n{}", as_yaml(entry)?);
+            print_one(output, &words, &name, &config)?;
         }
-        ContextCommand::Delete { names } => {
+        ContextCommand::Delete { names, output } => {
             // All or none.
             if let Some(name) = names.iter().find(|it| !config.contexts.contains_key(*it)) {
                 return Err(unknown(name, &config));
             }
-            config.contexts.retain(|name, _| !names.contains(name));
-            let current = config.current.take_if(|name| names.contains(name));
-            save(&config)?;
-            for name in &names {
-                output::line(&format!("context {name} deleted"))?;
-            }
-            if current.is_some() && !config.contexts.is_empty() {
-                complain!("no context is in use now: drover context use NAME");
+            let mut left = config.clone();
+            left.contexts.retain(|name, _| !names.contains(name));
+            let current = left.current.take_if(|name| names.contains(name));
+            save(&left)?;
+            let words: String = names
+                .iter()
+                .map(|name| format!("context {name} deleted\n"))
+                .collect();
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            print(output, &words, &names, &several(&config, &names))?;
+            let mut others = left.contexts.keys();
+            let hint = match (others.next(), others.next()) {
+                (Some(only), None) => Hint::use_context(only),
+                _ => Hint::contexts(),
+            };
+            if current.is_some() && !left.contexts.is_empty() {
+                complain!("no context is in use now: {}", hint.told());
             }
         }
-        ContextCommand::Set { name, url } => {
+        ContextCommand::Set { name, url, output } => {
+            if has_user(&url) {
+                return Err(Failure::usage(format!("`URL` {NO_USER}")));
+            }
             let secure = Security::of(&global.secure).absolute()?;
             // Fails here, and not in all later commands.
             let targets = targets(&url, &secure)?;
@@ -407,138 +467,57 @@ pub(crate) fn run(global: &Global, command: ContextCommand) -> Outcome {
             );
             config.current.get_or_insert_with(|| name.clone());
             save(&config)?;
-            output::line(&format!("context {name} set"))?;
+            print_one(output, &format!("context {name} set\n"), &name, &config)?;
         }
     }
     Ok(Exit::Done)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn lead(text: &str, secure: &Security) -> Result<String, String> {
-        address(text, secure)
-            .map(|target| target.to_string())
-            .map_err(|failure| failure.message)
-    }
-
-    #[test]
-    fn an_address_without_a_scheme_is_plaintext_on_this_machine_only() {
-        let none = Security::default();
-        for (text, url) in [
-            ("127.0.0.1:7411", "http://127.0.0.1:7411"),
-            (" localhost:1 ", "http://localhost:1"),
-            ("localhost", "http://localhost:7400"),
-            ("[::1]:7400", "http://[::1]:7400"),
-            ("[::1]", "http://[::1]:7400"),
-            ("https://example.com:1", "https://example.com:1"),
-        ] {
-            assert_eq!(lead(text, &none).unwrap(), url, "{text}");
-        }
-        let why = lead("example.com", &none).unwrap_err();
-        assert!(
-            why.contains("write https://example.com:7400, or http://example.com:7400 for"),
-            "{why}"
-        );
-        for text in [
-            "",
-            ":1",
-            "localhost:",
-            "localhost:99999",
-            "a b",
-            "x/y",
-            "ftp://x",
-        ] {
-            assert!(lead(text, &none).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn several_addresses_have_commas_between() {
-        let secure = Security {
-            ca: Some("ca.pem".into()),
-            ..Security::default()
-        };
-        let none = Security::default();
-        let lead = |text: &str, secure: &Security| -> Result<String, String> {
-            let targets = addresses(text, secure).map_err(|failure| failure.message)?;
-            let texts: Vec<String> = targets.iter().map(Target::to_string).collect();
-            Ok(texts.join(" "))
-        };
-        for (text, secure, urls) in [
-            ("localhost", &none, "http://localhost:7400"),
-            (
-                "127.0.0.1:1, [::1]:2,localhost",
-                &none,
-                "http://127.0.0.1:1 http://[::1]:2 http://localhost:7400",
-            ),
-            ("a,b:1", &secure, "https://a:7400 https://b:1"),
-            ("https://a:1,https://b:1", &none, "https://a:1 https://b:1"),
-            (
-                "http://a:1,localhost:2",
-                &none,
-                "http://a:1 http://localhost:2",
-            ),
-            ("unix:/run/a,b", &none, "unix:/run/a,b"),
-        ] {
-            assert_eq!(lead(text, secure).unwrap(), urls, "{text}");
-        }
-        for (text, secure, why) in [
-            ("a:1,,c:1", &secure, "address 2 is empty"),
-            (",a:1", &secure, "address 1 is empty"),
-            ("a:1, ", &secure, "address 2 is empty"),
-            ("a:1,b:1,a:1", &secure, "\"a:1\" is there twice"),
-            (
-                "a:1,https://A:1/",
-                &secure,
-                "\"https://A:1/\" is there twice",
-            ),
-            (
-                "https://a:1,http://b:1",
-                &none,
-                "\"http://b:1\" is for plaintext and the first address for TLS",
-            ),
-            (
-                "localhost:1,https://b:1",
-                &none,
-                "\"https://b:1\" is for TLS and the first address for plaintext",
-            ),
-            ("localhost:1,unix:/a", &none, "\"unix:/a\" is a socket"),
-            ("localhost:1,b:1", &none, "\"b:1\" does not say whether TLS"),
-            ("localhost:1,a b", &none, "\"a b\" is not an address"),
-        ] {
-            let found = lead(text, secure).unwrap_err();
-            assert!(found.contains(why), "{text}: {found}");
-        }
-    }
-
-    #[test]
-    fn a_socket_is_a_path() {
-        let none = Security::default();
-        let here = std::env::current_dir().unwrap();
-        for (text, url) in [
-            ("unix:/run/drover.sock", "unix:/run/drover.sock".to_owned()),
-            (
-                "unix:///run/drover.sock",
-                "unix:/run/drover.sock".to_owned(),
-            ),
-            ("unix:api", format!("unix:{}", here.join("api").display())),
-        ] {
-            assert_eq!(lead(text, &none).unwrap(), url, "{text}");
-        }
-        for text in ["unix:", "unix://", "unix://run/x"] {
-            let why = lead(text, &none).unwrap_err();
-            assert!(why.contains("unix:PATH"), "{text}: {why}");
-        }
-    }
-
-    #[test]
-    fn an_address_without_a_scheme_is_tls_where_there_are_certificates() {
-        let secure = Security {
-            ca: Some("ca.pem".into()),
-            ..Security::default()
-        };
-        assert_eq!(lead("127.0.0.1:1", &secure).unwrap(), "https://127.0.0.1:1");
+/// The contexts of these names, for programs.
+fn several<'a>(config: &'a Config, names: &[&'a str]) -> Several<'a> {
+    let shown = names.iter().filter_map(|&name| {
+        Some(Shown {
+            name,
+            current: config.current.as_deref() == Some(name),
+            entry: config.contexts.get(name)?,
+        })
+    });
+    Several {
+        contexts: shown.collect(),
     }
 }
+
+fn print_one(format: ContextFormat, words: &str, name: &str, config: &Config) -> Outcome<()> {
+    let shown = several(config, &[name]).contexts.pop();
+    print(format, words, &[name], &shown)
+}
+
+fn print<T: Serialize>(
+    format: ContextFormat,
+    words: &str,
+    names: &[&str],
+    shown: &T,
+) -> Outcome<()> {
+    let text = match format {
+        ContextFormat::Text => words.to_owned(),
+        ContextFormat::Json => {
+            let text = serde_json::to_string_pretty(shown);
+            text.map_err(|error| Failure::failed(error.to_string()))? + "\n"
+        }
+        ContextFormat::Yaml => as_yaml(shown)?,
+        ContextFormat::Name => names
+            .iter()
+            .map(|name| format!("context/{name}\n"))
+            .collect(),
+    };
+    output::print(&text)?;
+    Ok(())
+}
+
+fn as_yaml<T: Serialize>(shown: &T) -> anyhow::Result<String> {
+    serde_saphyr::to_string(shown)
+        .map_err(|error| anyhow::anyhow!("the context cannot be shown: {error}"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -4,6 +4,8 @@ use std::{fmt, process::ExitCode};
 
 use drover_core::{Error, Reason};
 
+use crate::hint::{self, Hint};
+
 /// Exit codes, as documented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -29,6 +31,8 @@ pub(crate) struct Failure {
     pub(crate) exit: Exit,
     /// Lines for standard error. Empty if everything was printed already.
     pub(crate) message: String,
+    /// Flags with which the same command does it, and what they are for.
+    lacks: Option<(&'static str, Vec<String>)>,
 }
 
 /// Result of a command.
@@ -39,6 +43,7 @@ impl Failure {
         Self {
             exit,
             message: message.into(),
+            lacks: None,
         }
     }
 
@@ -59,11 +64,42 @@ impl Failure {
     pub(crate) fn timed_out(message: impl Into<String>) -> Self {
         Self::new(Exit::TimedOut, format!("error: {}", message.into()))
     }
+
+    /// The same with a command that helps.
+    pub(crate) fn with_hint(self, hint: &Hint) -> Self {
+        self.with_reason("", hint)
+    }
+
+    fn with_reason(mut self, why: &str, hint: &Hint) -> Self {
+        self.message.push('\n');
+        self.message.push_str(&hint.line(why));
+        self
+    }
+
+    /// The failure of one of so many clusters. Further flags would act on all of them.
+    pub(crate) fn of_one_in(mut self, clusters: usize) -> Self {
+        if clusters != 1 {
+            self.lacks = None;
+        }
+        self
+    }
+
+    /// The failure of a command line, with the same one that does it if there is one.
+    pub(crate) fn of(mut self, command: &[String]) -> Self {
+        let again = self
+            .lacks
+            .take()
+            .and_then(|(why, flags)| Some((why, Hint::again(command, &flags)?)));
+        match again {
+            Some((why, hint)) => self.with_reason(why, &hint),
+            None => self,
+        }
+    }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        f.write_str(&hint::completed(&self.message))
     }
 }
 
@@ -104,51 +140,68 @@ impl From<Error> for Failure {
             Reason::Unavailable if drover_client::is_unreachable(&error) => Exit::Unreachable,
             _ => Exit::Failed,
         };
-        let mut message = format!("error: {}", error.message());
-        if let Some(hint) = hint(&error) {
-            message = format!("{message}\nhint: {hint}");
+        let failure = Self {
+            lacks: lacks(&error),
+            ..Self::new(exit, format!("error: {}", error.message()))
+        };
+        match helps(&error) {
+            Some((why, hint)) => failure.with_reason(why, &hint),
+            None => failure,
         }
-        Self::new(exit, message)
     }
 }
 
-/// A command that helps, with the names that the error has.
-fn hint(error: &Error) -> Option<String> {
-    let told = |name: &str| error.metadata().get(name).map(String::as_str);
-    let (kind, name) = match error.resource() {
-        Some((kind, name)) => (kind, name),
-        None => ("", ""),
-    };
-    // Nodes and revisions are named after their cluster.
-    let of = name.split_once('/').map(|(cluster, _)| cluster);
-    let cluster = told("cluster").or(of).unwrap_or("CLUSTER");
-    let group = told("group").unwrap_or("PATH");
-    let hint = match error.reason() {
-        Reason::GenerationMismatch => {
-            format!("somebody changed it meanwhile; look again with: drover plan {cluster}")
+/// A command that helps, and what it is for, if the error has the names for it.
+fn helps(error: &Error) -> Option<(&'static str, Hint)> {
+    let (kind, name) = error.resource().unwrap_or_default();
+    let told = error.metadata().get("cluster").map(String::as_str);
+    // Groups, nodes and revisions are named after their cluster.
+    let cluster = told.or_else(|| name.split_once('/').map(|(cluster, _)| cluster));
+    let (why, hint) = match error.reason() {
+        Reason::GenerationMismatch => (
+            "somebody changed it meanwhile; look again with: ",
+            Hint::plan(cluster?),
+        ),
+        Reason::Protected => ("what is stored, as a file: ", Hint::manifest(cluster?)),
+        Reason::ClusterPaused => ("", Hint::resume(cluster?)),
+        Reason::NotFound => {
+            let hint = match kind {
+                "cluster" => Hint::clusters(),
+                "group" => Hint::describe(cluster?),
+                "node" => Hint::nodes(cluster?),
+                "platform" => Hint::platforms(),
+                "secret" => Hint::secrets(),
+                "revision" => Hint::history(cluster?),
+                _ => return None,
+            };
+            ("", hint)
         }
-        Reason::GroupHasNodes => {
-            format!("to delete its nodes: drover apply -f FILE --remove-group {group}")
-        }
-        Reason::ClusterExists => {
-            "to take these nodes over: drover apply -f FILE --adopt".to_owned()
-        }
-        Reason::Protected => {
-            format!("what is stored, as a file: drover get cluster {cluster} -o manifest")
-        }
-        Reason::ClusterPaused => format!("drover resume {cluster}"),
-        Reason::NotFound => match kind {
-            "cluster" => "drover get clusters".to_owned(),
-            "group" => format!("drover describe cluster {cluster}"),
-            "node" => format!("drover get nodes {cluster}"),
-            "platform" => "drover get platforms".to_owned(),
-            "secret" => "drover get secrets".to_owned(),
-            "revision" => format!("drover rollout history {cluster}"),
-            _ => return None,
-        },
         _ => return None,
     };
-    Some(hint)
+    Some((why, hint))
+}
+
+/// Whether a failover was refused only because its loss was not accepted. The message says what would be lost.
+pub(crate) fn is_unaccepted(error: &Error) -> bool {
+    error.reason() == Reason::Precondition
+        && error.fields().iter().any(|one| one.field == "accept_loss")
+}
+
+/// Flags with which the refused command is done, and what they are for.
+fn lacks(error: &Error) -> Option<(&'static str, Vec<String>)> {
+    match error.reason() {
+        Reason::GroupHasNodes => {
+            let group = error.metadata().get("group")?;
+            let flags = vec!["--remove-group".to_owned(), group.clone()];
+            Some(("to delete its nodes: ", flags))
+        }
+        Reason::ClusterExists => Some(("to take these nodes over: ", vec!["--adopt".to_owned()])),
+        _ if is_unaccepted(error) => {
+            let flags = vec!["--accept-loss".to_owned()];
+            Some(("to do without them: ", flags))
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -178,6 +231,7 @@ mod tests {
     fn every_hint_is_a_command_with_the_names_of_the_error() {
         let new = |reason| Error::new(reason, "no").with_metadata("cluster", "shop");
         let missing = |kind: &str, name: &str| Error::not_found(kind, name);
+        let typed = ["apply", "-f", "a.yaml"].map(str::to_owned);
         for (error, hint) in [
             (new(Reason::GenerationMismatch), "drover plan shop"),
             (
@@ -187,11 +241,15 @@ mod tests {
             (new(Reason::ClusterPaused), "drover resume shop"),
             (
                 new(Reason::GroupHasNodes).with_metadata("group", "db"),
-                "drover apply -f FILE --remove-group db",
+                "drover apply -f a.yaml --remove-group db",
             ),
-            (new(Reason::ClusterExists), "drover apply -f FILE --adopt"),
+            (new(Reason::ClusterExists), "drover apply -f a.yaml --adopt"),
             (
-                missing("group", "db").with_metadata("cluster", "shop"),
+                missing("group", "shop/nope"),
+                "drover describe cluster shop",
+            ),
+            (
+                missing("group", "shop/data/hot"),
                 "drover describe cluster shop",
             ),
             (missing("node", "shop/db-1"), "drover get nodes shop"),
@@ -199,9 +257,41 @@ mod tests {
             (missing("secret", "s"), "drover get secrets"),
             (missing("revision", "shop/3"), "drover rollout history shop"),
         ] {
-            let failure = Failure::from(error);
+            let failure = Failure::from(error).of(&typed);
             assert!(failure.message.ends_with(hint), "{failure}");
             Cli::try_parse_from(hint.split(' ')).unwrap();
+        }
+    }
+
+    #[test]
+    fn flags_that_would_act_on_several_clusters_are_not_in_a_hint() {
+        let typed = ["apply", "-f", "a.yaml"].map(str::to_owned);
+        for error in [
+            Error::new(Reason::GroupHasNodes, "no").with_metadata("group", "db"),
+            Error::new(Reason::ClusterExists, "no"),
+        ] {
+            for (clusters, has_hint) in [(1, true), (2, false)] {
+                let failure = Failure::from(error.clone()).of_one_in(clusters).of(&typed);
+                assert_eq!(failure.message.contains("hint"), has_hint, "{failure}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_error_does_not_name_is_not_in_a_hint() {
+        let typed = ["apply", "-f", "-"].map(str::to_owned);
+        for error in [
+            Error::not_found("group", "nope"),
+            Error::not_found("node", "db-1"),
+            Error::new(Reason::GenerationMismatch, "no"),
+            Error::new(Reason::Protected, "no"),
+            Error::new(Reason::ClusterPaused, "no"),
+            Error::new(Reason::GroupHasNodes, "no"),
+            Error::new(Reason::GroupHasNodes, "no").with_metadata("group", "db"),
+            Error::new(Reason::ClusterExists, "no"),
+        ] {
+            let failure = Failure::from(error).of(&typed);
+            assert!(!failure.message.contains("hint"), "{failure}");
         }
     }
 }

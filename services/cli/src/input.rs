@@ -26,7 +26,7 @@ pub(crate) fn manifests(inputs: &[String]) -> anyhow::Result<Manifests> {
         }
         if input.starts_with("http://") || input.starts_with("https://") {
             bail!(
-                "-f takes files, no URLs; for example: curl -fsS {} | drover apply -f -",
+                "-f takes files, not URLs; for example: curl -fsS {} | drover apply -f -",
                 quoted(input)
             );
         }

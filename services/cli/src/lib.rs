@@ -11,6 +11,7 @@ mod complete;
 mod context;
 mod dev;
 mod failure;
+mod hint;
 mod input;
 mod trace;
 
@@ -18,8 +19,10 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, error::ErrorKind, parser::ValueSource};
 
+pub use crate::hint::hints;
 use crate::{
     cli::{Cli, Command},
+    commands::End,
     failure::{Exit, Failure},
 };
 
@@ -31,6 +34,7 @@ pub fn main() -> ExitCode {
         return code;
     }
     let parsed = Cli::command().try_get_matches().and_then(|matches| {
+        hint::remember(&Cli::command(), &matches);
         let name = matches.subcommand_name().unwrap_or_default().to_owned();
         let mut cli = Cli::from_arg_matches(&matches)?;
         cli.global.server_is_flag =
@@ -46,13 +50,7 @@ pub fn main() -> ExitCode {
             } else {
                 Exit::Done
             };
-            if error.kind() == ErrorKind::MissingSubcommand
-                && let Some(help) = help()
-            {
-                eprint!("{help}");
-                return exit.into();
-            }
-            let _ = error.print();
+            let _ = without_variables(error).print();
             return exit.into();
         }
     };
@@ -67,12 +65,22 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Help of a command whose subcommand is missing, as with `--help`. clap shows it by itself only if no setting comes
-/// from the environment.
-fn help() -> Option<clap::Error> {
-    let arguments = std::env::args_os().chain(["--help".into()]);
-    let help = Cli::command().try_get_matches_from(arguments).err()?;
-    (help.kind() == ErrorKind::DisplayHelp).then_some(help)
+/// Wrong usage as if no setting came from a variable: clap shows each that has a value as a part of the usage, and then
+/// no help of a command whose subcommand is missing.
+fn without_variables(error: clap::Error) -> clap::Error {
+    if !error.use_stderr() {
+        return error;
+    }
+    let grammar = Cli::command().mut_args(|argument| argument.env(None::<&'static str>));
+    match grammar.try_get_matches() {
+        Err(same)
+            if same.kind() == error.kind() || error.kind() == ErrorKind::MissingSubcommand =>
+        {
+            same
+        }
+        // The value of a variable is what is wrong.
+        _ => error,
+    }
 }
 
 fn run(cli: Cli, name: &str) -> Result<ExitCode, Failure> {
@@ -90,13 +98,17 @@ fn run(cli: Cli, name: &str) -> Result<ExitCode, Failure> {
             Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
         }
         command => {
+            context::refuse_users(&cli.global)?;
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .enable_all()
                 .build()?;
-            let code = runtime.block_on(trace::traced(&cli.global, name, command));
+            let end = runtime.block_on(trace::traced(&cli.global, name, command));
             // A thread that still reads standard input must not delay the exit.
             runtime.shutdown_background();
-            code
+            match end? {
+                End::Code(code) => Ok(code),
+                End::Program(program) => Err(program.start()),
+            }
         }
     }
 }

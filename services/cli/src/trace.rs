@@ -1,12 +1,12 @@
 //! The span of a command, which starts a trace.
 
-use std::{process::ExitCode, time::Duration};
+use std::time::Duration;
 
 use drover_telemetry::{Exporter, Kind, Settings, Span, settings::Given};
 
 use crate::{
     cli::{Command, Global},
-    commands,
+    commands::{self, End},
     failure::Failure,
 };
 
@@ -14,11 +14,7 @@ use crate::{
 const FLUSH: Duration = Duration::from_secs(2);
 
 /// Runs a command in a span of its own.
-pub(crate) async fn traced(
-    global: &Global,
-    name: &str,
-    command: Command,
-) -> Result<ExitCode, Failure> {
+pub(crate) async fn traced(global: &Global, name: &str, command: Command) -> Result<End, Failure> {
     let given = Given {
         endpoint: global.otlp_endpoint.clone(),
         ..Given::default()

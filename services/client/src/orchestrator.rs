@@ -91,6 +91,7 @@ impl OrchestratorClient {
             resume_cluster(ResumeClusterRequest) -> ResumeClusterResponse;
             scale_group(ScaleGroupRequest) -> ScaleGroupResponse;
             replace_node(ReplaceNodeRequest) -> ReplaceNodeResponse;
+            fail_over_group(FailOverGroupRequest) -> FailOverGroupResponse;
             set_node_repair(SetNodeRepairRequest) -> SetNodeRepairResponse;
             restart_group(RestartGroupRequest) -> RestartGroupResponse;
             list_revisions(ListRevisionsRequest) -> ListRevisionsResponse;

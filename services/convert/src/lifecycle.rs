@@ -3,7 +3,7 @@
 use drover_core::{
     Error, Result,
     error::Violation,
-    spec::{DEFAULT_HOOK_TIMEOUT, Hook, Lifecycle, Management},
+    spec::{DEFAULT_HOOK_TIMEOUT, Hook, Lifecycle, Management, SoleWriter},
 };
 use drover_proto::platform::v1 as platform;
 
@@ -44,9 +44,30 @@ pub fn lifecycle(field: &str, from: &platform::Lifecycle) -> Result<Lifecycle> {
             None
         })
     };
+    let pre_stop = take("pre_stop", &from.pre_stop);
+    let post_promote = take("post_promote", &from.post_promote);
+    let sole_writer = from.sole_writer.as_ref().map(|from| {
+        let allow = take("sole_writer.allow", &from.allow);
+        let revoke = take("sole_writer.revoke", &from.revoke);
+        (allow, revoke, from)
+    });
+    let sole_writer = sole_writer.and_then(|(allow, revoke, from)| {
+        if from.revoke.is_none() {
+            wrong.push(Violation {
+                field: format!("{field}.sole_writer.revoke"),
+                description: "is missing; without it no permission would ever end".to_owned(),
+            });
+        }
+        Some(SoleWriter {
+            allow,
+            revoke: revoke?,
+            standbys_attribute: from.standbys_attribute.clone(),
+        })
+    });
     let lifecycle = Lifecycle {
-        pre_stop: take("pre_stop", &from.pre_stop),
-        post_promote: take("post_promote", &from.post_promote),
+        pre_stop,
+        post_promote,
+        sole_writer,
     };
     if wrong.is_empty() {
         Ok(lifecycle)
@@ -76,7 +97,7 @@ fn hook(field: &str, from: &platform::LifecycleHook, promotes: bool) -> Result<H
     if from.fences && !promotes {
         refuse(
             "fences",
-            "is for post_promote; no other hook keeps the former active node out",
+            "is for postPromote; no other hook keeps the former active node out",
         );
     }
     if wrong.is_empty() {
@@ -105,6 +126,7 @@ mod tests {
                 fences: false,
             }),
             post_promote: None,
+            sole_writer: None,
         };
         let span = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
         let read = lifecycle("l", &wire(&["leave", "now"], None)).unwrap();

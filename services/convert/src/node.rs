@@ -3,6 +3,7 @@
 use drover_core::{
     Node, NodeState, Phase, Sym,
     node::{LostHost, Maintenance, MaintenanceKind, Role, Seen, SeenAddress},
+    words,
 };
 use drover_proto::{common::v1 as common, orchestrator::v1 as pb, platform::v1 as platform};
 use uuid::Uuid;
@@ -266,8 +267,9 @@ pub fn to_node(node: &Node, around: &Around<'_>) -> pb::Node {
                     && node.role == Role::Promoting
             }) {
             format!(
-                "promotion failed {} times, the last: {}",
-                role_change.call.failures, role_change.message
+                "promotion failed {}, the last: {}",
+                words::count(role_change.call.failures, "time"),
+                role_change.message
             )
         } else if let Some(words) = probed(node).filter(|_| !unknown) {
             words

@@ -1,5 +1,6 @@
 //! What a template can do for a group.
 
+use drover_core::words;
 use drover_proto::platform::v1::TemplateLimits;
 
 /// Fields of a group with more nodes than its template provides for, and why.
@@ -7,8 +8,10 @@ use drover_proto::platform::v1::TemplateLimits;
 pub fn exceeded(limits: &TemplateLimits, size: u32, standby: u32) -> Vec<(&'static str, String)> {
     let nodes = |most: u32, role: &str| match most {
         0 => format!("has no {role} nodes"),
-        1 => format!("has at most 1 {role} node"),
-        most => format!("has at most {most} {role} nodes"),
+        most => format!(
+            "has at most {}",
+            words::count(most, &format!("{role} node"))
+        ),
     };
     let mut wrong = Vec::new();
     let standby_too = limits.max_standby != Some(0);

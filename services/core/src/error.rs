@@ -207,7 +207,8 @@ impl Error {
         self
     }
 
-    /// Adds a machine-readable value, as the protos document it for the reason.
+    /// Adds a machine-readable value, as the protos document it for the reason. It does not travel with a reason that is
+    /// only a gRPC code.
     #[must_use]
     pub fn with_metadata(mut self, key: impl Into<String>, value: impl ToString) -> Self {
         self.0.metadata.insert(key.into(), value.to_string());
@@ -387,6 +388,9 @@ impl Reason {
 
 /// Maximum length of human-readable text in an error, event, condition or note, in bytes.
 pub const MAX_MESSAGE: usize = 4096;
+
+/// Metadata of the error of a command that was killed: nobody can say how far it was.
+pub const KILLED: &str = "killed";
 
 /// Truncates human-readable text to [`MAX_MESSAGE`] at a character boundary.
 #[must_use]

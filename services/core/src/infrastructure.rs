@@ -139,7 +139,7 @@ pub(crate) fn check(
 fn check_network(at: &str, network: &Network, refuse: &mut dyn FnMut(String, String)) {
     let given = [
         ("cidr", !network.cidr.is_empty()),
-        ("prefix_length", network.prefix_length.is_some()),
+        ("prefixLength", network.prefix_length.is_some()),
         ("id", !network.id.is_empty()),
     ];
     let given: Vec<&str> = given
@@ -151,7 +151,7 @@ fn check_network(at: &str, network: &Network, refuse: &mut dyn FnMut(String, Str
         refuse(
             at.to_owned(),
             format!(
-                "has {}; at most one of cidr, prefix_length and id is possible",
+                "has {}; at most one of cidr, prefixLength and id is possible",
                 given.join(" and ")
             ),
         );

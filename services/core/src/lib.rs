@@ -9,13 +9,16 @@ pub mod error;
 pub mod infrastructure;
 pub mod name;
 pub mod node;
+pub mod registration;
 pub mod resource;
 pub mod secrecy;
+pub mod secret;
 pub mod sip;
 pub mod spec;
 pub mod ssh;
 pub mod storage;
 mod urgency;
+pub mod words;
 
 pub use back_off::{back_off, back_off_for, millis};
 pub use error::{Class, Error, Reason, Result};

@@ -116,6 +116,21 @@ pub fn shown_secret_key(key: &str) -> Option<&str> {
     (key.len() < SHORT || check_secret_key(key).is_ok()).then_some(key)
 }
 
+/// Validates a reason: one word in CamelCase of at most 63 letters and digits.
+///
+/// # Errors
+///
+/// A description of what is expected instead.
+pub fn check_reason(reason: &str) -> Result<(), String> {
+    let begins = reason.starts_with(|c: char| c.is_ascii_uppercase());
+    if begins && reason.len() <= MAX_NAME && reason.chars().all(|c| c.is_ascii_alphanumeric()) {
+        return Ok(());
+    }
+    Err(format!(
+        "expected one word in CamelCase, of at most {MAX_NAME} letters and digits (DiskFull)"
+    ))
+}
+
 /// Validates a name under which templates refer to a variable.
 ///
 /// # Errors

@@ -7,7 +7,7 @@ mod record;
 mod request;
 mod seen;
 
-pub use in_flight::{Call, HookResult, InFlight, Relabel, RoleChange};
+pub use in_flight::{Call, HookResult, InFlight, InPlace, RoleChange, SoleChange};
 pub use record::{
     CHANGING, Former, NodeState, Origin, Reached, Record, Removal, RemovalReason, Role,
 };

@@ -135,6 +135,9 @@ pub enum ResourcePhase {
     Unknown,
 }
 
+/// Kind of a resource that is an address which leads to nodes.
+pub const ENDPOINT: &str = "endpoint";
+
 /// A resource that a platform created for a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resource {
@@ -269,6 +272,8 @@ pub struct ResourceInFlight {
     pub served: Option<Arc<[AddonTarget]>>,
     /// Slots that lists since then told it to serve. It may do so, whatever it has answered.
     pub announced: Vec<u64>,
+    /// When the record of a node on its platform was last dropped. 0 if this process has dropped none.
+    pub node_dropped: Millis,
     /// Whether it was ready when other targets or secrets were sent, and has not been seen in another state since.
     pub follows: bool,
 }

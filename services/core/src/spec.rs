@@ -23,7 +23,7 @@ mod selector;
 
 pub use group::{Choice, Group, Template};
 pub use hash::{HOST_LABELS, digest};
-pub use order::{DEFAULT_HOOK_TIMEOUT, Hook, Lifecycle, Management};
+pub use order::{DEFAULT_HOOK_TIMEOUT, Hook, Lifecycle, Management, SoleWriter};
 pub use probe_tls::{CA_CERT, ProbeTls, TLS_CERT, TLS_KEY, Trust};
 pub use selector::{Operator, Requirement, Selector};
 
@@ -44,6 +44,8 @@ pub const MAX_CHOICES: usize = 32;
 pub const MAX_NODES: u32 = 10_000;
 /// Maximum threshold of a health policy, because a record counts probes up to this value.
 pub const MAX_THRESHOLD: u32 = u8::MAX as u32;
+/// Maximum number of impairments that a probe may find, because a record has a bit for each.
+pub const MAX_IMPAIRMENTS: usize = u16::BITS as usize;
 
 /// The desired state of a cluster: the outermost group, and the settings that only a cluster has.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -276,7 +278,87 @@ pub enum Probe {
     Exec {
         /// Command and arguments, without a shell.
         command: Vec<String>,
+        /// What it may find that a node lacks which serves nevertheless, at most [`MAX_IMPAIRMENTS`].
+        impairments: Vec<Impairment>,
     },
+}
+
+/// Something that a node lacks, though it serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Impairment {
+    /// One word in CamelCase.
+    pub reason: Sym,
+    /// Explanation for people. Empty for none.
+    pub message: Box<str>,
+}
+
+impl Impairment {
+    /// What it is, for people.
+    #[must_use]
+    pub fn words(&self) -> &str {
+        if self.message.is_empty() {
+            &self.reason
+        } else {
+            &self.message
+        }
+    }
+
+    /// Maximum length of a message, in characters.
+    pub const MAX_MESSAGE: usize = 256;
+
+    /// Validates a list of them.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` with the invalid field; `at` is that of the list.
+    pub fn check(at: &str, all: &[Self]) -> crate::Result<()> {
+        if all.len() > MAX_IMPAIRMENTS {
+            return Err(Error::invalid(
+                at,
+                format!("at most {MAX_IMPAIRMENTS} are possible"),
+            ));
+        }
+        for (index, one) in all.iter().enumerate() {
+            name::check_reason(&one.reason)
+                .map_err(|why| Error::invalid(format!("{at}[{index}].reason"), why))?;
+            if all[..index].iter().any(|other| other.reason == one.reason) {
+                return Err(Error::invalid(
+                    format!("{at}[{index}].reason"),
+                    format!("{} is declared twice", one.reason),
+                ));
+            }
+            if one.message.chars().count() > Self::MAX_MESSAGE
+                || one.message.contains(char::is_control)
+            {
+                return Err(Error::invalid(
+                    format!("{at}[{index}].message"),
+                    format!(
+                        "expected a line of at most {} characters",
+                        Self::MAX_MESSAGE
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Probe {
+    /// What it may find that a node lacks which serves nevertheless.
+    #[must_use]
+    pub fn impairments(&self) -> &[Impairment] {
+        match self {
+            Self::Exec { impairments, .. } => impairments,
+            Self::Phase | Self::Grpc { .. } | Self::Http { .. } | Self::Tcp { .. } => &[],
+        }
+    }
+
+    /// Those of its impairments whose bits are set.
+    pub fn impaired(&self, bits: u16) -> impl Iterator<Item = &Impairment> {
+        let all = self.impairments().iter().enumerate();
+        all.filter(move |(at, _)| bits & 1 << at != 0)
+            .map(|(_, one)| one)
+    }
 }
 
 /// A port of a node.

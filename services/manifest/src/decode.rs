@@ -63,12 +63,37 @@ impl<'a> Decoder<'a> {
         message: impl Into<String>,
         expected: &str,
     ) {
+        let diagnostic = self.diagnostic(span, path, message, expected);
+        self.diagnostics.push(diagnostic);
+    }
+
+    fn diagnostic(
+        &self,
+        span: Span,
+        path: &str,
+        message: impl Into<String>,
+        expected: &str,
+    ) -> Diagnostic {
         let mut diagnostic = Diagnostic::new(self.source_of(span), span, path, message);
         diagnostic.kind = self.kind;
-        if !expected.is_empty() {
-            diagnostic = diagnostic.expected(expected);
+        if expected.is_empty() {
+            diagnostic
+        } else {
+            diagnostic.expected(expected)
         }
-        self.diagnostics.push(diagnostic);
+    }
+
+    /// Reports that a document lacks a field, unless an unknown one was probably meant to be it.
+    pub(crate) fn lacks(&mut self, root: &Node, span: Span, path: &str, expected: &str) {
+        let (source, lines) = (self.source_of(root.span).clone(), root.lines());
+        let is_meant = |known: &Diagnostic| {
+            known.meant.as_deref() == Some(path)
+                && Arc::ptr_eq(&known.source, &source)
+                && lines.contains(&known.span.line)
+        };
+        if !self.diagnostics.items().iter().any(is_meant) {
+            self.error(span, path, format!("`{path}` is missing"), expected);
+        }
     }
 
     pub(crate) fn mismatch(&mut self, node: &Node, path: &str, expected: &str) {
@@ -92,10 +117,11 @@ impl<'a> Decoder<'a> {
         // In a damaged file a part of a value may have become the beginning of its key.
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
         let shown = entry.key.chars().all(is_name) || !is_secret_key(&entry.key);
+        let around = path;
         let path = if shown {
-            join(path, &entry.key)
+            join(around, &entry.key)
         } else {
-            path.to_owned()
+            around.to_owned()
         };
         let name = if shown {
             format!(" `{}`", entry.key)
@@ -105,12 +131,10 @@ impl<'a> Decoder<'a> {
         match suggestion.and_then(|name| known.iter().find(|(key, _)| *key == name)) {
             Some((known, expectation)) => {
                 let message = format!("unknown field{name}, did you mean `{known}`?");
-                self.error(
-                    entry.span,
-                    &path,
-                    message,
-                    &format!("expected {expectation}"),
-                );
+                let expected = format!("expected {expectation}");
+                let mut diagnostic = self.diagnostic(entry.span, &path, message, &expected);
+                diagnostic.meant = Some(join(around, known));
+                self.diagnostics.push(diagnostic);
             }
             None => {
                 let mut names: Vec<String> =

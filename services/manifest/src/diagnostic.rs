@@ -19,6 +19,8 @@ pub struct Diagnostic {
     pub(crate) span: Span,
     /// Path of the field. Empty if it is not about a field.
     pub(crate) path: String,
+    /// Path of the field that an unknown one was probably meant to be.
+    pub(crate) meant: Option<String>,
     pub(crate) message: String,
     /// Text below the source line.
     pub(crate) expected: Option<String>,
@@ -39,6 +41,7 @@ impl Diagnostic {
             source: source.clone(),
             span,
             path: path.into(),
+            meant: None,
             message: message.into(),
             expected: None,
             kind: None,
@@ -56,6 +59,13 @@ impl Diagnostic {
     pub(crate) fn secret(mut self, secret: bool) -> Self {
         self.secret = secret;
         self
+    }
+
+    /// Whether it may be why something else seems to be wrong.
+    pub(crate) fn explains(&self, path: &str) -> bool {
+        let paths = [Some(&self.path), self.meant.as_ref()];
+        let mut paths = paths.into_iter().flatten();
+        paths.any(|wrong| path::explains(wrong, path))
     }
 
     fn place(&self) -> String {

@@ -95,12 +95,8 @@ fn metadata(
         }
     }
     let Some(metadata) = root.get("metadata") else {
-        decoder.error(
-            path::first_line(root),
-            "metadata",
-            "`metadata` is missing",
-            "expected a map with a name",
-        );
+        let at = path::first_line(root);
+        decoder.lacks(root, at, "metadata", "expected a map with a name");
         return (String::new(), Vec::new());
     };
     let mut name = None;
@@ -129,12 +125,8 @@ fn metadata(
         }
     }
     if name.is_none() && metadata.map().is_some() {
-        decoder.error(
-            path::locate(root, "metadata").0,
-            "metadata.name",
-            "`metadata.name` is missing",
-            "expected a name",
-        );
+        let at = path::locate(root, "metadata").0;
+        decoder.lacks(root, at, "metadata.name", "expected a name");
     }
     (name.unwrap_or_default(), found)
 }
@@ -159,13 +151,9 @@ pub(super) fn platform(decoder: &mut Decoder<'_>, root: &Node) -> Option<Platfor
             .get("spec")
             .is_some_and(|spec| spec.get("endpoint").is_none())
     {
-        let (span, _) = path::locate(root, "spec");
-        decoder.error(
-            span,
-            "spec.endpoint",
-            "`spec.endpoint` is missing",
-            "expected scheme://host:port with scheme http or https",
-        );
+        let expected = "expected scheme://host:port with scheme http or https";
+        let at = path::locate(root, "spec").0;
+        decoder.lacks(root, at, "spec.endpoint", expected);
     }
     Some(Platform {
         name,
@@ -177,12 +165,7 @@ pub(super) fn platform(decoder: &mut Decoder<'_>, root: &Node) -> Option<Platfor
 fn spec(decoder: &mut Decoder<'_>, root: &Node, message: &str) -> Option<DynamicMessage> {
     let descriptor = schema::message(message).ok()?;
     let Some(spec) = root.get("spec") else {
-        decoder.error(
-            path::first_line(root),
-            "spec",
-            "`spec` is missing",
-            "expected a map",
-        );
+        decoder.lacks(root, path::first_line(root), "spec", "expected a map");
         return None;
     };
     Some(decoder.message(&descriptor, spec, "spec"))

@@ -255,7 +255,7 @@ fn plain(text: &str) -> String {
             continue;
         }
         match word.strip_prefix("CAPABILITY_") {
-            Some(name) => out.push_str(&format!("capability {name}")),
+            Some(name) => out.push_str(&format!("capability {}", schema::pascal(name))),
             // The name of a file of ssh.
             None if word == "authorized_keys" => out.push_str(&word),
             None if word.contains('_') && word.starts_with(|c: char| c.is_ascii_lowercase()) => {
@@ -485,7 +485,7 @@ mod tests {
         );
         assert_eq!(
             plain("Needs CAPABILITY_BOOTSTRAP_RENDER."),
-            "Needs capability BOOTSTRAP_RENDER."
+            "Needs capability BootstrapRender."
         );
     }
 

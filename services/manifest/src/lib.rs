@@ -20,6 +20,7 @@ mod syntax;
 mod tests;
 mod tip;
 mod tree;
+mod words;
 pub mod yaml;
 
 use std::{
@@ -39,6 +40,7 @@ use self::{
     diagnostic::Hidden,
     path::join,
     tree::{MAX_FILE_BYTES, Node, Source, Span},
+    words::{no_platform, sentence},
 };
 pub use self::{
     diagnostic::{Diagnostic, Diagnostics},
@@ -74,6 +76,8 @@ pub struct Document<T> {
     root: Node,
     /// Lines that must not be shown with problems that the server reports.
     hidden: Vec<Hidden>,
+    /// Whether it lacks a part of what it was converted from, so that what it lacks means nothing.
+    partial: bool,
 }
 
 /// All documents, in the order in which they are applied.
@@ -231,12 +235,14 @@ impl Raw {
             files: Arc::default(),
             root: root.clone(),
             hidden: Vec::new(),
+            partial: false,
         }
     }
 }
 
 impl Objects {
     fn add(&mut self, raw: &Raw, origin: Origin, registered: Option<&BTreeSet<String>>) {
+        let before = self.diagnostics.count();
         let mut decoder = Decoder {
             source: &raw.source,
             files: &[],
@@ -249,10 +255,12 @@ impl Objects {
             Origin::Kadende => {
                 decoder.kind = None;
                 let converted = convert::kadende(&mut decoder, &raw.root, registered);
-                if let Some(cluster) = document::cluster(&mut decoder, &converted.cluster) {
-                    self.clusters
-                        .push(raw.document(cluster, &converted.cluster));
-                }
+                let cluster = document::cluster(&mut decoder, &converted.cluster);
+                let partial = self.diagnostics.count() > before;
+                self.clusters.extend(cluster.map(|cluster| Document {
+                    partial,
+                    ..raw.document(cluster, &converted.cluster)
+                }));
                 for (name, endpoint) in converted.platforms {
                     let spec = PlatformSpec {
                         endpoint,
@@ -263,8 +271,11 @@ impl Objects {
                         spec: Some(spec),
                         ..Default::default()
                     };
-                    self.platforms
-                        .push(raw.document(platform, &converted.cluster));
+                    // What is wrong with its name is wrong in the cluster.
+                    self.platforms.push(Document {
+                        partial: true,
+                        ..raw.document(platform, &converted.cluster)
+                    });
                 }
                 self.warnings.extend(converted.warnings);
                 self.unresolved.extend(converted.unresolved);
@@ -277,7 +288,11 @@ impl Objects {
                 if let Some(root) = root
                     && let Some(cluster) = document::cluster(&mut decoder, &root)
                 {
-                    self.clusters.push(raw.document(cluster, &root));
+                    let partial = self.diagnostics.count() > before;
+                    self.clusters.push(Document {
+                        partial,
+                        ..raw.document(cluster, &root)
+                    });
                 }
                 return;
             }
@@ -312,6 +327,7 @@ impl Objects {
 
     /// Adds a Secret of Kubernetes that a SIPCluster names.
     fn add_secret(&mut self, raw: &Raw, used: sip::secrets::Use) {
+        let before = self.diagnostics.count();
         let mut decoder = Decoder {
             source: &raw.source,
             files: &[],
@@ -321,12 +337,17 @@ impl Objects {
         };
         let root = sip::secrets::convert(&mut decoder, &raw.root, used);
         if let Some(secret) = document::secret(&mut decoder, &root) {
-            self.secrets.push(raw.document(secret, &root));
+            let partial = self.diagnostics.count() > before;
+            self.secrets.push(Document {
+                partial,
+                ..raw.document(secret, &root)
+            });
         }
     }
 
     /// Adds the clusters that documents of the Cluster API describe together.
     fn add_bundle(&mut self, bundle: capm::Bundle, registered: Option<&BTreeSet<String>>) {
+        let before = self.diagnostics.count();
         let converted = bundle.convert(&mut self.diagnostics, registered);
         let Some(first) = converted.files.first() else {
             return;
@@ -347,6 +368,7 @@ impl Objects {
                     files: converted.files.clone(),
                     root: cluster.root,
                     hidden: Vec::new(),
+                    partial: self.diagnostics.count() > before,
                 });
             }
         }
@@ -358,6 +380,9 @@ impl Objects {
     fn hide(&mut self) {
         let hidden = self.diagnostics.hidden();
         for document in &mut self.clusters {
+            document.hidden = hidden.to_vec();
+        }
+        for document in &mut self.platforms {
             document.hidden = hidden.to_vec();
         }
         for document in &mut self.secrets {
@@ -382,6 +407,10 @@ impl Objects {
             .iter()
             .map(|d| ("cluster", &d.object.name, d.refusal("")));
         for (kind, name, mut diagnostic) in secrets.chain(platforms).chain(clusters) {
+            // What has no name is refused for that.
+            if name.is_empty() {
+                continue;
+            }
             let place = format!("{}:{}", diagnostic.source.name, diagnostic.span.line);
             if let Some(first) = seen.get(&(kind, name.clone())) {
                 diagnostic.path = "metadata.name".into();
@@ -418,34 +447,43 @@ impl Objects {
     }
 }
 
-/// What is said of a name that no registered platform has.
-pub(crate) fn no_platform(name: &str, registered: &BTreeSet<String>) -> String {
-    if registered.is_empty() {
-        return format!("no platform `{name}` (none is registered)");
-    }
-    let names: Vec<&str> = registered.iter().map(String::as_str).collect();
-    let meant = drover_core::name::closest(name, names.iter().copied())
-        .map(|meant| format!(", did you mean `{meant}`?"))
-        .unwrap_or_default();
-    format!(
-        "no platform `{name}`{meant} (registered: {})",
-        names.join(", ")
-    )
-}
-
 impl<T> Document<T> {
     /// A problem that the server reports, at its position in the manifest.
     #[must_use]
     pub fn violation(&self, violation: &Violation) -> Diagnostic {
         let words = &violation.description;
+        let mut diagnostic = self.at(&violation.field, String::new());
         // A message about a name follows the name, unless it repeats it.
         let is_name = violation.field.rsplit('.').next() == Some("name");
-        let message = if is_name && words.starts_with("is ") {
+        diagnostic.message = if is_name && words.starts_with("is ") {
             format!("the name {words}")
         } else {
-            words.clone()
+            sentence(&diagnostic.path, words)
         };
-        self.at(&violation.field, message)
+        diagnostic
+    }
+
+    /// Adds what is wrong with the object, unless something is known to be wrong there: where a value could not be read,
+    /// the object has none.
+    pub fn report(
+        &self,
+        wrong: impl IntoIterator<Item = Violation>,
+        diagnostics: &mut Diagnostics,
+    ) {
+        if self.partial {
+            return;
+        }
+        let lines = self.root.lines();
+        let is_of = |known: &&Diagnostic| {
+            Arc::ptr_eq(&known.source, &self.source) && lines.contains(&known.span.line)
+        };
+        let known: Vec<Diagnostic> = diagnostics.items().iter().filter(is_of).cloned().collect();
+        for violation in wrong {
+            let diagnostic = self.violation(&violation);
+            if !known.iter().any(|known| known.explains(&diagnostic.path)) {
+                diagnostics.push(diagnostic);
+            }
+        }
     }
 
     /// A diagnostic about one of its fields.

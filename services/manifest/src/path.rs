@@ -2,6 +2,11 @@
 
 use super::tree::{Entry, Node, Span, Value};
 
+/// Sections of a secret. To a server all of them are its data.
+const SECTIONS: [&str; 4] = ["stringData", "data", "dataFrom", "sha256"];
+/// Maps whose keys are names.
+const FREE: [&str; 4] = ["attributes", "groups", "labels", "properties"];
+
 /// One step of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Segment {
@@ -56,6 +61,24 @@ pub(crate) fn parse(path: &str) -> Vec<Segment> {
     segments
 }
 
+/// The last part of a path: a key, with the positions that follow it.
+pub(crate) fn last(path: &str) -> String {
+    let segments = parse(path);
+    let key = segments
+        .iter()
+        .rposition(|it| matches!(it, Segment::Key(_)));
+    let mut parts = segments.iter().skip(key.unwrap_or(0));
+    let mut last = match parts.next() {
+        Some(Segment::Key(key)) => key.clone(),
+        Some(Segment::Index(position)) => index("", *position),
+        None => return String::new(),
+    };
+    for part in parts {
+        last = append(&last, part);
+    }
+    last
+}
+
 /// `node_class` in the notation of manifests: `nodeClass`.
 pub(crate) fn camel(key: &str) -> String {
     let mut out = String::with_capacity(key.len());
@@ -73,18 +96,71 @@ pub(crate) fn camel(key: &str) -> String {
     out
 }
 
+/// Whether what is wrong at one path may be why another one seems to be wrong: it is the same field, or one around or
+/// inside it, also where a group inherits it.
+pub(crate) fn explains(wrong: &str, other: &str) -> bool {
+    let (wrong, other) = (parse(wrong), parse(other));
+    if wrong.is_empty() {
+        return false;
+    }
+    let ((groups, field), (inside, seeming)) = (setting(&wrong), setting(&other));
+    let inherits = inside.starts_with(&groups) && !field.is_empty() && !seeming.is_empty();
+    let on_one_way =
+        |one: &[Segment], other: &[Segment]| one.starts_with(other) || other.starts_with(one);
+    on_one_way(&wrong, &other) || (inherits && on_one_way(&field, &seeming))
+}
+
+/// The names of the groups around a field, and its path in the innermost one or in the cluster. Fields that are only
+/// understood together have one path.
+fn setting(path: &[Segment]) -> (Vec<&Segment>, Vec<Segment>) {
+    let is = |segment: &Segment, word: &str| matches!(segment, Segment::Key(key) if key == word);
+    let (mut groups, mut rest) = (Vec::new(), path);
+    if let [first, inner @ ..] = rest
+        && is(first, "spec")
+    {
+        rest = inner;
+        while let [key, name, inner @ ..] = rest
+            && is(key, "groups")
+        {
+            groups.push(name);
+            rest = inner;
+        }
+    }
+    let alone = |key: &str| vec![Segment::Key(key.into())];
+    let field = match rest.first() {
+        Some(Segment::Key(key)) => match key.as_str() {
+            "platform" => alone("platforms"),
+            "store" | "version" => alone("store"),
+            section if SECTIONS.contains(&section) => {
+                [&alone(SECTIONS[0])[..], &rest[1..]].concat()
+            }
+            _ => rest.to_vec(),
+        },
+        _ => rest.to_vec(),
+    };
+    (groups, field)
+}
+
 /// The position of a path in a manifest, as far as it can be followed, and the path in the notation of the manifest.
 /// Both notations of groups are understood: `spec.groups[0]` and `spec.groups.db`.
 pub(crate) fn locate(root: &Node, path: &str) -> (Span, String) {
     let mut segments = parse(path);
-    if segments.first() == Some(&Segment::Key("cluster".into())) {
+    // Some requests have the document in a field.
+    if let Some(Segment::Key(first)) = segments.first()
+        && ["cluster", "platform"].contains(&first.as_str())
+    {
         segments.remove(0);
     }
-    if let Some(Segment::Key(first)) = segments.first()
-        && matches!(first.as_str(), "name" | "labels")
-        && root.get("metadata").is_some()
-    {
-        segments.insert(0, Segment::Key("metadata".into()));
+    let mut secret = false;
+    match segments.first() {
+        Some(Segment::Key(first)) if ["name", "labels"].contains(&first.as_str()) => {
+            segments.insert(0, Segment::Key("metadata".into()));
+        }
+        Some(Segment::Key(first)) if first == "data" && root.entry("spec").is_none() => {
+            secret = true;
+            segments[0] = Segment::Key(section(root, &segments[1..]).into());
+        }
+        _ => {}
     }
     let mut node = root;
     let mut span = first_line(root);
@@ -94,18 +170,38 @@ pub(crate) fn locate(root: &Node, path: &str) -> (Span, String) {
         let Some(step) = step(node, &segments[at..]) else {
             break;
         };
-        // The position of a scalar is its value, that of other values their key.
+        // The position of a scalar is its value, that of other values their key. What a secret says is never shown.
         span = match step.node.value {
-            Value::Scalar { .. } => step.node.span,
-            Value::List(_) | Value::Map(_) => step.span,
+            Value::Scalar { .. } if !secret => step.node.span,
+            _ => step.span,
         };
         written = append(&written, &step.written);
         node = step.node;
         at += step.used;
     }
-    let rest = segments.iter().skip(at);
-    let written = rest.fold(written, |path, segment| append(&path, segment));
+    let mut free = false;
+    for segment in &segments[at..] {
+        written = match segment {
+            Segment::Key(key) if !free => join(&written, &camel(key)),
+            other => append(&written, other),
+        };
+        free |= matches!(segment, Segment::Key(key) if FREE.contains(&key.as_str()));
+    }
     (span, written)
+}
+
+/// The section of a secret that has a key, or the first one.
+fn section(root: &Node, key: &[Segment]) -> &'static str {
+    let has_key = |section: &&str| {
+        let node = root.get(section);
+        node.is_some_and(|node| key.is_empty() || step(node, key).is_some())
+    };
+    let is_there = |section: &&str| root.entry(section).is_some();
+    let mut sections = SECTIONS.into_iter();
+    let found = sections.find(has_key);
+    found
+        .or_else(|| SECTIONS.into_iter().find(is_there))
+        .unwrap_or(SECTIONS[0])
 }
 
 fn append(path: &str, segment: &Segment) -> String {
@@ -242,11 +338,16 @@ mod tests {
     use super::*;
     use crate::{diagnostic::Diagnostics, tree};
 
-    fn at(text: &str, path: &str) -> (usize, usize) {
+    fn located(text: &str, path: &str) -> (usize, usize, String) {
         let root =
             tree::parse(&tree::Source::new("x", text), &mut Diagnostics::default()).remove(0);
-        let (span, _) = locate(&root, path);
-        (span.line, span.column)
+        let (span, written) = locate(&root, path);
+        (span.line, span.column, written)
+    }
+
+    fn at(text: &str, path: &str) -> (usize, usize) {
+        let (line, column, _) = located(text, path);
+        (line, column)
     }
 
     const TEXT: &str = "metadata: {name: n, labels: {a.b: c}}\nspec:\n  groups:\n    v1.0: {size: 1}\n    data:\n      groups:\n        hot: {platform: local, nodeClass: x}\n";
@@ -267,9 +368,88 @@ mod tests {
     }
 
     #[test]
+    fn the_last_part_of_a_path_is_a_key_with_its_positions() {
+        for (path, part) in [
+            ("", ""),
+            ("spec", "spec"),
+            ("spec.groups.a.dependsOn[0]", "dependsOn[0]"),
+            ("stringData[\"k k/\"]", "k k/"),
+        ] {
+            assert_eq!(last(path), part);
+        }
+    }
+
+    #[test]
     fn names_and_labels_stand_in_the_metadata() {
         assert_eq!(at(TEXT, "name"), (1, 18));
         assert_eq!(at(TEXT, "labels[a.b]"), (1, 35));
+        assert_eq!(
+            located("spec: {}\n", "name"),
+            (1, 1, "metadata.name".into())
+        );
+    }
+
+    #[test]
+    fn what_a_platform_and_a_secret_have_in_a_request_is_found_in_their_documents() {
+        let platform =
+            "kind: Platform\nmetadata: {name: p}\nspec:\n  endpoint: x\n  tokenSecret: t\n";
+        for (path, line, column, written) in [
+            ("platform.name", 2, 18, "metadata.name"),
+            ("platform.spec.endpoint", 4, 13, "spec.endpoint"),
+            ("platform.spec.token_secret", 5, 16, "spec.tokenSecret"),
+        ] {
+            let found = located(platform, path);
+            assert_eq!(found, (line, column, written.into()), "{path}");
+        }
+        let secret =
+            "kind: Secret\nstringData:\n  a: x\n  \"k k/\": y\ndataFrom:\n  tls.crt: {file: x}\n";
+        for (path, line, column, written) in [
+            ("data.a", 3, 3, "stringData.a"),
+            ("data.k k/", 4, 3, "stringData[\"k k/\"]"),
+            ("data.tls.crt", 6, 3, "dataFrom[\"tls.crt\"]"),
+            ("data", 2, 1, "stringData"),
+        ] {
+            let found = located(secret, path);
+            assert_eq!(found, (line, column, written.into()), "{path}");
+        }
+        let empty = located("kind: Secret\nmetadata: {name: s}\n", "data");
+        assert_eq!(empty, (1, 1, "stringData".into()));
+    }
+
+    #[test]
+    fn one_wrong_field_explains_what_depends_on_it_and_nothing_else() {
+        for (wrong, other) in [
+            ("spec", "spec.groups"),
+            ("metadata", "metadata.name"),
+            (
+                "spec.groups.db.bootstrap.userDataFrom.file",
+                "spec.groups.db.bootstrap",
+            ),
+            ("spec.groups.db.size", "spec.groups"),
+            ("spec.platform", "spec.groups.db.platforms"),
+            ("spec.groups.a.platform", "spec.groups.a.groups.b.platforms"),
+            ("spec.store.software", "spec.groups.db.version"),
+            ("spec.update.maxSurge", "spec.groups.db.update.maxSurge"),
+            ("spec.addons", "spec.addons[1].port"),
+            ("dataFrom.init.file", "stringData"),
+        ] {
+            assert!(explains(wrong, other), "{wrong} {other}");
+        }
+        for (wrong, other) in [
+            ("", "spec"),
+            ("spec.groups.db.size", "spec.groups.db.standby"),
+            ("spec.groups.a.platform", "spec.groups.b.platforms"),
+            ("spec.groups.a.groups.b.platform", "spec.groups.a.platforms"),
+            ("spec.addons[0].type", "spec.addons[1].type"),
+            ("spec.addons[0].type", "spec.addons[0].port"),
+            ("spec.update.maxSurge", "spec.groups.db.update.minReady"),
+            ("spec.groups.a", "spec.groups.b"),
+            ("metadata.labels.a", "metadata.name"),
+            ("metadata.name", "spec.groups.db.size"),
+            ("stringData.a", "stringData[\"k k/\"]"),
+        ] {
+            assert!(!explains(wrong, other), "{wrong} {other}");
+        }
     }
 
     #[test]
@@ -305,7 +485,11 @@ mod tests {
             ),
             (
                 "spec.groups[0].node_class",
-                "spec.groups[\"v1.0\"].node_class",
+                "spec.groups[\"v1.0\"].nodeClass",
+            ),
+            (
+                "spec.groups[0].properties.disk_size",
+                "spec.groups[\"v1.0\"].properties.disk_size",
             ),
         ] {
             assert_eq!(locate(&root, path).1, written);

@@ -295,6 +295,51 @@ fn what_the_server_objects_to_is_shown_at_its_line() {
 }
 
 #[test]
+fn what_could_not_be_read_is_wrong_once() {
+    let violations = |fields: &[&str]| -> Vec<Violation> {
+        let violation = |field: &&str| Violation {
+            field: (*field).to_owned(),
+            description: "is wrong".to_owned(),
+        };
+        fields.iter().map(violation).collect()
+    };
+    let text = group("size: two, plattform: local");
+    let mut objects = decode(&text);
+    let wrong = [
+        "spec.groups",
+        "spec.groups[0].size",
+        "spec.groups[0].platforms",
+    ];
+    objects.clusters[0].report(violations(&wrong), &mut objects.diagnostics);
+    assert_eq!(objects.diagnostics.count(), 2);
+    let wrong = violations(&["spec.groups[0].standby", "name"]);
+    objects.clusters[0].report(wrong, &mut objects.diagnostics);
+    assert_eq!(objects.diagnostics.count(), 4, "what else is wrong is told");
+    // Another document of the same file.
+    let text = format!(
+        "{text}---\n{}",
+        group("size: 1").replace("{name: x}", "{name: y}")
+    );
+    let mut objects = decode(&text);
+    let wrong = violations(&["spec.groups[0].size"]);
+    objects.clusters[1].report(wrong, &mut objects.diagnostics);
+    assert_eq!(objects.diagnostics.count(), 3);
+}
+
+#[test]
+fn what_has_no_name_is_not_defined_twice() {
+    let text = group("size: 1").replace("{name: x}", "{nme: x}");
+    let text = errors(&format!("{text}---\n{text}"));
+    assert!(text.contains("2 errors"), "{text}");
+    let text = errors(
+        "apiVersion: drover.dev/v1\nkind: Platform\nmetadata: {name: p}\nspec: {endpont: x}\n",
+    );
+    assert!(text.contains("1 error."), "{text}");
+    let text = errors("apiVersion: drover.dev/v1\nkind: Cluster\nmetadata: {name: c}\nspc: {}\n");
+    assert!(text.contains("1 error."), "{text}");
+}
+
+#[test]
 fn bombs_are_refused() {
     let mut text = String::from("a: &a [x, x, x, x, x, x, x, x, x, x]\n");
     for (name, before) in ["b", "c", "d", "e", "f", "g"]

@@ -498,6 +498,10 @@ fn change(check: &mut Checker, change: &NodeChange) {
     for key in &change.remove_labels {
         check.foreign_label("change.remove_labels", key);
     }
+    if change.spec_hash.len() > MAX_SPEC_HASH {
+        let why = format!("has more than {MAX_SPEC_HASH} characters");
+        check.wrong("change.spec_hash", why);
+    }
 }
 
 fn adoption(check: &mut Checker, adoption: &NodeAdoption) {

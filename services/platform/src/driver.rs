@@ -307,6 +307,11 @@ pub enum Change {
         /// All labels that the host has for its group from now on. `None` to leave them unchanged, and without an
         /// inventory.
         host_labels: Option<HostLabels>,
+        /// Least size in bytes that the declared storage has from now on. `None` to leave it unchanged, and without
+        /// [`Capability::GrowStorage`].
+        storage_size: Option<u64>,
+        /// The new spec hash. Empty to leave it unchanged.
+        spec_hash: String,
     },
     /// Assigns a new owner and slot. Version, class, labels and endpoints are kept; `fingerprint` is empty.
     Adopt(Box<Identity>),

@@ -7,9 +7,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use drover_core::Result;
-use drover_proto::platform::v1::{InfrastructureSpec, InfrastructureState, Resource, Warning};
+use drover_proto::platform::v1::{
+    InfrastructureSpec, InfrastructureState, Resource, ResourcePhase, Warning,
+};
 
 pub use crate::owner::Owner;
+pub use drover_core::resource::ENDPOINT;
 
 /// A backend that can create infrastructure. Each resource is a slot (owner, kind, name): created at most once, tagged
 /// with cluster id, owner and sequence from its creation, and found again by those tags only. Calls for one owner are
@@ -68,4 +71,21 @@ pub struct Progress {
     pub state: InfrastructureState,
     /// When to poll again. `None` when complete.
     pub poll_after: Option<Duration>,
+}
+
+/// Whether an endpoint is there and only waits for a node to lead to.
+#[must_use]
+pub fn awaits_nodes(resource: &Resource) -> bool {
+    let is_there = resource.kind == ENDPOINT && !resource.id.is_empty();
+    is_there && resource.phase() == ResourcePhase::Pending
+}
+
+/// The phase of all, for backends whose endpoints follow nodes. Nodes wait for infrastructure, so what waits for nodes
+/// must not count.
+#[must_use]
+pub fn phase_before_nodes(resources: &[Resource]) -> ResourcePhase {
+    service::worst(resources.iter().map(|one| match awaits_nodes(one) {
+        true => ResourcePhase::Ready,
+        false => one.phase(),
+    }))
 }

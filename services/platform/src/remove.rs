@@ -4,12 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use drover_core::{Error, Reason, Result};
 use drover_proto::platform::v1::{
-    DeprovisionRequest, DeprovisionResponse, DeprovisionState, Fence, Node, NodeAdoption, SlotKey,
-    UpdateNodeRequest, update_node_request::Update,
+    Capability, DeprovisionRequest, DeprovisionResponse, DeprovisionState, Fence, Node,
+    NodeAdoption, SlotKey, UpdateNodeRequest, update_node_request::Update,
 };
 
 use crate::{
-    check,
+    check::{self, need},
     driver::{Change, Deletion, Target},
     identity::Identity,
     platform::{Platform, role},
@@ -120,6 +120,15 @@ impl Platform {
         {
             self.check_host_labels(&labels.labels)?;
         }
+        if let Some(Update::Change(change)) = &request.update
+            && let Some(size) = change.storage_size_bytes
+        {
+            need(&self.driver.description(), Capability::GrowStorage)?;
+            if size == 0 {
+                let why = "expected a number above 0";
+                return Err(Error::invalid("change.storage_size_bytes", why));
+            }
+        }
         let fence = request.fence.clone().unwrap_or_default();
         let this = Arc::clone(self);
         self.changing(&fence, async move {
@@ -165,6 +174,8 @@ impl Platform {
                 set_labels: change.set_labels,
                 remove_labels: change.remove_labels,
                 host_labels: change.host_labels.map(|it| it.labels),
+                storage_size: change.storage_size_bytes,
+                spec_hash: change.spec_hash,
             },
             None => return Err(Error::invalid("update", "is required: change or adoption")),
         };

@@ -11,6 +11,7 @@ use drover_proto::platform::v1::{
     platform_service_server::PlatformServiceServer, storage_service_server::StorageServiceServer,
 };
 use drover_server::{ServerSettings, Service as Server, Shutdown};
+use futures::future::BoxFuture;
 use tonic::service::Routes;
 
 use crate::{
@@ -74,8 +75,8 @@ impl PlatformServer {
     }
 
     /// Ends watches, waits for mutating calls (at most 10 s), and shuts down the driver. Nodes keep running.
-    pub async fn shutdown(&self) {
-        self.platform.shutdown().await;
+    pub fn shutdown(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.platform.shutdown())
     }
 }
 

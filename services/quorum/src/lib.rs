@@ -11,7 +11,7 @@
 //! Voters are the nodes of the group and whoever promotes. What a primary counts changes by a [`Change`], in an order in
 //! which no promotion can be misled.
 //!
-//! `tests/model.rs` explores all orders of events, and finds what is lost if one of these rules is left out.
+//! `tests/model` explores all orders of events, and finds what is lost if one of these rules is left out.
 
 mod change;
 mod promotion;

@@ -74,14 +74,33 @@ impl ReplicanteApi {
 }
 
 fn listed(node: &Node) -> Listed {
-    let address = node.agent_address.clone();
+    let address = node.agent_address.as_deref();
     Listed {
-        agent_address: address
-            .filter(|address| !address.is_empty())
-            .unwrap_or_else(|| UNKNOWN_ADDRESS.to_owned()),
+        agent_address: match address.filter(|address| !address.is_empty()) {
+            None => UNKNOWN_ADDRESS.to_owned(),
+            Some(address) if node.slot.is_some() => over_http(address),
+            // What others wrote is theirs to answer for.
+            Some(address) => address.to_owned(),
+        },
         node_class: node.node_class.clone(),
         node_group: (!node.group.is_empty()).then(|| node.group.clone()),
         node_id: node.node_id.clone(),
+    }
+}
+
+/// The address of a node that was made from a template, for clients that discard a whole cluster for one address of a
+/// transport that they do not know. The port is the same: agents of Drover answer both on it, and what speaks neither is
+/// unreachable for them either way.
+fn over_http(address: &str) -> String {
+    let secure = |scheme: &str| {
+        ["https", "grpcs"]
+            .iter()
+            .any(|it| scheme.eq_ignore_ascii_case(it))
+    };
+    match address.split_once("://") {
+        Some((scheme, rest)) if secure(scheme) => format!("https://{rest}"),
+        Some((_, rest)) => format!("http://{rest}"),
+        None => address.to_owned(),
     }
 }
 
@@ -94,5 +113,39 @@ fn unreadable(warning: &Warning) -> Result<(&str, &str)> {
             Reason::Unavailable,
             format!("the list would not be whole: {}", warning.message),
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_proto::platform::v1::SlotKey;
+
+    use super::*;
+
+    fn shown(address: &str, slot: Option<SlotKey>) -> String {
+        let node = Node {
+            agent_address: Some(address.to_owned()),
+            slot,
+            ..Node::default()
+        };
+        listed(&node).agent_address
+    }
+
+    #[test]
+    fn templates_answer_what_clients_can_ask_and_what_others_wrote_stays_as_it_is() {
+        for (address, made) in [
+            ("tcp://10.0.0.7:6379", "http://10.0.0.7:6379"),
+            ("grpc://[fd00::7]:7500", "http://[fd00::7]:7500"),
+            ("grpcs://db-0.example:7500", "https://db-0.example:7500"),
+            ("http://10.0.0.7:2379", "http://10.0.0.7:2379"),
+            ("mysql://db:1", "http://db:1"),
+            ("GRPCS://db:1", "https://db:1"),
+            ("https://agent.example/x", "https://agent.example/x"),
+            ("", UNKNOWN_ADDRESS),
+        ] {
+            assert_eq!(shown(address, Some(SlotKey::default())), made);
+            let foreign = if address.is_empty() { made } else { address };
+            assert_eq!(shown(address, None), foreign);
+        }
     }
 }

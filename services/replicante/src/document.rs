@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use drover_core::{Error, Reason, Result};
+use drover_core::{Error, Reason, Result, storage::parse_quantity};
+use drover_proto::platform::v1::{Bootstrap, Storage, bootstrap::UserData};
 use serde_json::{Map, Value};
 
 use drover_platform::check::Checker;
@@ -36,6 +37,9 @@ pub(crate) struct Group {
     pub(crate) node_class: String,
     /// Version of the group, or else of the cluster.
     pub(crate) version: String,
+    /// User data. Secret.
+    pub(crate) bootstrap: Option<Bootstrap>,
+    pub(crate) storage: Option<Storage>,
 }
 
 /// A `NodeDeprovisionRequest`.
@@ -255,6 +259,33 @@ impl<'a> Part<'a> {
         }
     }
 
+    fn bootstrap(&self, check: &mut Checker) -> Option<Bootstrap> {
+        let text = self.optional_text(check, &["user_data"])?;
+        Some(Bootstrap {
+            user_data: Some(UserData::Text(text)),
+            ..Bootstrap::default()
+        })
+    }
+
+    fn storage(&self, check: &mut Checker) -> Option<Storage> {
+        self.get(&["storage"])?;
+        let storage = self.object(check, "storage");
+        let size = storage.get(&["size"]).map(|(path, value)| {
+            let bytes = value.as_str().and_then(parse_quantity).unwrap_or_default();
+            if bytes == 0 {
+                check.wrong(path, "expected a quantity above 0, like \"50Gi\"");
+            }
+            bytes
+        });
+        let class = storage.optional_text(check, &["class"]);
+        let class = class.unwrap_or_default();
+        check.word(&storage.path("class"), &class);
+        Some(Storage {
+            size_bytes: size,
+            class,
+        })
+    }
+
     /// Reads all groups, because an invalid group is an error even if another one is requested.
     fn groups(
         &self,
@@ -296,6 +327,8 @@ impl<'a> Part<'a> {
                     version: group
                         .optional_text(check, &VERSION)
                         .unwrap_or_else(|| version.to_owned()),
+                    bootstrap: group.bootstrap(check),
+                    storage: group.storage(check),
                 },
             );
         }

@@ -10,15 +10,18 @@
 //!   request (`Limits.max_batch`). The response contains the number of nodes and their ids.
 //! - `attributes` (default none). Those of the group are merged into those of the cluster as a JSON merge patch; `null`
 //!   deletes.
-//! - Fields unknown to both are ignored.
+//! - `user_data` (a string) and `storage` (`size`, a quantity, and `class`) of a group, which neither has. The user data
+//!   reaches its nodes as it is; the storage goes with its node.
+//! - Other fields unknown to both are ignored.
 //!
 //! Each POST to `/provision` is a new request, because the specification has no idempotency key. A client that sends
 //! the header `Idempotency-Key` (a UUID, which becomes the request id, or any other text) may retry: the same key
-//! returns the nodes that it created. A different document with the same key is rejected.
+//! returns the nodes that it created. A different document with the same key is rejected; `user_data` is not compared.
 //!
 //! Discovery lists all nodes that have a cluster id, regardless of owner and health, except those that the backend
-//! itself reports as terminated. If anything could not be read, the response is 503 rather than an incomplete list,
-//! because clients assume that a missing node is gone.
+//! itself reports as terminated. Addresses of nodes that were made from templates are `http` or `https`, because clients
+//! discard a cluster with any other; those of other nodes are passed on as they are. If anything could not be read, the
+//! response is 503 rather than an incomplete list, because clients assume that a missing node is gone.
 //!
 //! Errors have the body of the SDK (`error`, `error_msg`, `error_cause`, `error_trail`):
 //!

@@ -89,7 +89,7 @@ impl ReplicanteApi {
             validate_only,
             ..request(&asked)
         };
-        // No caller name: the request has no user data, so it never waits for a rendering turn.
+        // No caller name: the user data is not rendered, so it never waits for a rendering turn.
         let outcome = self.platform.provision(request, deadline, "").await;
         let end = match &outcome {
             _ if validate_only => End::NothingMade,
@@ -159,11 +159,14 @@ fn request(asked: &Provision) -> ProvisionRequest {
             attributes: Some(to_struct(&asked.group.attributes)),
             ..ResolvedGroup::default()
         }),
+        storage: asked.group.storage.clone(),
+        bootstrap: asked.group.bootstrap.clone(),
         ..ProvisionRequest::default()
     }
 }
 
-/// Hash of the fields that define the nodes. The size of the group is not covered.
+/// Hash of the fields that define the nodes. The size of the group is not covered, nor is the user data: whoever reads the
+/// hash could guess a password.
 fn spec_hash(asked: &Provision) -> String {
     let request = request(asked);
     let mut group = request.group.unwrap_or_default();
@@ -177,6 +180,9 @@ fn spec_hash(asked: &Provision) -> String {
             .encode_length_delimited_to_vec(),
     );
     hash.update(group.encode_length_delimited_to_vec());
+    if let Some(storage) = request.storage {
+        hash.update(storage.encode_length_delimited_to_vec());
+    }
     hex(&hash.finalize()[..16])
 }
 
@@ -262,6 +268,8 @@ fn in_this_document(error: Error, asked: &Provision) -> Error {
         "cluster.version" => "cluster.store_version".to_owned(),
         "group.path" => "provision.node_group_id".to_owned(),
         "group.version" => format!("{group}.store_version"),
+        "bootstrap" => format!("{group}.user_data"),
+        storage if storage.split('.').next() == Some("storage") => format!("{group}.{storage}"),
         other => match other.strip_prefix("group.") {
             Some(rest) => format!("{group}.{rest}"),
             None => other.to_owned(),

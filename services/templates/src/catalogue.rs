@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use drover_core::{Error, Reason, Result};
+use drover_core::{Error, Reason, Result, name};
 use minijinja::Environment;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
@@ -263,9 +263,12 @@ impl Catalogue {
         self.find(|entry| entry.addon && entry.template == name)
             .ok_or_else(|| {
                 let offered = self.offered(|entry| entry.addon.then(|| entry.template.clone()));
+                let entries = self.entries();
+                let addons = entries.iter().filter(|entry| entry.addon);
+                let meant = meant(name, addons.map(|entry| entry.template.as_str()));
                 Error::new(
                     Reason::TemplateNotFound,
-                    format!("no addon template `{name}`; the catalogue offers {offered}"),
+                    format!("no addon template `{name}`; the catalogue offers {offered}{meant}"),
                 )
                 .with_resource("template", name)
             })
@@ -306,9 +309,12 @@ impl Catalogue {
         } else {
             format!(" with attributes {}", names.join(", "))
         };
+        let entries = self.entries();
+        let nodes = entries.iter().filter(|entry| !entry.addon);
+        let meant = meant(query.store, nodes.map(|entry| entry.store.as_str()));
         Error::new(
             Reason::TemplateNotFound,
-            format!("no template for {asked}{with}; the catalogue offers {offered}"),
+            format!("no template for {asked}{with}; the catalogue offers {offered}{meant}"),
         )
         .with_resource(
             "template",
@@ -333,6 +339,14 @@ impl Catalogue {
         } else {
             offered.join(", ")
         }
+    }
+}
+
+/// A suggestion instead of a name that is not offered. Empty if it is offered, or if none is similar.
+fn meant<'a>(wrong: &str, offered: impl Iterator<Item = &'a str>) -> String {
+    match name::closest(wrong, offered.filter(|name| !name.is_empty())) {
+        Some(name) if name != wrong => format!("; did you mean `{name}`?"),
+        _ => String::new(),
     }
 }
 

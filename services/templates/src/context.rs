@@ -71,6 +71,8 @@ pub struct GroupContext {
     pub role: String,
     /// Desired number of nodes of the group, without standby nodes.
     pub size: u32,
+    /// Desired number of standby nodes of the group. `None` (`none` in a template) if it is not known.
+    pub standby: Option<u32>,
     /// Node class. Empty for the platform's default.
     pub class: String,
     /// Store version of these nodes. Empty if none.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use drover_core::{Error, Result};
+use drover_core::{Error, Result, spec::Impairment};
 use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value};
 use serde_saphyr::Spanned;
@@ -162,6 +162,8 @@ pub enum Probe {
     Exec {
         /// Command and arguments, run without a shell.
         command: Vec<String>,
+        /// What it may find that a node lacks which serves nevertheless.
+        impairments: Vec<Impairment>,
     },
 }
 
@@ -233,6 +235,23 @@ pub struct Lifecycle {
     /// After it was promoted.
     #[serde(default)]
     pub post_promote: Option<Hook>,
+    /// How the active node may acknowledge writes without its standby nodes for a while.
+    #[serde(default)]
+    pub sole_writer: Option<SoleWriter>,
+}
+
+/// How an active node that needs standby nodes to acknowledge anything may go on without them, and how that ends.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct SoleWriter {
+    /// Gives the permission. `None` if it is never given.
+    #[serde(default)]
+    pub allow: Option<Hook>,
+    /// Ends the permission. Succeeds only when nothing is acknowledged without standby nodes any more.
+    pub revoke: Hook,
+    /// Attribute of the group that is the number of standby nodes it needs. Empty for 1.
+    #[serde(default)]
+    pub standbys_attribute: String,
 }
 
 /// A command that runs inside a node.
@@ -309,6 +328,31 @@ struct TcpFile {
 #[serde(deny_unknown_fields)]
 struct ExecFile {
     command: Vec<String>,
+    #[serde(default)]
+    impairments: Vec<ImpairmentFile>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ImpairmentFile {
+    reason: String,
+    #[serde(default)]
+    message: String,
+}
+
+impl ExecFile {
+    fn read(self) -> Result<Probe> {
+        let read = |one: ImpairmentFile| Impairment {
+            reason: one.reason.as_str().into(),
+            message: one.message.into(),
+        };
+        let impairments: Vec<Impairment> = self.impairments.into_iter().map(read).collect();
+        Impairment::check("health.exec.impairments", &impairments)?;
+        Ok(Probe::Exec {
+            command: self.command,
+            impairments,
+        })
+    }
 }
 
 impl TryFrom<HealthFile> for Health {
@@ -322,8 +366,7 @@ impl TryFrom<HealthFile> for Health {
             file.http
                 .map(|HttpFile { port, path, tls }| Probe::Http { port, path, tls }),
             file.tcp.map(|TcpFile { port }| Probe::Tcp { port }),
-            file.exec
-                .map(|ExecFile { command }| Probe::Exec { command }),
+            file.exec.map(ExecFile::read).transpose()?,
         ]
         .into_iter()
         .flatten();

@@ -21,6 +21,10 @@
 //!         lifecycle:
 //!           preStop: {exec: [redis-cli, shutdown], timeout: 10s}
 //!           postPromote: {exec: [redis-cli, replicaof, "no", one]}
+//!           soleWriter:           # of a store whose active node waits for standby nodes: how it goes on without them
+//!             allow: {exec: [sh, db.sh, sole]}         # optional
+//!             revoke: {exec: [sh, db.sh, together]}
+//!             standbysAttribute: synchronous           # how many it needs; optional, 1 without it
 //!         limits:                 # what groups may ask for; optional, and so is each of them
 //!           maxSize: 3            # active nodes
 //!           maxStandby: 2
@@ -65,7 +69,9 @@ pub use context::{
     AddonScope, ClusterContext, Context, EndpointContext, GroupContext, InfrastructureContext,
     NodeContext, NodeRole, NodeScope, PeerContext, StorageContext,
 };
-pub use index::{Health, Hook, Ignored, Lifecycle, Limits, ManagementPolicy, Matcher, Port, Probe};
+pub use index::{
+    Health, Hook, Ignored, Lifecycle, Limits, ManagementPolicy, Matcher, Port, Probe, SoleWriter,
+};
 pub use render::{Rendered, Text, render_text};
 pub use scope::Scope;
 pub use version::Requirement;

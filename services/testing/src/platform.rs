@@ -164,6 +164,7 @@ checks! {
     remove::wrong_fields_of_a_removal_are_named,
     remove::foreign_nodes_are_listed_and_left_alone,
     storage::kept_storage_is_listed_and_attached_again,
+    storage::storage_grows_under_its_node,
     storage::storage_has_one_node_at_a_time,
     storage::kept_storage_is_deleted_only_as_it_is_meant,
     storage::storage_goes_with_an_adopted_node_to_the_one_that_follows,

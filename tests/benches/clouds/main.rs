@@ -2,14 +2,18 @@
 //! with as many tags, until all of them are running, on the same server in the same run. Run by `tests/bench`. The last
 //! column is the ratio to a call without tags whose instances are not waited for.
 //!
-//! `BENCH_RUNS` (5): number of runs of each side; the median counts. moto is looked up on the path. `BENCH_ONLY=idle`: only
-//! what an idle account costs ([`idle`]), `BENCH_ONLY=launches`: only the launches.
+//! `BENCH_RUNS` (5): number of runs of each side; the median counts. moto is looked up on the path. `BENCH_ONLY=launches`:
+//! only the launches, `BENCH_ONLY=terraform`: only droplets beside Terraform ([`droplets`]), `BENCH_ONLY=idle`: only what
+//! an idle account costs ([`idle`]; `BENCH_CLOUD=metal`: of one cloud only).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod droplets;
+mod drover;
 mod idle;
+mod terraform;
 
 use std::{
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{TcpListener, TcpStream},
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -24,23 +28,16 @@ use aws_smithy_http_client::{
     Builder as HttpBuilder,
     tls::{Provider, rustls_provider::CryptoMode},
 };
-use drover_client::Channel;
 use drover_emulators::ec2::{Ec2, Ec2Settings};
-use drover_orchestrator::Orchestrator;
-use drover_platform_cloud::{DriverSettings, PlatformServer, Settings, drivers::aws};
-use drover_proto::orchestrator::v1::{
-    self as pb, cluster_service_client::ClusterServiceClient,
-    platform_registry_service_client::PlatformRegistryServiceClient,
-    watch_clusters_response::Event,
-};
-use drover_server::{Running, ServerSettings, Shutdown};
-use futures::StreamExt;
+use drover_platform_cloud::{DriverSettings, drivers::aws};
 use tokio::time::{Instant, sleep};
+
+use drover::Drover;
 
 /// Poll interval of the raw side, and of the driver while instances are pending.
 const LOOK: Duration = Duration::from_millis(50);
 /// Timeout of a measurement.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(600);
 const REGION: &str = "eu-central-1";
 const TYPE: &str = "t3.micro";
 /// As many tags as on an instance created by Drover.
@@ -220,172 +217,24 @@ async fn running(client: &Client) -> usize {
     count
 }
 
-struct Drover {
-    orchestrator: Orchestrator,
-    api: Running,
-    platform: PlatformServer,
-    served: Running,
-    channel: Channel,
-    _data: tempfile::TempDir,
-}
-
-impl Drover {
-    async fn start(backend: &Backend) -> Self {
-        let data = tempfile::tempdir().unwrap();
-        let credentials = data.path().join("credentials");
-        let text = format!("[default]\naws_access_key_id = {KEY}\naws_secret_access_key = {KEY}\n");
-        std::fs::write(&credentials, text).unwrap();
-        let mut settings = aws::Settings {
-            credentials_file: Some(credentials),
-            region: REGION.to_owned(),
-            endpoint: backend.url.clone(),
-            image: backend.image.clone(),
-            instance_type: TYPE.to_owned(),
-            ..aws::Settings::default()
-        };
-        // moto creates only the minimum count of a request.
-        settings.partial_launches = backend.emulator.is_some();
-        settings.common.calls_per_second = 1000.0;
-        settings.common.pending_poll_interval_seconds = LOOK.as_secs_f64();
-        let platform = PlatformServer::open(Settings {
-            driver: DriverSettings::Aws(Box::new(settings)),
-            templates: None,
-        })
-        .await
-        .unwrap();
-        let served = serve(platform.service()).await;
-        let orchestrator = Orchestrator::open(&drover_orchestrator::Settings {
-            data_dir: data.path().join("store"),
-            ..Default::default()
-        })
-        .await
-        .unwrap();
-        let api = serve(orchestrator.service()).await;
-        let channel = drover_client::connect(&url(api.address()).parse().unwrap());
-        let mut registry = PlatformRegistryServiceClient::new(channel.clone());
-        registry
-            .register_platform(pb::RegisterPlatformRequest {
-                platform: Some(pb::Platform {
-                    name: "aws".to_owned(),
-                    spec: Some(pb::PlatformSpec {
-                        endpoint: url(served.address()),
-                        ..Default::default()
-                    }),
-                    ..Default::default()
-                }),
-                ..Default::default()
-            })
-            .await
-            .unwrap();
-        let drover = Self {
-            orchestrator,
-            api,
-            platform,
-            served,
-            channel,
-            _data: data,
-        };
-        drover.until_visible().await;
-        drover
-    }
-
-    /// Waits until the orchestrator watches the platform, to exclude the handshake from the measurement.
-    async fn until_visible(&self) {
-        let mut registry = PlatformRegistryServiceClient::new(self.channel.clone());
-        let began = Instant::now();
-        loop {
-            let answer = registry
-                .list_platforms(pb::ListPlatformsRequest::default())
-                .await
-                .unwrap();
-            let platforms = answer.into_inner().platforms;
-            let ready = platforms.iter().all(|platform| {
-                platform
-                    .status
-                    .as_ref()
-                    .is_some_and(|status| status.phase() == pb::PlatformPhase::Ready)
-            });
-            if ready && !platforms.is_empty() {
-                return;
-            }
-            assert!(
-                began.elapsed() < PATIENCE,
-                "the platform is not visible: {platforms:?}"
-            );
-            sleep(Duration::from_millis(10)).await;
-        }
-    }
-
-    /// Measures the time from the apply until every node is recorded and running.
-    async fn make(&self, count: u32) -> Duration {
-        let mut client = ClusterServiceClient::new(self.channel.clone());
-        let mut watch = client
-            .watch_clusters(pb::WatchClustersRequest::default())
-            .await
-            .unwrap()
-            .into_inner();
-        let began = Instant::now();
-        let cluster = pb::Cluster {
-            name: "bench".to_owned(),
-            spec: Some(pb::ClusterSpec {
-                platforms: vec![pb::PlatformChoice {
-                    name: "aws".to_owned(),
-                    ..Default::default()
-                }],
-                groups: vec![pb::GroupSpec {
-                    name: "web".to_owned(),
-                    size: Some(count),
-                    ..Default::default()
-                }],
-                ..Default::default()
-            }),
-            ..Default::default()
-        };
-        client
-            .apply_cluster(pb::ApplyClusterRequest {
-                cluster: Some(cluster),
-                ..Default::default()
-            })
-            .await
-            .unwrap();
-        let all = async {
-            while let Some(message) = watch.next().await {
-                let Some(Event::Upserts(upserts)) = message.unwrap().event else {
-                    continue;
-                };
-                let statuses = upserts.clusters.iter().filter_map(|c| c.status.as_ref());
-                let ready: u32 = statuses
-                    .flat_map(|s| &s.groups)
-                    .map(|group| group.ready)
-                    .sum();
-                if ready == count {
-                    return;
-                }
-            }
-            panic!("the watch ended");
-        };
-        tokio::time::timeout(PATIENCE, all)
-            .await
-            .expect("the nodes are not ready");
-        began.elapsed()
-    }
-
-    async fn end(self) {
-        self.api.shutdown().await;
-        self.orchestrator.shutdown().await;
-        self.platform.shutdown().await;
-        self.served.shutdown().await;
-    }
-}
-
-fn url(address: SocketAddr) -> String {
-    format!("http://{address}")
-}
-
-async fn serve(service: drover_server::Service) -> Running {
-    let settings = ServerSettings::on_port(0);
-    let listener = drover_server::listen(&settings).await.unwrap();
-    drover_server::spawn(service, listener, &settings, Shutdown::new()).unwrap()
+async fn ours_at(backend: &Backend) -> Drover {
+    let data = tempfile::tempdir().unwrap();
+    let credentials = data.path().join("credentials");
+    let text = format!("[default]\naws_access_key_id = {KEY}\naws_secret_access_key = {KEY}\n");
+    std::fs::write(&credentials, text).unwrap();
+    let mut settings = aws::Settings {
+        credentials_file: Some(credentials),
+        region: REGION.to_owned(),
+        endpoint: backend.url.clone(),
+        image: backend.image.clone(),
+        instance_type: TYPE.to_owned(),
+        ..aws::Settings::default()
+    };
+    // moto creates only the minimum count of a request.
+    settings.partial_launches = backend.emulator.is_some();
+    settings.common.calls_per_second = 1000.0;
+    settings.common.pending_poll_interval_seconds = LOOK.as_secs_f64();
+    Drover::start(DriverSettings::from(settings), data).await
 }
 
 fn median(mut times: Vec<Duration>) -> Duration {
@@ -407,7 +256,7 @@ async fn compare(name: &str, count: u32, runs: usize, moto: bool, pending: Durat
                 0 => same.push(raw(&backend, count as usize, Raw::Same).await),
                 1 => bare.push(raw(&backend, count as usize, Raw::Bare).await),
                 _ => {
-                    let drover = Drover::start(&backend).await;
+                    let drover = ours_at(&backend).await;
                     ours.push(drover.make(count).await);
                     drover.end().await;
                 }
@@ -430,9 +279,17 @@ fn main() {
     }
     let only = std::env::var("BENCH_ONLY").unwrap_or_default();
     let all = only.is_empty();
+    let runs = std::env::var("BENCH_RUNS")
+        .ok()
+        .and_then(|runs| runs.parse().ok())
+        .unwrap_or(5);
     if all || only == "launches" {
         let runtime = tokio::runtime::Runtime::new().unwrap();
-        runtime.block_on(launches());
+        runtime.block_on(launches(runs));
+    }
+    if all || only == "terraform" {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(droplets::all(runs));
     }
     if all || only == "idle" {
         // Its time is moved by hand, which only this kind of runtime allows.
@@ -442,11 +299,7 @@ fn main() {
     }
 }
 
-async fn launches() {
-    let runs = std::env::var("BENCH_RUNS")
-        .ok()
-        .and_then(|runs| runs.parse().ok())
-        .unwrap_or(5);
+async fn launches(runs: usize) {
     println!(
         "| apply to all nodes recorded and running | Drover | one call of the SDK, the same | ratio | bare call, \
          answered | ratio |"

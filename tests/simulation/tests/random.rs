@@ -6,7 +6,7 @@ use std::path::Path;
 use drover_simulation::runs::{self, Runs};
 
 /// The same seeds in every run; use `simulate` for others, and for any number of them.
-const SEEDS: u64 = 500;
+const SEEDS: u64 = 100;
 const STEPS: usize = 200;
 
 fn program() -> &'static Path {

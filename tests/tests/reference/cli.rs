@@ -152,7 +152,7 @@ fn exits(out: &mut String) {
             writeln!(out, "| {code} | {about} |").unwrap();
         }
     }
-    out.push_str("\n`drover exec` ends with the exit code of the command.\n");
+    out.push_str("\n`drover exec` and `drover connect` end with the exit code of the command.\n");
 }
 
 fn command(program: &str, path: &[&str], everywhere: &[Row], out: &mut String) {

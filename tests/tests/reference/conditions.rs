@@ -10,7 +10,7 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
         "Ready",
         "cluster, group",
         "As many available nodes as wanted, no others, the spec of the newest generation, infrastructure and addons ready.",
-        "False: its reason is the first of the conditions below that holds, or ScaleUp, Replace, Infrastructure, Addons.",
+        "False: its reason is the first of the conditions below that holds, or ScaleUp, ScaleDown, Update, Replace, Infrastructure, Addons, SoleWriter, Unobserved. SoleWriter: the active node may still acknowledge what its standbys have not got. Unobserved: all nodes are there, and it is not known (yet) that they are as wanted. The message names those that their platform does not list; while their agents answer they are kept: end their processes, and they are replaced.",
     ),
     (
         "NodesReady",
@@ -75,7 +75,7 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
     (
         "UpdateBlocked",
         "group",
-        "Nodes are to be replaced and it does not go on: no capacity for a surge, a platform that refuses the new spec, or new nodes that do not become ready. The old nodes stay.",
+        "Nodes are to be replaced and it does not go on: no capacity for a surge, a platform that refuses the new spec, or new nodes that do not become ready. The old nodes stay. SoleWriter: the active node was allowed to acknowledge without standbys, and does not confirm that this has ended though they are there.",
         "What the message says; or `drover rollout undo NAME`; without capacity, `maxUnavailable` above 0.",
     ),
     (
@@ -163,6 +163,12 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
         "Where the message says that a node stays, move its data before the date, or `drover replace NAME/NODE`. Otherwise nothing.",
     ),
     (
+        "Impaired",
+        "group",
+        "Nodes serve, but their probes found that they lack something: DiskFull, ConnectionsExhausted, or another reason that their template or `health.exec.impairments` declares. None is replaced for it, and nobody takes over. The message names the nodes and says what they lack.",
+        "What the message says: make room (`storage.size`), end sessions or allow more. It ends when a probe finds it no more.",
+    ),
+    (
         "ProbeUnreachable",
         "group",
         "No node of the group ever answered its probe, so the path to them is suspected and none is replaced.",
@@ -171,8 +177,8 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
     (
         "PromotionFailed",
         "group",
-        "A standby that is to take over does not become active: its platform refuses, or its `postPromote` hook fails. Refused: after three attempts another ready standby is tried. Unknown: nobody can say whether it is active, so no other one is tried while it lives. NoStandbyReady: active nodes are missing, and none of the standby nodes is ready; the message names them.",
-        "What the message says: correct the hook and apply; or `drover replace NAME/NODE`: when that node is gone, another one is tried.",
+        "A standby that is to take over does not become active: its platform refuses, or its `postPromote` hook fails. Refused: after three attempts another ready standby is tried. Unknown: nobody can say whether it is active, so no other one is tried while it lives. NoStandbyReady: active nodes are missing, and none of the standby nodes is ready; the message names them. SoleWriter: the active node is gone and may have acknowledged writes that no standby has, so none takes over.",
+        "What the message says: correct the hook and apply; or `drover replace NAME/NODE`: when that node is gone, another one is tried. SoleWriter: bring that node back, or its storage; or do without its writes, for good: `drover failover NAME/GROUP --accept-loss`.",
     ),
     (
         "Failed",

@@ -27,6 +27,15 @@ pub(crate) fn broken() -> Vec<String> {
     let mut links = 0;
     for page in &pages {
         let text = fs::read_to_string(page).unwrap();
+        for (name, target) in code(&text) {
+            let file = plain(&page.parent().unwrap().join(target));
+            let source = fs::read_to_string(&file).unwrap_or_default();
+            let last = name.rsplit("::").next().unwrap_or_default();
+            if !source.contains(last) {
+                let shown = page.strip_prefix(root()).unwrap().display();
+                broken.push(format!("{shown}: {target}: has no {name}"));
+            }
+        }
         for (line, target) in targets(&text) {
             if target.contains("://") || target.starts_with("mailto:") {
                 continue;
@@ -112,6 +121,16 @@ fn targets(text: &str) -> Vec<(usize, String)> {
         }
     }
     all
+}
+
+/// What is named as being in a file of Rust: the name, and the file.
+fn code(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.split("[`").skip(1).filter_map(|after| {
+        let (name, rest) = after.split_once("`](")?;
+        let (target, _) = rest.split_once(')')?;
+        let is_name = !name.contains(['`', '.', '/']);
+        (is_name && target.ends_with(".rs")).then_some((name, target))
+    })
 }
 
 /// Link targets: headings with the anchors that GitHub gives them, and explicit ids.

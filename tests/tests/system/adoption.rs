@@ -93,7 +93,7 @@ fn what_is_more_than_wanted_is_said_before_it_goes() {
         assert_eq!(count(&plan, pb::ActionKind::Adopt), 5, "{plan:#?}");
         assert_eq!(count(&plan, pb::ActionKind::Deprovision), 2, "{plan:#?}");
         let said = planned.warnings.join("; ");
-        assert!(said.contains("2 nodes are then more than wanted"), "{said}");
+        assert!(said.contains("2 nodes more than wanted"), "{said}");
         let before = ids(&one.site);
         two.adopt("same", &[("web", 3)], false).await.unwrap();
         two.check().await;
@@ -355,6 +355,46 @@ fn a_backend_that_was_replaced_is_given_up_and_the_new_one_is_used() {
         world.site = other;
         world.check().await;
         assert_eq!(ids(&old), before, "what was given up is left alone");
+    });
+}
+
+#[test]
+fn what_an_empty_backend_that_is_bound_again_lacks_is_replaced_once_the_loss_is_confirmed() {
+    runtime().block_on(async {
+        let mut world = World::new(settings(), immortal()).await;
+        world.apply("one", &[("web", 6)]).await;
+        world.converge().await;
+        let other = Site::new(settings());
+        world.site.stop();
+        world.sites.put("http://sim", &other);
+        world
+            .until("it is refused", async |world| {
+                world.platform("sim").await.status.unwrap().phase() == pb::PlatformPhase::Refused
+            })
+            .await;
+        let said = world.platform("sim").await.status.unwrap().message;
+        let uid = said.split_once("than before (").unwrap().1;
+        let uid = uid.split_once(" instead").unwrap().0.to_owned();
+        world.rebind("sim", &uid).await;
+        world
+            .until("the loss is noticed", async |world| {
+                world.platform("sim").await.status.unwrap().vanished_count == 6
+            })
+            .await;
+        world.pass(LONG).await;
+        assert!(other.all().is_empty(), "nothing is made before that");
+        let request = pb::ConfirmNodeLossRequest {
+            platform: "sim".to_owned(),
+            vanished_count: 6,
+        };
+        let wait = Duration::from_secs(10);
+        world
+            .call(async |client| client.confirm_node_loss(request.clone(), wait).await)
+            .await
+            .unwrap();
+        world.site = other;
+        world.check().await;
+        assert_eq!(world.site.all().len(), 6);
     });
 }
 

@@ -4,6 +4,7 @@
 
 use crate::real;
 mod logs;
+mod rebind;
 mod shell;
 mod storage;
 
@@ -14,6 +15,7 @@ use std::{
     process::{Command, Stdio},
 };
 
+use drover_proto::orchestrator::v1 as pb;
 use real::World;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -156,6 +158,8 @@ async fn kept_storage_is_listed_with_whose_it_is_and_goes_with_its_data_by_its_i
 
     let deletion = format!("delete storage {one}");
     drover(&world, &format!("{deletion} --dry-run")).expect(0, &["would be deleted", &one]);
+    let planned = json(&world, &format!("{deletion} --dry-run -o json"));
+    assert_eq!(planned["storage"]["id"], *one);
     let question = async |text: &str| {
         for words in ["0 to replace, 1 to delete", "data of 1 node kept"] {
             assert!(text.contains(words), "{text}");
@@ -170,7 +174,8 @@ async fn kept_storage_is_listed_with_whose_it_is_and_goes_with_its_data_by_its_i
         .expect(1, &["nothing deleted"]);
     assert!(data(&world).contains(&one), "nobody has said yes");
 
-    drover(&world, &format!("{deletion} -y")).expect(0, &[&format!("storage/{one} deleted")]);
+    let deleted = json(&world, &format!("{deletion} -y -o json"));
+    assert_eq!(deleted["gone"], true);
     assert_eq!(
         data(&world),
         BTreeSet::from([used]),
@@ -179,6 +184,98 @@ async fn kept_storage_is_listed_with_whose_it_is_and_goes_with_its_data_by_its_i
     drover(&world, "get storage").expect(0, &["nothing found"]);
     drover(&world, &format!("get storage {one}")).expect(3, &["storage"]);
     drover(&world, &deletion).expect(3, &["no storage", "hint: drover get storage"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_is_replaced_only_when_somebody_agrees_who_knows_what_becomes_of_its_data() {
+    let world = shop(WITH_STORAGE).await;
+    let ids = |world: &World| column(&json(world, "get nodes shop -o json")["nodes"], "id");
+    let before = ids(&world);
+    let replaced = "0 to create, 1 to replace";
+    drover(&world, "replace shop/web-1 --dry-run").expect(
+        0,
+        &[
+            "cluster/shop  generation 1, nothing changes in its spec (dry run)",
+            "replace on local  asked for · data kept",
+            "Plan: data of 1 node kept.",
+            replaced,
+        ],
+    );
+    let plan = json(&world, "replace shop/web-1 --dry-run -o json");
+    assert_eq!(plan["plan"]["totals"]["replaceCount"], 1);
+    assert_eq!(plan["plan"]["renewals"][0]["nodes"][0]["nodeName"], "web-1");
+    let question = async |text: &str| {
+        assert!(text.contains(replaced), "{text}");
+        assert!(text.contains("data of 1 node kept"), "{text}");
+    };
+    asked(&world, "replace shop/web-1", question, "n")
+        .await
+        .expect(1, &["nothing changed"]);
+    let nodes = json(&world, "get nodes shop -o json");
+    let nodes = nodes["nodes"].as_array().unwrap();
+    assert!(
+        nodes.iter().all(|node| node["marked"] == false),
+        "{nodes:?}"
+    );
+    assert_eq!(ids(&world), before);
+    drover(&world, "replace shop/web-1 -y --wait").expect(0, &["will be replaced"]);
+    world
+        .until("it is another one", async |world| {
+            let now = ids(world);
+            now.len() == 2 && now.intersection(&before).count() == 1
+        })
+        .await;
+    drover(&world, "replace shop/nope --dry-run").expect(3, &["hint: drover get nodes shop"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_is_not_scaled_beyond_what_its_template_provides_for() {
+    let mut world = World::stopped();
+    let catalogue = world.directory.path().join("catalogue");
+    fs::create_dir(&catalogue).unwrap();
+    let index = "default: {template: agent.yaml, ports: [agent], health: {grpc: {}}, limits: {maxSize: 1, maxStandby: 0}}";
+    fs::write(catalogue.join("index.yaml"), index).unwrap();
+    fs::write(
+        catalogue.join("agent.yaml"),
+        include_str!("../../../platform-cloud/catalogue/local/agent.yaml"),
+    )
+    .unwrap();
+    let directory = catalogue.to_str().unwrap();
+    world.platform.add(&["--templates", directory]);
+    world.platform.start().await;
+    world.orchestrator.start().await;
+    world.register("local", &world.platform.endpoint()).await;
+    world
+        .until("the platform is ready", async |world| {
+            let status = world.platform_status("local").await;
+            status.phase() == pb::PlatformPhase::Ready
+        })
+        .await;
+    let text = document("").replace("size: 2", "size: 1");
+    fs::write(world.directory.path().join("shop.yaml"), text).unwrap();
+    drover(&world, "apply -f shop.yaml --wait").expect(0, &["cluster/shop created"]);
+
+    let stored = |world: &World| {
+        let mut answer = json(world, "get cluster shop -o json");
+        let cluster = &mut answer["cluster"];
+        (cluster["generation"].take(), cluster["spec"].take())
+    };
+    let (before, processes) = (stored(&world), world.processes());
+    for (change, field) in [
+        ("shop/web 2", "size: "),
+        ("shop/web +1", "size: "),
+        ("shop web --standby 1", "standby: "),
+        ("shop/web 1 --standby +1", "standby: "),
+    ] {
+        let why = ["on platform local has ", field];
+        drover(&world, &format!("scale {change}")).expect(1, &why);
+        drover(&world, &format!("scale {change} --dry-run")).expect(1, &why);
+    }
+    assert_eq!(stored(&world), before);
+    assert_eq!(world.processes(), processes);
+    drover(&world, "scale shop/web 1").expect(0, &["unchanged"]);
+    drover(&world, "scale shop/web 0").expect(0, &["1 to delete"]);
+    drover(&world, "scale shop/web 1 --wait").expect(0, &["shop is ready: 1 of 1"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -237,8 +334,13 @@ async fn a_deletion_that_a_platform_blocks_which_is_gone_for_good_ends_by_abando
 
     let command = "abandon shop --platform local";
     let question = async |text: &str| {
-        let told = text.contains("cluster/shop has on local") && text.contains("yours to remove");
-        assert!(told, "{text}");
+        for words in [
+            "cluster/shop has on local 2 nodes: shop/web-0, shop/web-1",
+            "they go on running with their data, and nobody looks after them",
+            "yours to remove",
+        ] {
+            assert!(text.contains(words), "{text}");
+        }
     };
     asked(&world, command, question, "n")
         .await
@@ -363,55 +465,6 @@ async fn adopted_nodes_are_the_very_same_processes_and_are_watched_as_any_others
     let told = drover(&world, "events shop").expect(0, &[]).out;
     assert_eq!(pids(&world)["web-0"], before["web-0"], "{told}");
     assert_eq!(told.matches("NodeUnhealthy").count(), 1, "{told}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_platform_under_another_uid_is_bound_again_with_the_command_that_it_names() {
-    let mut world = shop("").await;
-    let (before, uid) = (pids(&world), world.platform_status("local").await.uid);
-    world.platform.kill();
-    let identity = world.state().join("uuid");
-    let old = fs::read_to_string(&identity).unwrap();
-    let new = "01234567-89ab-4def-8123-456789abcdef";
-    fs::write(&identity, new).unwrap();
-    world.platform.start().await;
-    world
-        .until("it is refused", async |world| {
-            let said = drover(world, "describe platform local").expect(0, &[]);
-            said.out.contains("Refused")
-        })
-        .await;
-    let said = drover(&world, "status").expect(0, &["drover rebind local", "drover abandon"]);
-    let command = said.out.split_once("drover rebind ").unwrap().1;
-    let command = command.split_once(" if it is the same").unwrap().0;
-    let command = format!("rebind {command}");
-    let shown = uid.replace(old.trim(), new);
-    assert_eq!(command, format!("rebind local {shown}"));
-
-    drover(&world, "rebind local wrong -y").expect(1, &["wrong", &shown]);
-    drover(&world, &format!("rebind nope {shown} -y")).expect(3, &["hint: drover get platforms"]);
-    let question = async |text: &str| assert!(text.contains(&uid), "{text}");
-    asked(&world, &command, question, "n")
-        .await
-        .expect(1, &["nothing bound"]);
-    let status = world.platform_status("local").await;
-    assert_eq!(status.uid, uid, "nobody has said yes");
-    assert_eq!(world.processes().len(), 2);
-
-    drover(&world, &command).expect(0, &[&format!("platform/local bound to {shown}")]);
-    world.ready("shop", 2).await;
-    assert_eq!(pids(&world), before, "all records are kept");
-    let nodes = json(&world, "get nodes shop -o json");
-    assert_eq!(
-        column(&nodes["nodes"], "platformUid"),
-        BTreeSet::from([shown])
-    );
-    drover(&world, "describe platform local").expect(0, &["Ready", new]);
-    drover(&world, "scale shop web 3").expect(0, &["1 to create"]);
-    world.ready("shop", 3).await;
-    assert_eq!(world.processes().len(), 3);
-    drover(&world, "delete cluster shop -y --wait").expect(0, &["cluster/shop gone"]);
-    assert_eq!(world.processes().len(), 0);
 }
 
 /// Fails unless this command finds the programs of a store.

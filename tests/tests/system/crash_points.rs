@@ -2,6 +2,8 @@
 //! created twice, nothing is left over.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
+mod sole;
+
 use drover_simulation as sim;
 
 use std::{
@@ -178,6 +180,40 @@ fn nodes_die_and_are_replaced() {
 }
 
 #[test]
+fn storage_grows_under_its_nodes() {
+    let sized = |size: &'static str| {
+        move |spec: &mut pb::ClusterSpec| {
+            spec.groups[0].storage = Some(pb::StorageSpec {
+                size: size.to_owned(),
+                ..Default::default()
+            });
+        }
+    };
+    let ids = |world: &World| -> BTreeSet<String> {
+        let nodes = world.site.nodes("one").into_iter();
+        nodes.map(|node| node.node_id).collect()
+    };
+    in_all_variants("grow", 60, async |world| {
+        let groups = [("web", 3)];
+        let small = world.try_apply_with("one", &groups, &sized("1Gi")).await;
+        small.unwrap();
+        world.converge().await;
+        let before = ids(world);
+        let large = world.try_apply_with("one", &groups, &sized("2Gi")).await;
+        large.unwrap();
+        world
+            .until("all storage has grown", async |world| {
+                let all = world.site.backend.storage().into_iter();
+                let mut sizes = all.map(|(one, _)| one.storage.and_then(|it| it.size_bytes));
+                sizes.all(|size| size == Some(2 << 30))
+            })
+            .await;
+        world.converge().await;
+        assert_eq!(ids(world), before, "nothing was replaced");
+    });
+}
+
+#[test]
 fn the_answer_of_a_create_is_lost() {
     in_all_variants("lost answer", 36, async |world| {
         world
@@ -286,7 +322,7 @@ fn hook(command: &[&str], seconds: i64) -> Option<drover_proto::platform::v1::Li
             timeout: Some(prost_types::Duration { seconds, nanos: 0 }),
             fences: false,
         }),
-        post_promote: None,
+        ..Lifecycle::default()
     })
 }
 

@@ -196,7 +196,7 @@ async fn a_post_promote_hook_that_hangs_is_named_with_its_node_and_no_other_one_
                 timeout: span(1_000),
                 fences: false,
             }),
-            pre_stop: None,
+            ..Lifecycle::default()
         });
     };
     hook(&mut cluster, "exec sleep 1000");

@@ -96,6 +96,7 @@ async fn a_node_whose_command_fails_is_replaced_and_says_why() {
             "-f".to_owned(),
             well.display().to_string(),
         ],
+        ..ExecProbe::default()
     };
     let span = |nanos| Some(prost_types::Duration { seconds: 0, nanos });
     let health = HealthPolicy {

@@ -311,7 +311,7 @@ async fn a_cluster_of_sip_is_taken_over_with_the_hosts_that_it_has() {
     .map(|kind| count(&plan, kind));
     assert_eq!(counts, [5, 0, 1], "{plan:#?}");
     let said = planned.warnings.join("; ");
-    assert!(said.contains("1 nodes are then more than wanted"), "{said}");
+    assert!(said.contains("1 node more than wanted"), "{said}");
     assert_eq!(labelled(&namespace).await, before, "it was only asked");
 
     world.adopt(name, spec, false).await.unwrap();

@@ -183,7 +183,7 @@ fn changes_of_what_is_made_are_refused_with_the_field_and_additions_are_made() {
         assert_eq!(error.fields()[0].field, "spec.infrastructure[0].network");
         let error = apply(&mut world, with(vec![], &groups)).await.unwrap_err();
         assert_eq!(error.fields()[0].field, "spec.infrastructure");
-        assert!(error.fields()[0].description.contains("1 nodes"), "{error}");
+        assert!(error.fields()[0].description.contains("1 node;"), "{error}");
         apply(&mut world, with(vec![below("sim", "10.0.0.0/24")], &groups))
             .await
             .unwrap();

@@ -11,9 +11,9 @@ use drover_proto::{
     common::v1::{LabelOperator, LabelRequirement, LabelSelector},
     orchestrator::v1 as pb,
 };
-use drover_testing::kubernetes::{Options, Rig, until};
+use drover_testing::kubernetes::{Options, Raw, Rig, until};
 use embedded::{World, group_on};
-use serde_json::json;
+use serde_json::{Value, json};
 
 const CALL: Duration = Duration::from_secs(10);
 
@@ -283,6 +283,79 @@ async fn pods_of_others_are_adopted_and_are_nodes_as_any_others() {
     world.delete("legacy").await;
     world.gone("legacy").await;
     namespace.until_empty("after the cluster").await;
+    world.end().await;
+}
+
+/// Makes a host for the pods that select it by this label.
+async fn host(raw: &Raw, name: &str, label: &str) {
+    let size = json!({"cpu": "32", "memory": "64Gi", "pods": "110"});
+    let node = json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {
+            "name": name, "labels": {"only": label, "kubernetes.io/hostname": name},
+            "annotations": {"kwok.x-k8s.io/node": "fake"},
+        },
+        "spec": {"taints": [{"key": "only", "effect": "NoSchedule"}]},
+        "status": {"allocatable": size, "capacity": size},
+    });
+    raw.create("/api/v1/nodes", &node).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_is_drained_without_force_and_its_pods_are_replaced_on_another() {
+    let rig = rig();
+    let namespace = rig.namespace().await;
+    // Hosts of its own, because a drain keeps pods of other tests away, too.
+    let hosts = ["a", "b"].map(|it| format!("drained-{it}-{}", namespace.name));
+    for name in &hosts {
+        host(&namespace.raw, name, &namespace.name).await;
+    }
+    let mut world = World::new().await;
+    let directory = world.directory.path().to_owned();
+    world
+        .add("k8s", on_kubernetes(rig, &namespace.name, &directory))
+        .await;
+    let mut spec = group_on("k8s", 2);
+    spec.properties = json!({
+        "nodeSelector": {"only": namespace.name},
+        "tolerations": [{"key": "only", "operator": "Exists"}],
+    })
+    .as_object()
+    .map(drover_convert::value::to_struct);
+    spec.platforms[0].properties = spec.properties.take();
+    world.apply("moved", spec).await;
+    world.ready("moved", 2).await;
+    let places = async || -> Vec<String> {
+        let pods = namespace.list("pods").await;
+        let host = |pod: &Value| {
+            pod["spec"]["nodeName"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        pods.iter().map(host).collect()
+    };
+    let drained = places().await.remove(0);
+    rig.kubectl(&["drain", &drained, "--ignore-daemonsets"])
+        .await;
+    world
+        .until("all nodes are on the other host", async |world| {
+            let ready = |node: &pb::Node| node.state() == pb::NodeState::Ready;
+            let (nodes, places) = (world.nodes("moved").await, places().await);
+            let moved = |it: &String| hosts.contains(it) && *it != drained;
+            nodes.len() == 2
+                && nodes.iter().all(ready)
+                && places.len() == 2
+                && places.iter().all(moved)
+        })
+        .await;
+    world.delete("moved").await;
+    world.gone("moved").await;
+    namespace.until_empty("after the cluster").await;
+    for name in &hosts {
+        let path = format!("/api/v1/nodes/{name}");
+        namespace.raw.delete(&path).await.unwrap();
+    }
     world.end().await;
 }
 

@@ -36,7 +36,7 @@ fn spec(size: u32, script: &str, seconds: i64) -> pb::ClusterSpec {
             timeout: Some(prost_types::Duration { seconds, nanos: 0 }),
             fences: false,
         }),
-        post_promote: None,
+        ..Lifecycle::default()
     });
     spec
 }

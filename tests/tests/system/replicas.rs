@@ -1,6 +1,7 @@
 //! Three orchestrators on one etcd: one leads, and whichever dies, stands still or loses touch, another goes on with what
 //! it had begun.
 
+mod blind;
 mod forwarding;
 mod histories;
 
@@ -19,6 +20,7 @@ use crate::real::{Server, World, binary, free_port, kill_9};
 
 const CALL: Duration = Duration::from_secs(30);
 const REPLICAS: usize = 3;
+const ORCHESTRATOR: &str = "drover-orchestrator";
 /// Times that the leader is killed. For more: `REPLICAS_KILLS=200`.
 fn kills() -> usize {
     let more = std::env::var("REPLICAS_KILLS").ok();
@@ -30,9 +32,9 @@ struct Site {
     etcd: Etcd,
 }
 
-fn replica(world: &World, etcd: &Etcd, name: &str) -> Server {
+fn replica(program: &'static str, world: &World, etcd: &Etcd, name: &str) -> Server {
     let mut server = Server::new(
-        "drover-orchestrator",
+        program,
         world.directory.path(),
         free_port(),
         &["--replica-name", name],
@@ -47,18 +49,25 @@ impl Site {
     async fn new(members: usize) -> Self {
         let etcd = Etcd::start(members);
         let mut world = World::stopped();
-        world.orchestrator = replica(&world, &etcd, "r0");
+        world.orchestrator = replica(ORCHESTRATOR, &world, &etcd, "r0");
         for i in 1..REPLICAS {
-            let other = replica(&world, &etcd, &format!("r{i}"));
+            let other = replica(ORCHESTRATOR, &world, &etcd, &format!("r{i}"));
             world.others.push(other);
         }
+        let mut site = Self { world, etcd };
+        site.begin(|platform| format!("http://{platform}")).await;
+        site
+    }
+
+    /// Starts everything, and registers the platform at a URL.
+    async fn begin(&mut self, url: impl Fn(std::net::SocketAddr) -> String) {
+        let world = &mut self.world;
         world.platform.start().await;
         world.orchestrator.start().await;
         for other in &mut world.others {
             other.start().await;
         }
-        world.register("local", &world.platform.endpoint()).await;
-        Self { world, etcd }
+        world.register("local", &url(world.platform.address)).await;
     }
 
     fn server(&mut self, at: usize) -> &mut Server {
@@ -428,7 +437,7 @@ async fn one_alone_on_a_directory_is_listed_by_its_name_too() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_is_refused_at_the_start_with_its_setting() {
     let site = Site::new(1).await;
-    let mut twin = replica(&site.world, &site.etcd, "r1");
+    let mut twin = replica(ORCHESTRATOR, &site.world, &site.etcd, "r1");
     twin.launch();
     let (ended, said) = twin.ended().await;
     assert!(

@@ -261,7 +261,7 @@ async fn a_hook_that_fails_and_one_that_hangs_are_told_and_hold_up_nobody() {
                 }),
                 fences: false,
             }),
-            post_promote: None,
+            ..Lifecycle::default()
         });
     };
     hook(&mut cluster, "echo hush-hush; exit 3", 3);

@@ -12,6 +12,7 @@ pub(crate) mod clients;
 mod disk;
 mod etcd;
 mod fence;
+mod impaired;
 mod network;
 mod passwords;
 mod pgbench;
@@ -20,6 +21,7 @@ mod promotions;
 mod quorum;
 mod redis;
 mod settings;
+mod sole;
 
 use std::{
     fs,
@@ -35,10 +37,9 @@ use prost_types::{Struct, Value, value::Kind};
 use real::{World, insist, kill_9};
 use tokio::time::Instant;
 
-/// Maximum time from the death of a primary until its client receives the next acknowledgement.
+/// Maximum time from the death of a primary until its client receives the next acknowledgement, where nothing else runs:
+/// with `STORES_ROUNDS`.
 const FAILOVER: Duration = Duration::from_secs(10);
-/// The limit in the worst case, while other tests compete for the CPU.
-const SLOWEST_FAILOVER: Duration = Duration::from_secs(30);
 /// Maximum time for nodes with data to become ready on a busy machine.
 const UP: Duration = Duration::from_secs(180);
 /// Writes between two deaths.
@@ -188,9 +189,7 @@ async fn kill_the_active_one(
     nodes: usize,
     few: usize,
 ) {
-    let mut all = Vec::new();
     let alone = std::env::var_os("STORES_ROUNDS").is_some();
-    let slowest = if alone { FAILOVER } else { SLOWEST_FAILOVER };
     for round in 1..=rounds(few) {
         writer.writes(world, cluster, ports).await;
         let records = find(world, cluster, ports).await;
@@ -209,8 +208,7 @@ async fn kill_the_active_one(
             .await;
         let took = writer.since(killed).unwrap();
         println!("{cluster}: death {round} of a primary, written again after {took:?}");
-        assert!(took < slowest, "it took {took:?}");
-        all.push(took);
+        assert!(!alone || took < FAILOVER, "it took {took:?}");
         // Repeated deaths would delay the next replacement by an increasing backoff.
         insist(async || world.reset_back_off(cluster).await).await;
         up(world, cluster, nodes).await;
@@ -218,9 +216,6 @@ async fn kill_the_active_one(
         let now = active(&records).expect("one is active");
         assert_ne!(now.id, primary.id, "another one was promoted");
     }
-    all.sort_unstable();
-    let median = all[(all.len() - 1) / 2];
-    assert!(median < FAILOVER, "{all:?}");
 }
 
 /// Applies a change and waits until every node is replaced.

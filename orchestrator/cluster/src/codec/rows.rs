@@ -76,6 +76,9 @@ pub(super) struct NodeRow {
     pub(super) labels_hash: Option<String>,
     #[prost(message, optional, tag = "54")]
     pub(super) reached: Option<ReachedRow>,
+    /// Absent if not known, as in rows from before it was recorded.
+    #[prost(uint64, optional, tag = "55")]
+    pub(super) storage_size: Option<u64>,
 }
 
 /// Where a node was last reached.
@@ -166,6 +169,19 @@ pub(super) struct HeadState {
     pub(super) vacated: Vec<VacatedRow>,
     #[prost(message, repeated, tag = "13")]
     pub(super) abandoned: Vec<Used>,
+    #[prost(message, repeated, tag = "14")]
+    pub(super) sole: Vec<SoleRow>,
+}
+
+/// An active node that may have acknowledged what nobody else has.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct SoleRow {
+    #[prost(string, tag = "1")]
+    pub(super) group: String,
+    #[prost(uint64, tag = "2")]
+    pub(super) slot: u64,
+    #[prost(uint32, tag = "3")]
+    pub(super) ordinal: u32,
 }
 
 /// Storage policy of a group: `true` if the storage is deleted.

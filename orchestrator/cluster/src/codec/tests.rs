@@ -16,6 +16,7 @@ fn every_durable_part_of_a_node_survives() {
                 class: "c".into(),
                 version: "1".into(),
                 spec_hash: "h".into(),
+                storage_size: Some(5 << 30),
             }),
             slot: 7,
             index: 2,
@@ -121,6 +122,8 @@ fn what_a_head_says_of_groups_survives() {
     };
     state.grown.insert(path(), 4);
     state.vacated.insert(path(), [1, 5].into());
+    let (slot, ordinal) = (9, 1);
+    state.sole.insert(path(), Sole { slot, ordinal });
     state.storage.insert(
         path(),
         Policy {
@@ -203,4 +206,43 @@ fn damaged_rows_are_refused_and_never_panic() {
         let _ = decode_request(&bytes.clone().into(), &interner);
         let _ = decode_head(&bytes, &mut State::default(), &interner);
     }
+}
+
+#[test]
+fn what_probes_find_again_is_not_stored() {
+    let key = |kind| ConditionKey {
+        group: "db".into(),
+        kind,
+    };
+    let condition = Condition {
+        reason: "DiskFull".into(),
+        message: "full".into(),
+        since: 1,
+    };
+    let mut state = State::default();
+    for kind in [ConditionKind::Impaired, ConditionKind::Failed] {
+        state.conditions.insert(key(kind), condition.clone());
+    }
+    let mut read = State::default();
+    decode_head(&encode_head(&state), &mut read, &Interner::default()).unwrap();
+    let kinds: Vec<ConditionKind> = read.conditions.keys().map(|key| key.kind).collect();
+    assert_eq!(kinds, [ConditionKind::Failed]);
+}
+
+#[test]
+fn a_condition_that_only_a_newer_version_knows_is_left_to_it() {
+    let kinds = [1, KINDS.len() as u32 + 1];
+    let conditions = kinds.map(|kind| ConditionRow {
+        group: "db".to_owned(),
+        kind,
+        ..ConditionRow::default()
+    });
+    let head = HeadState {
+        conditions: conditions.to_vec(),
+        ..HeadState::default()
+    };
+    let mut read = State::default();
+    decode_head(&head.encode_to_vec(), &mut read, &Interner::default()).unwrap();
+    let kinds: Vec<ConditionKind> = read.conditions.keys().map(|key| key.kind).collect();
+    assert_eq!(kinds, [ConditionKind::Ready]);
 }

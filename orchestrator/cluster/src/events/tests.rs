@@ -59,6 +59,14 @@ fn a_state_is_told_once_with_what_helps() {
         ("NodeUnhealthy", "ProbeFailed: tcp: refused")
     );
     assert_eq!(events[0].severity, i32::from(EventSeverity::Warning));
+    let events = told(
+        &state,
+        &[enter(NodeState::Failed, "PlatformFailed", "died: killed")],
+    );
+    assert_eq!(
+        (events[0].reason.as_str(), events[0].message.as_str()),
+        ("NodeFailed", "died: killed")
+    );
 }
 
 #[test]
@@ -155,5 +163,44 @@ fn a_condition_is_told_when_it_begins_and_when_it_ends_and_not_when_its_words_ch
     assert_eq!(
         (ended[0].reason.as_str(), ended[0].group.as_deref()),
         ("NoCapacityEnded", Some("db"))
+    );
+}
+
+#[test]
+fn an_update_of_one_node_is_told_in_the_singular() {
+    let rollout = |left| Op::Rollout {
+        group: "data/hot".into(),
+        to: Some(Rollout {
+            target: "h".into(),
+            started: 1,
+            progress: 1,
+            ready: 0,
+            left,
+            size: 3,
+            surplus: 0,
+        }),
+    };
+    for (left, words) in [
+        (1, "1 node is to be replaced"),
+        (3, "3 nodes are to be replaced"),
+    ] {
+        let events = told(&State::default(), &[rollout(left)]);
+        assert_eq!(
+            (events[0].reason.as_str(), events[0].message.as_str()),
+            ("UpdateStarted", words)
+        );
+    }
+}
+
+#[test]
+fn a_deletion_is_told_as_a_request() {
+    let state = State {
+        deleting: true,
+        ..State::default()
+    };
+    let events = told(&state, &[Op::Observed { generation: 4 }]);
+    assert_eq!(
+        (events[0].reason.as_str(), events[0].message.as_str()),
+        ("ClusterDeleting", "deletion was requested by ann")
     );
 }

@@ -65,7 +65,7 @@ fn observe(
 const ITS_OWN: (&str, &str) = ("p", "u");
 
 #[test]
-fn a_node_that_begins_to_run_is_probed_and_one_that_dies_is_urgent() {
+fn a_node_that_begins_to_run_is_probed_and_one_that_somebody_else_ends_or_that_dies_is_urgent() {
     let mut state = state();
     let running = shown(&state, wire::NodePhase::Running);
     let observed = watch(&mut state, ITS_OWN, running.clone());
@@ -74,9 +74,11 @@ fn a_node_that_begins_to_run_is_probed_and_one_that_dies_is_urgent() {
     assert_eq!(observed.effects, [Effect::Probe { group, slot: SLOT }]);
     // The same again is no news.
     assert_eq!(watch(&mut state, ITS_OWN, running), Observed::default());
-    let failed = shown(&state, wire::NodePhase::Failed);
-    let observed = watch(&mut state, ITS_OWN, failed);
-    assert_eq!(observed.urgency, Some(Urgency::Urgent));
+    for phase in [wire::NodePhase::Deprovisioning, wire::NodePhase::Failed] {
+        let shown = shown(&state, phase);
+        let observed = watch(&mut state, ITS_OWN, shown);
+        assert_eq!(observed.urgency, Some(Urgency::Urgent), "{phase:?}");
+    }
 }
 
 #[test]

@@ -73,6 +73,7 @@ fn plan(state: &State) -> drover_planner::Plan {
         fenced: true,
         adopts: false,
         relabels: false,
+        grows: Some(false),
         finite: false,
     };
     let platforms = [("p".into(), view)].into();

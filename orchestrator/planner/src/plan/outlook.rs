@@ -17,6 +17,8 @@ pub struct Outlook {
     pub removals: Vec<Removal>,
     /// Further such removals of which it is not known yet which nodes they concern, at most.
     pub unnamed: Unnamed,
+    /// Number of nodes whose storage is still to grow.
+    pub growths: u32,
 }
 
 /// Nodes that go, whichever they are.
@@ -69,11 +71,13 @@ impl Planner<'_> {
                     creations: 0,
                     removals: vec![removal],
                     unnamed: Unnamed::default(),
+                    growths: 0,
                 }),
             }
         }
         outlooks.retain(|outlook| {
-            outlook.creations + outlook.unnamed.nodes > 0 || !outlook.removals.is_empty()
+            outlook.creations + outlook.unnamed.nodes + outlook.growths > 0
+                || !outlook.removals.is_empty()
         });
         self.plan.outlook = outlooks;
     }
@@ -103,6 +107,7 @@ impl Planner<'_> {
             creations: self.still_missing(group),
             removals: removals.collect(),
             unnamed: self.unnamed(group, &going),
+            growths: self.growths(group),
         }
     }
 

@@ -11,7 +11,8 @@ use drover_core::{
 };
 
 use super::{
-    Told, UNAVAILABLE, Want,
+    Told, Want,
+    trouble::UNAVAILABLE,
     words::{place, reason},
 };
 use crate::{ConditionKey, ConditionKind, NO_GROUP, Op, Planner, observe::millis};

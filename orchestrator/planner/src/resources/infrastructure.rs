@@ -73,7 +73,7 @@ impl<'a> Planner<'a> {
         let addons = state.resources.keys().filter(|key| key.is_addon());
         let addons = addons.filter(|key| key.is_on(platform, uid)).count();
         if nodes + requests + orphans > 0 {
-            Some(format!("{} nodes", nodes + orphans))
+            Some(drover_core::words::count(nodes + orphans, "node"))
         } else {
             (addons > 0).then(|| "its addons".to_owned())
         }

@@ -34,13 +34,6 @@ pub(super) fn reason(key: &ResourceKey) -> &'static str {
     }
 }
 
-pub(super) fn nodes(count: usize) -> String {
-    match count {
-        1 => "1 node".to_owned(),
-        count => format!("{count} nodes"),
-    }
-}
-
 /// Progress for people.
 pub(super) fn progress(record: &ResourceRecord) -> String {
     let waits: Vec<String> = record

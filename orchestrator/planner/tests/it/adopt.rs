@@ -44,6 +44,7 @@ fn settle_others(world: &mut World, group: &str, count: u32) {
             spec_hash: "h1-theirs".into(),
             group: group.into(),
             storage: false,
+            size: None,
             host: "".into(),
             phase: Phase::Running,
             ready: true,

@@ -31,7 +31,7 @@ fn scenarios(default: u64) -> std::ops::Range<u64> {
 }
 
 /// Runs one scenario per seed, and prints the seed of one that fails.
-fn for_seeds(default: u64, scenario: fn(u64)) {
+pub(crate) fn for_seeds(default: u64, scenario: fn(u64)) {
     for seed in scenarios(default) {
         if let Err(failure) = std::panic::catch_unwind(|| scenario(seed)) {
             eprintln!("seed {seed}: DROVER_SEED={seed} PLANNER_SCENARIOS=1 repeats it");
@@ -134,6 +134,7 @@ fn foreign() -> Thing {
         group: "g0".into(),
         host: "".into(),
         storage: false,
+        size: None,
         phase: Phase::Running,
         ready: true,
         acts: false,

@@ -216,6 +216,9 @@ fn a_converged_cluster_writes_nothing_and_looks_every_ten_minutes() {
     let mut world = settled(vec![wanted("a", ALL)]);
     let before = world.state.resources.clone();
     let ensures = world.site("a").ensures;
+    // It is read more often after the last change of a node.
+    world.run_for(Duration::from_secs(1_200));
+    let reads = world.site("a").reads;
     world.run_for(Duration::from_secs(3_600));
     assert!(world.pass().ops.is_empty());
     let after = world.record("a").unwrap();
@@ -226,7 +229,46 @@ fn a_converged_cluster_writes_nothing_and_looks_every_ten_minutes() {
     );
     let site = world.site("a");
     assert_eq!(site.ensures, ensures);
-    assert!((5..=7).contains(&site.reads), "{} reads", site.reads);
+    let reads = site.reads - reads;
+    assert!((5..=7).contains(&reads), "{reads} reads");
+}
+
+/// How often a site is read in a time.
+fn reads_in(world: &mut World, seconds: u64) -> usize {
+    let before = world.site("a").reads;
+    world.run_for(Duration::from_secs(seconds));
+    world.site("a").reads - before
+}
+
+#[test]
+fn where_an_endpoint_leads_is_read_soon_after_a_node_has_changed_and_then_less_and_less_often() {
+    let mut world = settled(vec![wanted("a", "endpoint")]);
+    world.run_for(Duration::from_secs(3_600));
+    let quiet = reads_in(&mut world, 3_600);
+    assert!((5..=7).contains(&quiet), "{quiet} while nothing changes");
+    let (platform, id) = world.ids().swap_remove(0);
+    world.kill(&platform, &id);
+    let soon = reads_in(&mut world, 40);
+    assert!((1..=5).contains(&soon), "{soon} reads");
+    let later = reads_in(&mut world, 560);
+    assert!((3..=5).contains(&later), "{later} reads");
+    assert!(reads_in(&mut world, 3_600) <= 8);
+}
+
+#[test]
+fn where_an_endpoint_leads_is_read_after_a_node_has_gone_for_good() {
+    let mut world = settled(vec![wanted("a", "endpoint")]);
+    world.run_for(Duration::from_secs(3_600));
+    world.want(vec![group("data", 0, &["a"])]);
+    while !world.state.nodes.is_empty() {
+        world.run_for(Duration::from_millis(100));
+    }
+    let gone = world.now;
+    let reads = world.site("a").reads;
+    while world.site("a").reads == reads {
+        world.run_for(Duration::from_millis(500));
+    }
+    assert!(world.now - gone <= 7_000, "{} ms", world.now - gone);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use crate::{
     world::{
         World,
         build::{at_version, fencing, on_delete, stored},
+        removals,
     },
 };
 
@@ -19,7 +20,7 @@ use drover_core::{
     spec::Amount,
     storage::{Policy, Retention},
 };
-use drover_planner::{Condition, ConditionKey, ConditionKind};
+use drover_planner::{Call, Condition, ConditionKey, ConditionKind};
 
 const SINCE: &str = "Ready is Unknown since 2026-01-01T00:00:00Z";
 const WAY_OUT: &str = "when the machine is off, `kubectl delete node worker-1`";
@@ -147,6 +148,45 @@ fn where_promotions_fence_one_that_hangs_is_replaced_by_a_standby_before_it_has_
     assert_eq!(staying(&world), [(1, Role::Promoting), (0, Role::Standby)]);
 }
 
+/// The active node is ended by somebody else, as by an eviction.
+fn evicted(world: &mut World) {
+    world.state.node_mut(1).unwrap().seen.phase = Phase::Deprovisioning;
+}
+
+#[test]
+fn where_promotions_fence_one_that_somebody_else_ends_is_replaced_by_a_standby_at_once() {
+    let mut world = ready_and_fencing(1);
+    evicted(&mut world);
+    let planned = step(&mut world);
+    assert_eq!(removals(&planned), [(1, RemovalReason::Sick)]);
+    assert!(planned.calls.contains(&Call::RoleChange { slot: 2 }));
+    assert_eq!(staying(&world), [(1, Role::Promoting)]);
+    gone(&mut world, 1);
+    run(&mut world);
+    assert_eq!(staying(&world), [(1, Role::Promoting), (0, Role::Standby)]);
+}
+
+#[test]
+fn one_that_somebody_else_ends_is_left_to_end_where_no_standby_keeps_it_out() {
+    let mut world = ready(1, 1);
+    evicted(&mut world);
+    assert_eq!(run(&mut world), (vec![], vec![]), "promotions do not fence");
+    gone(&mut world, 1);
+    assert_eq!(run(&mut world).1, [(2, Role::Promoting)]);
+
+    let mut world = ready_and_fencing(1);
+    world.state.node_mut(2).unwrap().seen.ready = Some(false);
+    evicted(&mut world);
+    assert_eq!(run(&mut world), (vec![], vec![]), "no standby is ready");
+    world.state.node_mut(2).unwrap().seen.ready = Some(true);
+    assert_eq!(run(&mut world).1, [(2, Role::Promoting)]);
+
+    let mut world = ready_and_fencing(1);
+    world.groups[0].remediation.enabled = false;
+    evicted(&mut world);
+    assert_eq!(run(&mut world), (vec![], vec![]), "nobody is replaced");
+}
+
 #[test]
 fn where_nobody_else_has_the_data_nothing_takes_the_place_of_those_that_may_live() {
     let mut world = ready_and_fencing(1);
@@ -201,7 +241,7 @@ fn where_storage_is_handed_on_a_standby_takes_over_and_the_place_stays_free() {
 }
 
 #[test]
-fn one_that_is_updated_hands_its_part_on_in_its_own_time_also_where_promotions_fence() {
+fn one_that_is_updated_acts_until_its_platform_ends_it_where_promotions_fence() {
     let mut world = ready_and_fencing(1);
     world.groups = world
         .groups
@@ -211,8 +251,8 @@ fn one_that_is_updated_hands_its_part_on_in_its_own_time_also_where_promotions_f
     for _ in 0..20 {
         let (removed, turned) = run(&mut world);
         if removed.iter().any(|(slot, _)| *slot == 1) {
-            assert_eq!(turned, [], "it has not ended yet");
-            gone(&mut world, 1);
+            assert_eq!(turned, [], "its removal has only been asked for");
+            evicted(&mut world);
             assert_eq!(run(&mut world).1.len(), 1);
             return;
         }

@@ -148,7 +148,7 @@ fn a_plan_says_how_many_come_after_the_first() {
     let world = world(vec![ordered("data", 3)]);
     let planned = world.plan();
     assert_eq!(requested(&planned).len(), 1);
-    says(&planned, "Ordered", "2 more come after it, one at a time");
+    says(&planned, "Ordered", "2 more after it, one at a time");
 }
 
 #[test]
@@ -549,7 +549,7 @@ fn a_group_that_nobody_wants_and_nobody_can_reach_is_named() {
     world.want(vec![group("keep", 1, &["a"])]);
     world.run_for(Duration::from_secs(120));
     let message = blocked(&world).unwrap();
-    assert!(message.starts_with("1 nodes on b, which"), "{message}");
+    assert!(message.starts_with("1 node on b, which"), "{message}");
     world.set_reachable(&"b".into(), true);
     world.settle();
     world.assert_converged();

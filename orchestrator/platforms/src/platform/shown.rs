@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use drover_convert::value;
-use drover_core::Millis;
+use drover_core::{Millis, words};
 use drover_planner::{Limits, PlatformView, Shortage};
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 
@@ -53,8 +53,8 @@ impl Platform {
         let suspended = inner.suspended_until > now || inner.probing;
         let trouble = match inner.phase {
             _ if inner.mass_loss > 0 => format!(
-                "lost {} nodes at once; confirm the loss to go on",
-                inner.mass_loss
+                "lost {} at once; confirm the loss to go on",
+                words::count(inner.mass_loss, "node")
             ),
             Phase::Ready if visible && suspended => {
                 "fails too many calls and is left alone for a while".to_owned()
@@ -95,6 +95,8 @@ impl Platform {
                 .is_some_and(|handshake| has(handshake, wire::Capability::Adopt)),
             relabels: (inner.handshake.as_deref())
                 .is_some_and(|handshake| has(handshake, wire::Capability::RelabelHosts)),
+            grows: (inner.handshake.as_deref())
+                .map(|handshake| has(handshake, wire::Capability::GrowStorage)),
             finite: (inner.handshake.as_deref())
                 .is_some_and(|handshake| has(handshake, wire::Capability::Inventory)),
         }
@@ -147,8 +149,8 @@ impl Platform {
         }
         if inner.mass_loss > 0 {
             let message = format!(
-                "{} nodes vanished at once; confirm the loss, or bring the nodes back",
-                inner.mass_loss
+                "{} vanished at once; confirm the loss, or bring the nodes back",
+                words::count(inner.mass_loss, "node")
             );
             conditions.push(condition("MassLoss", true, "Vanished", &message));
         }
@@ -164,8 +166,8 @@ impl Platform {
         }
         if inner.foreign_resources > 0 {
             let message = format!(
-                "{} resources belong to nobody here; they are left alone",
-                inner.foreign_resources
+                "{} without an owner here; left alone",
+                words::count(inner.foreign_resources, "resource")
             );
             conditions.push(condition(
                 "ForeignInfrastructure",

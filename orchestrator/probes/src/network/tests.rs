@@ -183,6 +183,8 @@ async fn only_the_agent_of_the_very_node_proves_that_it_lives() {
     };
     let address = grpc_server(Some("db-0-aaaaa"), None).await;
     assert!(says(format!("grpc://{address}"), "db-0-aaaaa").await);
+    assert!(says(format!("grpc://{address}/"), "db-0-aaaaa").await);
+    assert!(says(format!("grpc://{address}/x?y"), "db-0-aaaaa").await);
     assert!(!says(format!("grpc://{address}"), "db-0-bbbbb").await);
     assert!(!says(format!("http://{address}"), "db-0-aaaaa").await);
     assert!(!says(address, "db-0-aaaaa").await);

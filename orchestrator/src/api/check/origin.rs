@@ -102,15 +102,19 @@ impl Origin {
     /// What a platform says of the request for a node of this group.
     pub(super) fn theirs(&self, index: usize, platform: &str, inner: &Violation) -> Violation {
         let description = &inner.description;
-        match inner.field.strip_prefix("group.properties.") {
-            Some(property) => Violation {
-                field: self.property(index, property),
-                description: format!("{platform}: {description}"),
-            },
-            None => Violation {
-                field: self.choice(index),
-                description: format!("{platform}: {}: {description}", inner.field),
-            },
+        let field = match inner.field.strip_prefix("group.properties.") {
+            Some(property) => self.property(index, property),
+            None if inner.field == "group.version" => self.version(),
+            None => {
+                return Violation {
+                    field: self.choice(index),
+                    description: format!("{platform}: {}: {description}", inner.field),
+                };
+            }
+        };
+        Violation {
+            field,
+            description: format!("{platform}: {description}"),
         }
     }
 
@@ -144,4 +148,27 @@ impl Origin {
 
 fn names(properties: Option<&prost_types::Struct>) -> Vec<String> {
     properties.map_or_else(Vec::new, |it| it.fields.keys().cloned().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_platform_says_of_the_version_is_said_where_the_version_is() {
+        let mut spec = pb::ClusterSpec {
+            groups: vec![pb::GroupSpec::default()],
+            ..pb::ClusterSpec::default()
+        };
+        let inner = Violation {
+            field: "group.version".to_owned(),
+            description: "is not installed".to_owned(),
+        };
+        let said =
+            |spec: &pb::ClusterSpec| Origin::of(spec, "spec.groups[0]").theirs(0, "local", &inner);
+        assert_eq!(said(&spec).field, "spec.store.version");
+        assert_eq!(said(&spec).description, "local: is not installed");
+        spec.groups[0].version = Some("9".to_owned());
+        assert_eq!(said(&spec).field, "spec.groups[0].version");
+    }
 }

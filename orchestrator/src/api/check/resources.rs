@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use drover_cluster::{Cluster, ClusterState, Resolved};
 use drover_core::{
-    Class, Error, Reason, Result, addon::WantedAddon, error::Violation, resource::Wanted,
+    Class, Error, Reason, Result, addon::WantedAddon, error::Violation, resource::Wanted, words,
 };
 use drover_platforms::{Platforms, has};
 use drover_proto::platform::v1 as wire;
@@ -314,9 +314,9 @@ pub(in crate::api) fn refuse_removed(inner: &ClusterState, resolved: &Resolved) 
             wrong.push(Violation {
                 field: "spec.infrastructure".to_owned(),
                 description: format!(
-                    "lacks the entry of platform {}, on which the cluster has {nodes} nodes; it can go when they are \
-                     gone",
-                    before.platform
+                    "lacks the entry of platform {}, on which the cluster has {}; it can go when none is left there",
+                    before.platform,
+                    words::count(nodes, "node")
                 ),
             });
         }

@@ -1,7 +1,7 @@
 //! What a group may ask of the template that makes its nodes.
 
 use drover_cluster::template;
-use drover_convert::template::exceeded;
+use drover_convert::{lifecycle::lifecycle, template::exceeded};
 use drover_core::{
     Error, Result,
     error::Violation,
@@ -23,11 +23,9 @@ pub(super) fn check(
     let Some(entry) = template::entry(handshake, software, group) else {
         return Vec::new();
     };
-    let Some(limits) = &entry.limits else {
-        return Vec::new();
-    };
+    let limits = entry.limits.unwrap_or_default();
     let named = named(entry, software, &choice.platform);
-    let mut wrong: Vec<Violation> = counts(group, limits)
+    let mut wrong: Vec<Violation> = counts(group, entry)
         .into_iter()
         .map(|(field, why)| Violation {
             field: format!("{}.{field}", group.field),
@@ -57,9 +55,23 @@ fn named(entry: &wire::TemplateEntry, software: &str, platform: &str) -> String 
     )
 }
 
-/// Fields with more nodes than the template provides for, and why.
-fn counts(group: &Group, limits: &wire::TemplateLimits) -> Vec<(&'static str, String)> {
-    exceeded(limits, group.size.unwrap_or(1), group.standby)
+/// Fields with more nodes than the template provides for, or fewer than it needs, and why.
+fn counts(group: &Group, entry: &wire::TemplateEntry) -> Vec<(&'static str, String)> {
+    let limits = entry.limits.unwrap_or_default();
+    let mut wrong = exceeded(&limits, group.size.unwrap_or(1), group.standby);
+    let defaults = entry.defaults.as_ref();
+    let suggested = defaults.and_then(|defaults| defaults.lifecycle.as_ref());
+    let suggested = suggested.and_then(|it| lifecycle("lifecycle", it).ok()?.sole_writer);
+    if let Some(writer) = suggested {
+        let (needs, attribute) = (writer.needs(&group.attributes), &writer.standbys_attribute);
+        if (1..needs).contains(&group.standby) {
+            let why = format!(
+                "needs at least {needs} standby nodes to acknowledge anything (attribute `{attribute}`), or none at all"
+            );
+            wrong.push(("standby", why));
+        }
+    }
+    wrong
 }
 
 impl Validator {
@@ -79,8 +91,7 @@ impl Validator {
             let Some(entry) = template::entry(&handshake, software, group) else {
                 continue;
             };
-            let limits = entry.limits.unwrap_or_default();
-            if let Some((field, why)) = counts(group, &limits).into_iter().next() {
+            if let Some((field, why)) = counts(group, entry).into_iter().next() {
                 let named = named(entry, software, &choice.platform);
                 return Err(Error::invalid(field, format!("{named} {why}")));
             }
@@ -93,17 +104,20 @@ impl Validator {
 mod tests {
     use super::*;
 
-    fn limits(most: (Option<u32>, Option<u32>, Option<u32>)) -> wire::TemplateLimits {
-        wire::TemplateLimits {
+    fn limits(most: (Option<u32>, Option<u32>, Option<u32>)) -> wire::TemplateEntry {
+        let limits = wire::TemplateLimits {
             max_size: most.0,
             max_standby: most.1,
             max_size_with_standby: most.2,
             ..wire::TemplateLimits::default()
+        };
+        wire::TemplateEntry {
+            limits: Some(limits),
+            ..wire::TemplateEntry::default()
         }
     }
 
-    #[test]
-    fn a_group_has_no_more_nodes_than_its_template_provides_for() {
+    fn group() -> Group {
         let spec = drover_core::spec::ClusterSpec {
             settings: drover_core::spec::Settings {
                 platforms: vec![drover_core::spec::PlatformChoice {
@@ -118,7 +132,53 @@ mod tests {
             }],
             ..Default::default()
         };
-        let group = spec.resolve().unwrap().remove(0);
+        spec.resolve().unwrap().remove(0)
+    }
+
+    #[test]
+    fn a_group_has_enough_standbys_for_what_it_acknowledges_or_none() {
+        let hook = wire::LifecycleHook {
+            exec: vec!["together".to_owned()],
+            ..wire::LifecycleHook::default()
+        };
+        let writer = wire::SoleWriter {
+            revoke: Some(hook),
+            standbys_attribute: "synchronous".to_owned(),
+            ..wire::SoleWriter::default()
+        };
+        let lifecycle = wire::Lifecycle {
+            sole_writer: Some(writer),
+            ..wire::Lifecycle::default()
+        };
+        let entry = wire::TemplateEntry {
+            defaults: Some(wire::TemplateDefaults {
+                lifecycle: Some(lifecycle),
+                ..wire::TemplateDefaults::default()
+            }),
+            ..wire::TemplateEntry::default()
+        };
+        for (synchronous, standby, is_refused) in [
+            (None, 0, false),
+            (None, 1, false),
+            (Some(0), 1, false),
+            (Some(2), 0, false),
+            (Some(2), 1, true),
+            (Some(2), 2, false),
+        ] {
+            let mut group = Group { standby, ..group() };
+            if let Some(synchronous) = synchronous {
+                let attribute = "synchronous".to_owned();
+                group.attributes.insert(attribute, synchronous.into());
+            }
+            let fields: Vec<&str> = counts(&group, &entry).iter().map(|it| it.0).collect();
+            let expected: &[&str] = if is_refused { &["standby"] } else { &[] };
+            assert_eq!(fields, expected, "{synchronous:?} {standby}");
+        }
+    }
+
+    #[test]
+    fn a_group_has_no_more_nodes_than_its_template_provides_for() {
+        let group = group();
         let primary = (Some(1), None, None);
         let members = (None, Some(0), None);
         let alone_or_followed = (None, None, Some(1));

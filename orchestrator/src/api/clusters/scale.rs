@@ -6,6 +6,7 @@ use drover_cluster::{Cluster, ClusterState, Resolved, stored_spec};
 use drover_core::{
     Error, Result,
     spec::{Group, MAX_NODES},
+    words,
 };
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Desired, Versioned};
@@ -153,14 +154,18 @@ fn mark_removed(
     let standby = request.standby.unwrap_or(most_standby);
     if standby > most_standby {
         let why = format!(
-            "expected at most {most_standby}: {standing_by} of {standby_before} standby nodes go"
+            "expected at most {most_standby}: {standing_by} of {} to be removed",
+            words::count(standby_before, "standby node")
         );
         return Err(Error::invalid("standby", why));
     }
     let most = before.saturating_sub(gone);
     let size = request.size.unwrap_or(most);
     if size > most {
-        let why = format!("expected at most {most}: {gone} of {before} nodes go");
+        let why = format!(
+            "expected at most {most}: {gone} of {} to be removed",
+            words::count(before, "node")
+        );
         return Err(Error::invalid("size", why));
     }
     for id in ids {

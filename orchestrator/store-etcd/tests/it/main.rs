@@ -6,6 +6,8 @@
     reason = "a test that cannot go on fails"
 )]
 
+mod login;
 mod maintain;
 mod members;
 mod one;
+mod users;

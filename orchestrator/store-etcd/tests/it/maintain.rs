@@ -1,10 +1,6 @@
 //! The maintenance of an etcd of three members, and what is known of its room.
 
-use std::{
-    collections::BTreeMap,
-    io::{Read, Write},
-    net::TcpStream,
-};
+use std::collections::BTreeMap;
 
 use drover_core::Reason;
 use drover_store::{
@@ -12,10 +8,13 @@ use drover_store::{
     backend::{CommitError, Txn},
     keys::{Key, Name},
 };
-use drover_store_etcd::{EtcdBackend, Maintenance, Report};
+use drover_store_etcd::{EtcdBackend, EtcdSettings, Maintenance, Report};
 use drover_testing::{etcd::Etcd, store::conformance::eventually};
 
-use crate::one::settings;
+use crate::{
+    one::settings,
+    users::{self, PASSWORD},
+};
 
 const MIB: u64 = 1024 * 1024;
 const QUOTA: u64 = 16 * MIB;
@@ -202,26 +201,11 @@ async fn a_member_that_is_listed_twice_or_not_at_all_is_named() {
     assert!(failure.message().contains(&other), "{failure}");
 
     let none = settings(&etcd, "drover/");
-    let none = drover_store_etcd::EtcdSettings {
+    let none = EtcdSettings {
         endpoints: Vec::new(),
         ..none
     };
     assert!(Maintenance::new(&none).is_err());
-}
-
-/// Makes a call of which the backend has no need.
-fn post(etcd: &Etcd, path: &str, body: &str) {
-    let address = etcd.endpoints()[0].replace("http://", "");
-    let mut stream = TcpStream::connect(&address).unwrap();
-    let length = body.len();
-    write!(
-        stream,
-        "POST {path} HTTP/1.0\r\nHost: {address}\r\nContent-Length: {length}\r\n\r\n{body}"
-    )
-    .unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    assert!(answer.contains(" 200 OK"), "{path}: {answer}");
 }
 
 /// With authentication on, only the role `root` may do it.
@@ -229,17 +213,31 @@ fn post(etcd: &Etcd, path: &str, body: &str) {
 async fn whoever_may_not_is_told_of_the_role() {
     let etcd = Etcd::start(1);
     leave_holes(&etcd, &opened(&etcd).await).await;
-    let user = r#"{"name": "root", "password": "root"}"#;
-    post(&etcd, "/v3/auth/user/add", user);
-    post(&etcd, "/v3/auth/role/add", r#"{"name": "root"}"#);
-    post(
-        &etcd,
-        "/v3/auth/user/grant",
-        r#"{"user": "root", "role": "root"}"#,
-    );
-    post(&etcd, "/v3/auth/enable", "{}");
-    let report = maintenance(&etcd).run(0).await;
-    let failure = report.failure.expect("nobody is root here");
+    users::make(&etcd);
+    users::ask(&etcd, true);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let password = file.path();
+    let of = async |user: Option<&str>| {
+        let settings = EtcdSettings {
+            user: user.map(str::to_owned),
+            password_file: user.map(|_| password.to_owned()),
+            ..settings(&etcd, "drover/")
+        };
+        Maintenance::new(&settings).unwrap().run(0).await
+    };
+    std::fs::write(password, PASSWORD).unwrap();
+    for nobody in [None, Some("drover")] {
+        let failure = of(nobody).await.failure.expect("this is not root");
+        assert_eq!(failure.reason(), Reason::Precondition, "{failure}");
+        assert!(failure.message().contains("role `root`"), "{failure}");
+    }
+    let report = of(Some("root")).await;
+    assert!(report.failure.is_none(), "{report:?}");
+    assert_eq!(order(&etcd, &report), [0], "{report:?}");
+
+    std::fs::write(password, "not this one").unwrap();
+    let failure = of(Some("root")).await.failure.expect("a wrong password");
     assert_eq!(failure.reason(), Reason::Precondition, "{failure}");
-    assert!(failure.message().contains("role `root`"), "{failure}");
+    let message = failure.message();
+    assert!(message.contains("etcd refuses user \"root\""), "{message}");
 }

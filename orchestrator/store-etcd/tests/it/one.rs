@@ -28,11 +28,11 @@ fn subject() -> Subject {
 
 drover_testing::store_conformance!(crate::one::subject);
 
-fn key(name: &str) -> Key {
+pub(crate) fn key(name: &str) -> Key {
     Name::ClusterName(name.into()).into()
 }
 
-async fn names(backend: &EtcdBackend) -> Vec<String> {
+pub(crate) async fn names(backend: &EtcdBackend) -> Vec<String> {
     let scan = backend.scan(Range::all(), 10).await.unwrap();
     let entries = scan.collect().await.unwrap();
     entries.iter().map(|entry| entry.key.to_string()).collect()

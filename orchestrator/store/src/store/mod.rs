@@ -8,6 +8,7 @@ mod led;
 mod mirror;
 mod own;
 mod records;
+mod replicas;
 mod secrets;
 mod step;
 mod transfer;
@@ -32,14 +33,15 @@ pub use self::{
     events::{EventPage, EventWatch},
     feed::{Changed, Changes, Update},
     mirror::Unread,
-    own::{Me, Owned, ReplicaRow, SHARDS, Shards, shard_of},
+    own::{Owned, SHARDS, Shards, shard_of},
+    replicas::{Me, ReplicaRow},
     step::{Finish, MAX_STEP_NODES, Step, StepDone},
     transfer::{Decoder, Summary, import},
 };
 use self::{
     feed::Feed,
     led::Led,
-    own::{Holding, now_ms},
+    replicas::{Holding, now_ms},
 };
 use crate::{
     backend::{Backend, Entry, Info, PAGE, RETRY_AFTER, Range, Revision},
@@ -111,11 +113,11 @@ impl Store {
             .await?
             .revision();
         let (feed, follower) = Feed::start(&backend, start, &replica.name).await?;
-        let (holding, renewer) = own::join(&backend, &replica).await?;
+        let (holding, renewer) = replicas::join(&backend, &replica).await?;
         let mut tasks = vec![follower];
         tasks.extend(renewer);
         if !info.exclusive {
-            let answering = own::answer_doubts(Arc::downgrade(&backend), Arc::clone(&feed));
+            let answering = replicas::answer_doubts(Arc::downgrade(&backend), Arc::clone(&feed));
             tasks.push(tokio::spawn(answering));
         }
         let led = Arc::new(Led::new(backend));
@@ -259,7 +261,7 @@ impl Store {
             // No process of the lost store has started later than now.
             let next_sequence = value.next_sequence.saturating_add(LOST);
             let value = Head {
-                next_sequence: next_sequence.max(own::first_sequence(own::now_ms() + 1)),
+                next_sequence: next_sequence.max(own::first_sequence(now_ms() + 1)),
                 skipped: Vec::new(),
                 ..value
             };

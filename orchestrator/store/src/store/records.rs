@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::{
     API_WAIT, Owned, Store, Versioned, commit, commit::Marker, decode, events, outcome_unknown,
-    own::now_ms,
+    replicas::now_ms,
 };
 use crate::{
     backend::{CommitError, Expect, Lane, Op, PAGE, Range, Revision, Txn},

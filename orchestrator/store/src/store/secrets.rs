@@ -1,5 +1,7 @@
 //! Secrets, and the encryption of secrets and user data.
 
+mod unlock;
+
 use bytes::Bytes;
 use drover_core::{Error, Reason, Result, spec::digest};
 use prost::Message;
@@ -26,79 +28,6 @@ const TRIES: usize = 64;
 const MAX_SECRETS: usize = 4000;
 
 impl Store {
-    /// Sets the keys that encrypt secrets and user data. Values that are not encrypted, or with another key, are
-    /// encrypted anew with the first one; if that is interrupted, the next start continues it. Returns the number of
-    /// these values. Call it once, before the store is used.
-    ///
-    /// # Errors
-    ///
-    /// `FAILED_PRECONDITION`, before anything is changed, if a value is encrypted with a key that is not among them
-    /// (the message names the file), or if there are more than 4000 secrets.
-    pub async fn unlock(&self, keys: Keyring) -> Result<usize> {
-        let first = keys.first();
-        let meta = self.present_meta().await?;
-        let mut renewed = 0;
-        if *meta.value.sealed_with != first || meta.value.format < SEALED_FORMAT {
-            // All values are checked before any of them is changed.
-            let other = self
-                .sealed_otherwise(&keys, &Numbers::of(&keys, &meta.value)?)
-                .await?;
-            let count = self.secrets().await?.len();
-            if count > MAX_SECRETS {
-                return Err(Error::new(
-                    Reason::Precondition,
-                    format!(
-                        "the store holds {count} secrets, and at most {MAX_SECRETS} are possible; delete some with the version \
-                         that wrote them"
-                    ),
-                ));
-            }
-            let begun = Meta {
-                format: SEALED_FORMAT,
-                sealed: true,
-                sealed_with: Bytes::new(),
-                ..meta.value
-            };
-            self.put_record(Name::Meta.into(), begun, Some(meta.revision))
-                .await?;
-            for key in &other {
-                renewed += usize::from(self.seal_anew(&keys, key).await?);
-            }
-            let Versioned { value, revision } = self.present_meta().await?;
-            let done = Meta {
-                sealed_with: Bytes::copy_from_slice(&first),
-                secrets: Numbers::of(&keys, &value)?.sealed(&keys)?,
-                ..value
-            };
-            let revision = self
-                .put_record(Name::Meta.into(), done.clone(), Some(revision))
-                .await?;
-            *self.meta.lock() = Versioned {
-                value: done,
-                revision,
-            };
-        }
-        self.keys
-            .set(keys)
-            .map_err(|_| Error::internal("the store has its keys already"))?;
-        Ok(renewed)
-    }
-
-    /// Refuses an encrypted store for which no keys were set.
-    ///
-    /// # Errors
-    ///
-    /// `FAILED_PRECONDITION` with the name of the setting.
-    pub fn require_keys(&self) -> Result<()> {
-        if self.keys.get().is_some() || !self.meta.lock().value.sealed {
-            return Ok(());
-        }
-        Err(Error::new(
-            Reason::Precondition,
-            format!("the store is encrypted; name the file with its keys in {SETTING}"),
-        ))
-    }
-
     /// The keys, without which secrets cannot be stored.
     ///
     /// # Errors
@@ -107,7 +36,7 @@ impl Store {
     pub fn keys(&self) -> Result<&Keyring> {
         self.keys.get().ok_or_else(|| {
             let message = format!(
-                "this server keeps no secrets, because it has no keys to encrypt them with; name a file with one in {SETTING}"
+                "this server keeps no secrets, because it has no keys to encrypt them with; name a file with one in {SETTING}, for every replica"
             );
             Error::new(Reason::Precondition, message)
         })
@@ -116,42 +45,6 @@ impl Store {
     async fn present_meta(&self) -> Result<Versioned<Meta>> {
         let meta = read_meta(&*self.backend).await?;
         meta.ok_or_else(|| damaged(&Name::Meta.into()))
-    }
-
-    /// Keys of the values that are not encrypted with the first key, or not in the present format. Fails if a value
-    /// cannot be read.
-    async fn sealed_otherwise(&self, keys: &Keyring, numbers: &Numbers) -> Result<Vec<Key>> {
-        let mut found = Vec::new();
-        for prefix in [keys::kind(b's'), keys::kind(b'u')] {
-            let mut scan = self.backend.scan(Range::prefix(&prefix), LOOK).await?;
-            while let Some(page) = scan.next().await {
-                for entry in page? {
-                    if read(keys, numbers, &entry)?.1 {
-                        found.push(entry.key);
-                    }
-                }
-            }
-        }
-        Ok(found)
-    }
-
-    async fn seal_anew(&self, keys: &Keyring, key: &Key) -> Result<bool> {
-        let Some(entry) = self.backend.get(key).await? else {
-            return Ok(false);
-        };
-        let numbers = Numbers::of(keys, &self.present_meta().await?.value)?;
-        let (plain, other) = read(keys, &numbers, &entry)?;
-        if !other {
-            return Ok(false);
-        }
-        if let Some(Name::Secret(name)) = key.parse() {
-            self.write_secret(keys, &name, &plain, Some(entry.revision))
-                .await?;
-        } else {
-            let value = keys.seal(key, &plain)?;
-            commit::put_plain(&*self.backend, key.clone(), value, entry.revision).await?;
-        }
-        Ok(true)
     }
 
     /// Writes a secret with a new write number, together with that number.

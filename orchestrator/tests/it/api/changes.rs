@@ -200,10 +200,12 @@ async fn scaling_edits_the_stored_spec() {
         group: group.into(),
         ..scale(Some(2))
     };
-    refused(
+    let status = refused(
         clusters.scale_group(with("nothing")).await,
         Reason::NotFound,
     );
+    let error = drover_convert::error::from_status(&status);
+    assert_eq!(error.resource(), Some(("group", "orders/nothing")));
     refused(clusters.scale_group(with("")).await, Reason::NotFound);
     refused(
         clusters.scale_group(with("data/cold")).await,

@@ -6,6 +6,7 @@ use drover_client::in_process;
 use drover_core::Reason;
 use drover_platform_cloud::{PlatformServer, Settings, drivers::simulated::SimulatedSettings};
 use drover_proto::{
+    common::v1::Condition,
     orchestrator::v1 as pb,
     platform::v1::{self as wire, health_policy::Probe},
 };
@@ -21,7 +22,10 @@ fn probed(command: &[&str], failures: u32) -> pb::Cluster {
     };
     changed(document("orders", &[("db", 3)]), |spec| {
         spec.health = Some(wire::HealthPolicy {
-            probe: Some(Probe::Exec(wire::ExecProbe { command })),
+            probe: Some(Probe::Exec(wire::ExecProbe {
+                command,
+                ..wire::ExecProbe::default()
+            })),
             interval: Some(tenth),
             timeout: Some(prost_types::Duration {
                 seconds: 5,
@@ -83,6 +87,19 @@ async fn a_command_that_fails_makes_nodes_sick_and_a_breaker_holds_them() {
     assert_eq!(
         message.as_deref(),
         Some("3 of 3 are sick, more than 1: none is replaced")
+    );
+    let status = world.get("orders").await.unwrap().status.unwrap();
+    let reason = |conditions: &[Condition], kind: &str| {
+        let found = conditions.iter().find(|one| one.r#type == kind).unwrap();
+        assert!(found.last_transition_time.is_some(), "{found:?}");
+        found.reason.clone()
+    };
+    for kind in ["Ready", "Remediating"] {
+        assert_eq!(reason(&status.conditions, kind), "RemediationBlocked");
+    }
+    assert_eq!(
+        reason(&status.groups[0].conditions, "Ready"),
+        "RemediationBlocked"
     );
     for node in &nodes {
         assert_eq!(node.state(), pb::NodeState::Unhealthy);

@@ -181,7 +181,9 @@ async fn nodes_are_selected_by_cluster_group_and_platform() {
     assert_eq!(count("data", None).await.unwrap(), 4);
     assert_eq!(count("data/hot", Some("sim")).await.unwrap(), 2);
     assert_eq!(count("", Some("other")).await.unwrap(), 0);
-    refused(count("nothing", None).await, Reason::NotFound);
+    let status = refused(count("nothing", None).await, Reason::NotFound);
+    let error = drover_convert::error::from_status(&status);
+    assert_eq!(error.resource(), Some(("group", "orders/nothing")));
     let request = pb::ListNodesRequest {
         group: Some("data".into()),
         ..Default::default()

@@ -225,6 +225,14 @@ async fn a_restart_replaces_all_that_is_there_and_nothing_that_comes_later() {
         pb::ClusterPhase::Ready,
         "nothing is replaced yet"
     );
+    let db = status.groups.iter().find(|group| group.path == "db");
+    for conditions in [&status.conditions, &db.unwrap().conditions] {
+        let ready = conditions.iter().find(|one| one.r#type == "Ready").unwrap();
+        assert_eq!(
+            (ready.status, ready.reason.as_str()),
+            (Some(false), "Update")
+        );
+    }
     let old: BTreeSet<String> = before
         .iter()
         .filter(|node| node.group == "db")
@@ -246,10 +254,12 @@ async fn a_restart_replaces_all_that_is_there_and_nothing_that_comes_later() {
     };
     assert_eq!(web(&now), web(&before), "the other group is as it was");
     assert!(now.iter().all(|node| !node.marked));
-    refused(
+    let status = refused(
         clusters.restart_group(restart("nope")).await,
         Reason::NotFound,
     );
+    let error = drover_convert::error::from_status(&status);
+    assert_eq!(error.resource(), Some(("group", "orders/nope")));
     world.stop().await;
 }
 

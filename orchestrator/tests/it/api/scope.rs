@@ -195,7 +195,7 @@ async fn no_call_shows_a_cluster_outside_of_the_callers_scope() {
         }
     }
     println!("{outcomes:?}");
-    assert_eq!(calls, 35);
+    assert_eq!(calls, 36);
     // These calls were rejected by the scope, not earlier.
     for (method, code) in [
         ("GetCluster", Code::NotFound),

@@ -119,6 +119,71 @@ async fn plans_and_events_say_what_becomes_of_data() {
 }
 
 #[tokio::test]
+async fn kept_storage_grows_and_neither_shrinks_nor_changes_its_class() {
+    let world = World::new().await;
+    let storage = |size: &str, class: &str| pb::StorageSpec {
+        size: size.into(),
+        class: class.into(),
+        ..Default::default()
+    };
+    let apply = async |storage: pb::StorageSpec| world.apply(stored("orders", 1, storage)).await;
+    apply(storage("5Gi", "fast")).await.unwrap();
+    world.ready("orders").await;
+    for (wanted, field, way) in [
+        (storage("4Gi", "fast"), "size", "leave it at 5Gi or more"),
+        (storage("5Gi", "slow"), "class", "stays in class \"fast\""),
+        (storage("5Gi", ""), "class", "stays in class \"fast\""),
+    ] {
+        let field = format!("spec.groups[0].storage.{field}");
+        let status = invalid(apply(wanted).await, &field);
+        assert!(status.message().contains(way), "{}", status.message());
+    }
+    let ids = async || -> Vec<String> {
+        let nodes = world.nodes("orders").await;
+        nodes.into_iter().map(|node| node.id).collect()
+    };
+    let before = ids().await;
+    let tried = pb::ApplyClusterRequest {
+        cluster: Some(stored("orders", 1, storage("6Gi", "fast"))),
+        validate_only: true,
+        ..Default::default()
+    };
+    let planned = world.clusters().apply_cluster(tried).await.unwrap();
+    let totals = planned.into_inner().plan.unwrap().totals.unwrap();
+    let expected = pb::PlanTotals {
+        grow_count: 1,
+        ..Default::default()
+    };
+    assert_eq!(totals, expected, "nothing is made, replaced or removed");
+    apply(storage("6Gi", "fast")).await.unwrap();
+    world.ready("orders").await;
+    assert_eq!(ids().await, before, "it grows under its node");
+    let status = invalid(
+        apply(storage("5Gi", "fast")).await,
+        "spec.groups[0].storage.size",
+    );
+    assert!(status.message().contains("leave it at 6Gi or more"));
+    // On another platform it is not handed on.
+    world.register("other", "http://other").await.unwrap();
+    let elsewhere = changed(stored("orders", 1, storage("1Gi", "slow")), |spec| {
+        spec.platforms[0].name = "other".into();
+    });
+    let request = pb::ApplyClusterRequest {
+        cluster: Some(elsewhere),
+        validate_only: true,
+        ..Default::default()
+    };
+    world.clusters().apply_cluster(request).await.unwrap();
+    // What is not handed on may be anything.
+    let given_up = pb::StorageSpec {
+        when_replaced: StorageRetention::Delete.into(),
+        ..storage("1Gi", "slow")
+    };
+    apply(given_up).await.unwrap();
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn what_a_deleted_cluster_keeps_is_nobodys_and_can_be_deleted() {
     let world = World::new().await;
     let document = || stored("orders", 2, pb::StorageSpec::default());

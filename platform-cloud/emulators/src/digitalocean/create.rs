@@ -34,7 +34,8 @@ impl Wanted {
 }
 
 impl World {
-    pub(super) fn create(&self, call: &Call) -> Result<Answer, Answer> {
+    /// `fails`: the request is accepted, and nothing comes of it.
+    pub(super) fn create(&self, call: &Call, fails: bool) -> Result<Answer, Answer> {
         let Ok(Value::Object(body)) = call.json() else {
             return Err(error(400, "bad_request", "the body is not a JSON object"));
         };
@@ -68,7 +69,7 @@ impl World {
                 visible: now + common.visibility_delay,
                 active: now + common.pending_delay,
                 off: None,
-                gone: None,
+                gone: fails.then(|| now + common.pending_delay),
                 locked: false,
                 ipv6: wanted.flag("ipv6", false),
                 backups: wanted.flag("backups", false),
@@ -84,6 +85,9 @@ impl World {
                 now,
                 common.pending_delay,
             );
+            if let Some(action) = state.actions.get_mut(&action) {
+                action.errs = fails;
+            }
             // The status is always `new` in this response, even without a pending delay.
             let mut shown = self.droplet_json(&droplet, now);
             shown["status"] = json!("new");

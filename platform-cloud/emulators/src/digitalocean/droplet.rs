@@ -137,7 +137,11 @@ impl World {
         let done = action.ends <= now;
         json!({
             "id": action.id,
-            "status": if done { "completed" } else { "in-progress" },
+            "status": match (done, action.errs) {
+                (false, _) => "in-progress",
+                (true, false) => "completed",
+                (true, true) => "errored",
+            },
             "type": action.kind,
             "started_at": self.second(action.began),
             "completed_at": done.then(|| self.second(action.ends)),

@@ -30,6 +30,8 @@ pub(super) struct Action {
     pub(super) region: String,
     pub(super) began: Instant,
     pub(super) ends: Instant,
+    /// Whether it ends without success.
+    pub(super) errs: bool,
 }
 
 pub(super) struct Vpc {
@@ -119,6 +121,7 @@ impl State {
                 region: region.to_owned(),
                 began,
                 ends: began + takes,
+                errs: false,
             },
         );
         id

@@ -176,30 +176,30 @@ pub(crate) fn metadata(
     })
 }
 
-/// Returns the image's root disk with the overrides of the call, and the additional disks of the call.
+/// Returns the image's disks with the overrides of the call, and the additional disks of the call.
 pub(crate) fn disks(params: &Params, image: &Image) -> Outcome<Vec<Disk>> {
-    let root = Disk {
-        device: image.root.to_owned(),
-        gib: image.gib,
+    let of_image = image.volumes().map(|(device, gib, goes)| Disk {
+        device: device.to_owned(),
+        gib,
         kind: "gp3".to_owned(),
-        delete_on_termination: true,
+        delete_on_termination: goes,
         encrypted: false,
-    };
-    let mut disks = vec![root.clone()];
+    });
+    let mut disks: Vec<Disk> = of_image.collect();
     for mapping in params.items("BlockDeviceMapping") {
         let device = mapping.need("DeviceName")?;
-        let is_root = device == image.root;
+        let known = image.volumes().find(|(known, ..)| *known == device);
         let size = mapping.int("Ebs.VolumeSize")?;
-        if size.is_none() && !is_root && mapping.get("Ebs.SnapshotId").is_none() {
+        if size.is_none() && known.is_none() && mapping.get("Ebs.SnapshotId").is_none() {
             let message =
                 format!("The request must contain the parameter size or snapshotId for {device}");
             return Err(wrong("MissingParameter", message));
         }
-        let gib = size.unwrap_or(image.gib);
-        if gib < 1 || is_root && gib < image.gib {
+        let gib = size.unwrap_or(known.map_or(image.gib, |(_, gib, _)| gib));
+        let least = known.map_or(1, |(_, gib, _)| gib);
+        if gib < least {
             let message = format!(
-                "Volume of size {gib}GB is smaller than snapshot, expect size >= {}GB",
-                image.gib
+                "Volume of size {gib}GB is smaller than snapshot, expect size >= {least}GB"
             );
             return Err(wrong("InvalidBlockDeviceMapping", message));
         }
@@ -211,7 +211,9 @@ pub(crate) fn disks(params: &Params, image: &Image) -> Outcome<Vec<Disk>> {
             device: device.to_owned(),
             gib,
             kind: kind.to_owned(),
-            delete_on_termination: mapping.bool("Ebs.DeleteOnTermination")?.unwrap_or(true),
+            delete_on_termination: mapping
+                .bool("Ebs.DeleteOnTermination")?
+                .unwrap_or(known.is_none_or(|(_, _, goes)| goes)),
             encrypted: mapping.bool("Ebs.Encrypted")?.unwrap_or(false),
         };
         match disks.iter_mut().find(|disk| disk.device == device) {

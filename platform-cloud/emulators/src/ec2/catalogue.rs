@@ -124,9 +124,22 @@ pub(crate) struct Image {
     pub(crate) created: &'static str,
     pub(crate) root: &'static str,
     pub(crate) gib: i64,
+    /// Device of a data volume that outlives its instance, if there is one.
+    pub(crate) data: Option<&'static str>,
     /// Whether the image requires IMDSv2.
     pub(crate) imds_v2: bool,
     pub(crate) deprecated: Option<&'static str>,
+}
+
+/// Size of the data volumes of images, in GiB.
+const DATA: i64 = 10;
+
+impl Image {
+    /// Device, size in GiB, and whether it goes with its instance, of each volume.
+    pub(crate) fn volumes(&self) -> impl Iterator<Item = (&'static str, i64, bool)> {
+        let data = self.data.map(|device| (device, DATA, false));
+        std::iter::once((self.root, self.gib, true)).chain(data)
+    }
 }
 
 const DEBIAN: Image = Image {
@@ -139,6 +152,7 @@ const DEBIAN: Image = Image {
     created: "",
     root: "/dev/xvda",
     gib: 8,
+    data: None,
     imds_v2: false,
     deprecated: None,
 };
@@ -151,8 +165,8 @@ const AMAZON: Image = Image {
     ..DEBIAN
 };
 
-/// All images. Several match one name pattern, so that selecting the newest is significant, and one has another
-/// architecture.
+/// All images. Several match one name pattern, so that selecting the newest is significant; some have another
+/// architecture, and one a data volume.
 pub(crate) static IMAGES: &[Image] = &[
     Image {
         id: "ami-0a1b2c3d4e5f60001",
@@ -198,6 +212,15 @@ pub(crate) static IMAGES: &[Image] = &[
         created: "2025-11-10T17:43:12.000Z",
         architecture: "arm64",
         ..AMAZON
+    },
+    Image {
+        id: "ami-0a1b2c3d4e5f60021",
+        name: "somebodys-base-with-data-20260301",
+        description: "Debian 12 with a data volume",
+        owner: "210987654321",
+        created: "2026-03-01T12:00:00.000Z",
+        data: Some("/dev/sdf"),
+        ..DEBIAN
     },
 ];
 

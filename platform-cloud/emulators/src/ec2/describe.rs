@@ -78,7 +78,8 @@ impl World {
                 continue;
             }
             if limit.is_some_and(|limit| page.len() == limit) {
-                next = Some(page_token(number));
+                let again = page.last().copied().filter(|_| state.repeats);
+                next = Some(page_token(again.unwrap_or(number)));
                 break;
             }
             page.push(number);

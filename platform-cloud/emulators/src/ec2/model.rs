@@ -366,6 +366,8 @@ pub(crate) struct State {
     pub(crate) next_public: u32,
     pub(crate) networks: u16,
     pub(crate) expired: bool,
+    /// Whether each page of instances begins with the last one of the page before.
+    pub(crate) repeats: bool,
 }
 
 /// Generates an id: a prefix and 17 hexadecimal digits.

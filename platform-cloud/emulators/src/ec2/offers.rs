@@ -194,12 +194,13 @@ fn draw_image(xml: &mut Xml, image: &Image) {
     xml.text("description", image.description);
     xml.text("rootDeviceType", "ebs");
     xml.text("rootDeviceName", image.root);
-    xml.list("blockDeviceMapping", Some(image), |xml, image| {
-        xml.text("deviceName", image.root);
+    let volumes = image.volumes();
+    xml.list("blockDeviceMapping", volumes, |xml, (device, gib, goes)| {
+        xml.text("deviceName", device);
         xml.nest("ebs", |xml| {
             xml.text("snapshotId", &image.id.replace("ami-", "snap-"));
-            xml.value("volumeSize", image.gib);
-            xml.text("deleteOnTermination", "true");
+            xml.value("volumeSize", gib);
+            xml.value("deleteOnTermination", goes);
             xml.text("volumeType", "gp3");
             xml.text("encrypted", "false");
         });

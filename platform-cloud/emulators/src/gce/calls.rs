@@ -10,7 +10,7 @@ use super::filter::Filter;
 use super::insert::{body, metadata};
 use super::json::Problem;
 use super::labels;
-use super::page::{list, page};
+use super::page::{after, list, page};
 use super::route::{Route, Verb, route};
 use super::state::{Instance, MAX_WAIT, Operation, State};
 use crate::server::Call;
@@ -225,7 +225,10 @@ impl World {
             .filter(|instance| instance.listed(settings) && filter.lets_through(settings, instance))
             .map(|instance| (instance.id, instance))
             .collect();
-        let (instances, next) = page(settings, call, all)?;
+        let (instances, mut next) = page(settings, call, all)?;
+        if let ([.., before, _], true) = (instances.as_slice(), state.repeats) {
+            next = next.map(|_| after(before.id));
+        }
         let instances = instances
             .into_iter()
             .map(|instance| (instance.zone.clone(), self.instance_json(instance)))

@@ -35,11 +35,13 @@ pub(super) fn page<T>(
     all.sort_by_key(|(key, _)| *key);
     let more = all.len() > size;
     all.truncate(size);
-    let next = all
-        .last()
-        .filter(|_| more)
-        .map(|(key, _)| format!("after-{key:x}"));
+    let next = all.last().filter(|_| more).map(|(key, _)| after(*key));
     Ok((all.into_iter().map(|(_, element)| element).collect(), next))
+}
+
+/// The token of the page that begins after the element with this key.
+pub(super) fn after(key: u64) -> String {
+    format!("after-{key:x}")
 }
 
 /// A list with its next page token.

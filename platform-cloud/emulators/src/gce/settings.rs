@@ -68,6 +68,7 @@ impl Default for GceSettings {
                 "centos-cloud/family/centos-stream-9",
                 "cos-cloud/family/cos-stable",
                 "fedora-coreos-cloud/family/fedora-coreos-stable",
+                "suse-cloud/family/sles-15",
             ]),
             networks: set(&["default"]),
             tokens: BTreeSet::new(),

@@ -29,6 +29,8 @@ pub(super) struct State {
     pub(super) unreachable: BTreeSet<String>,
     /// Zones about which no call is answered.
     pub(super) hanging: BTreeSet<String>,
+    /// Whether each page of instances begins with the last one of the page before.
+    pub(super) repeats: bool,
     pub(super) ledger: Ledger,
     next: u64,
 }
@@ -76,6 +78,7 @@ impl State {
             any_token: settings.tokens.is_empty(),
             unreachable: BTreeSet::new(),
             hanging: BTreeSet::new(),
+            repeats: false,
             ledger: Ledger::default(),
             next: FIRST_ID,
         }

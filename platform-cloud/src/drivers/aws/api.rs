@@ -156,7 +156,7 @@ impl Api {
             let sts = self.clients.read().sts.clone();
             async move { credentials::account_of(&sts).await }
         };
-        let account = self.gate.call(call).await?;
+        let account = self.gate.call_as(Action::of(true), call).await?;
         self.account.get_or_init(|| Account::new(&account));
         Ok(account)
     }

@@ -151,7 +151,7 @@ impl Catalogue {
             return Ok(image);
         }
         let image = match name {
-            // Only RunInstances itself can resolve an SSM parameter.
+            // Only RunInstances itself can resolve an SSM parameter, so what such an image would keep is not known.
             ImageName::Id(id) if !id.starts_with("ami-") => Image {
                 id: id.clone(),
                 arch,

@@ -36,7 +36,7 @@ use self::{
 };
 use super::{Aws, catalogue::filter, errors};
 
-use drover_platform::infrastructure::{Infrastructure, Owner, Progress};
+use drover_platform::infrastructure::{Infrastructure, Owner, Progress, phase_before_nodes};
 pub(super) use follower::Follower;
 
 /// Poll delay while something is in progress.
@@ -174,7 +174,7 @@ impl Infrastructure for Aws {
             )
         }));
         Ok(InfrastructureState {
-            phase: ResourcePhase::Unspecified.into(),
+            phase: phase_before_nodes(&resources).into(),
             outputs: Some(outputs(&seen)),
             resources,
         })

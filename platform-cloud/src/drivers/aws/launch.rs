@@ -45,6 +45,8 @@ pub(super) struct Plan {
     properties: Properties,
     class: Option<String>,
     image: Option<Image>,
+    /// The image that is asked for. `None` if it is that of the launch template.
+    image_id: Option<String>,
     template: Arc<TemplateData>,
     network: Network,
     tags: BTreeMap<String, String>,
@@ -111,10 +113,17 @@ impl<'a> LaunchRequest<'a> {
         if let Some(name) = &class {
             arch = catalogue.instance_type(api, name).await?.arch;
         }
-        let image = match &self.image {
+        let template = match &self.properties.launch_template {
+            Some(template) => catalogue.template(api, template).await?,
+            None => Arc::default(),
+        };
+        let of_template = template.image.clone().map(ImageName::Id);
+        let image = match self.image.as_ref().or(of_template.as_ref()) {
             Some(name) => Some(catalogue.image(api, name, arch).await?),
             None => None,
         };
+        let said = image.as_ref().filter(|_| self.image.is_some());
+        let image_id = said.map(|image| image.id.clone());
         if class.is_none()
             && let Some(memory) = self.properties.memory
         {
@@ -124,10 +133,6 @@ impl<'a> LaunchRequest<'a> {
                 .await?;
             class = Some(smallest.name);
         }
-        let template = match &self.properties.launch_template {
-            Some(template) => catalogue.template(api, template).await?,
-            None => Arc::default(),
-        };
         let network = network(
             self.launch,
             &self.properties,
@@ -144,6 +149,7 @@ impl<'a> LaunchRequest<'a> {
         Ok(Plan {
             class,
             image,
+            image_id,
             template,
             network,
             tags: tags(self.launch, &properties)?,
@@ -362,7 +368,7 @@ impl Plan {
             .min_count(if self.partial { 1 } else { count })
             .max_count(count)
             .client_token(&launch.token)
-            .set_image_id(self.image.as_ref().map(|image| image.id.clone()))
+            .set_image_id(self.image_id.clone())
             .set_instance_type(self.class.as_deref().map(InstanceType::from))
             .set_key_name(properties.key().map(str::to_owned))
             .set_user_data(
@@ -441,14 +447,31 @@ impl Plan {
     /// else deletes them.
     fn volumes(&self) -> Option<Vec<BlockDeviceMapping>> {
         let mut volumes: Vec<BlockDeviceMapping> = self.root_volume().into_iter().collect();
-        let of_image = self.image.iter().flat_map(|image| &image.kept);
-        for volume in self.template.kept.iter().chain(of_image) {
+        let TemplateData {
+            kept,
+            others,
+            left_out,
+            ..
+        } = &*self.template;
+        let image = self.image.as_ref();
+        let goes_whole = kept.is_empty() && image.is_none_or(|image| image.kept.is_empty());
+        if volumes.is_empty() && goes_whole {
+            return None;
+        }
+        let is_left_out = |volume: &&BlockDeviceMapping| {
+            let mut devices = left_out.iter();
+            devices.any(|device| volume.device_name() == Some(device.as_str()))
+        };
+        let of_image = image.into_iter().flat_map(|image| &image.kept);
+        let of_image = of_image.filter(|volume| !is_left_out(volume));
+        // The template may change a volume of the image, and what is said here may replace all that it says of volumes.
+        for volume in kept.iter().chain(others).chain(of_image) {
             let is_said = |said: &BlockDeviceMapping| said.device_name() == volume.device_name();
             if !volumes.iter().any(is_said) {
                 volumes.push(volume.clone());
             }
         }
-        (!volumes.is_empty()).then_some(volumes)
+        Some(volumes)
     }
 
     fn root_volume(&self) -> Option<BlockDeviceMapping> {

@@ -15,7 +15,7 @@ use futures::future;
 use prost_types::Timestamp;
 
 use super::{NAME, api::Api, catalogue::filter, status::Checks};
-use crate::cloud::{Filter, Machine, PREFIX};
+use crate::cloud::{Filter, Machine, PREFIX, each_once};
 
 /// Page size: the maximum of EC2.
 const PAGE: i32 = 1000;
@@ -59,8 +59,7 @@ async fn described(api: &Api, filters: Vec<aws_sdk_ec2::types::Filter>) -> Resul
             .iter()
             .flat_map(aws_sdk_ec2::types::Reservation::instances);
         machines.extend(instances.filter_map(|instance| machine(api, instance)));
-        match page.next_token {
-            Some(next) if next.is_empty() => return Ok(machines),
+        match page.next_token.filter(|next| !next.is_empty()) {
             // A repeated token would loop forever.
             Some(next) if token.as_ref() == Some(&next) => {
                 return Err(Error::unavailable(
@@ -68,7 +67,7 @@ async fn described(api: &Api, filters: Vec<aws_sdk_ec2::types::Filter>) -> Resul
                 ));
             }
             Some(next) => token = Some(next),
-            None => return Ok(machines),
+            None => return Ok(each_once(machines, |machine| Some(machine.id.clone()))),
         }
     }
 }

@@ -13,7 +13,7 @@ use reqwest::{Method, Response, StatusCode, Url, header::HeaderMap, redirect::Po
 use serde_json::Value;
 
 use super::{Settings, cloud_info, errors, quota::Quota};
-use crate::cloud::{Account, Gate, traced};
+use crate::cloud::{Account, Action, Gate, traced};
 
 const ENDPOINT: &str = "https://api.digitalocean.com";
 const VARIABLES: [&str; 2] = ["DIGITALOCEAN_TOKEN", "DIGITALOCEAN_ACCESS_TOKEN"];
@@ -115,11 +115,12 @@ impl Client {
             let call = self.once(method.clone(), url.clone(), token, body);
             traced("DigitalOcean", &operation, call)
         };
-        let mut reply = self.gate.call(|| once(token.clone())).await?;
+        let action = Action::of(method == Method::GET);
+        let mut reply = self.gate.call_as(action, || once(token.clone())).await?;
         if reply.status == 401 {
             let now = self.renewed(&token).await?;
             if now != token {
-                reply = self.gate.call(|| once(now.clone())).await?;
+                reply = self.gate.call_as(action, || once(now.clone())).await?;
             }
         }
         reply.accepted(&self.token)
@@ -148,7 +149,8 @@ impl Client {
             segments.pop_if_empty().extend(["v2", "account"]);
         }
         let call = || self.once(Method::GET, url.clone(), token.to_owned(), None);
-        let reply = self.gate.call(call).await?.accepted(&self.token)?;
+        let reply = self.gate.call_as(Action::of(true), call).await?;
+        let reply = reply.accepted(&self.token)?;
         cloud_info::owner(&reply.body["account"])
             .map(str::to_owned)
             .ok_or_else(|| reply.error("to say whose the token is"))

@@ -116,8 +116,7 @@ fn limits(settings: &Settings) -> Limits {
         max_concurrent_calls: Some(16),
         max_bootstrap_bytes: Some(MAX_USER_DATA),
         min_poll_interval: span(common.poll_interval()),
-        // A request that was accepted but not answered may still be processed.
-        max_creation_time: span(4 * common.call_timeout() + Duration::from_secs(60)),
+        max_creation_time: span(creation_time(settings)),
         request_memory: span(Duration::from_secs(3600)),
         visibility_delay: span(common.visibility_delay()),
         // There is no idempotency token, so nothing is retried before the previous droplets are guaranteed to be found,
@@ -125,6 +124,17 @@ fn limits(settings: &Settings) -> Limits {
         replay_delay: span(common.visibility_delay() + common.call_timeout()),
         provision_timeout: span(Duration::from_secs(120)),
     }
+}
+
+/// Longest time from the begin of a creation until its droplets exist: what was accepted but not answered may still be
+/// processed.
+fn creation_time(settings: &Settings) -> Duration {
+    4 * settings.common.call_timeout() + Duration::from_secs(60)
+}
+
+/// How long lists may lack the droplets of a creation, from its begin.
+pub(super) fn settles_after(settings: &Settings) -> Duration {
+    creation_time(settings) + settings.common.visibility_delay()
 }
 
 fn warnings(settings: &Settings, account: &Value, regions: &[Value]) -> Vec<String> {

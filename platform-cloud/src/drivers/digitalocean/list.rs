@@ -4,8 +4,15 @@ use std::{collections::HashSet, sync::atomic::Ordering};
 
 use drover_core::{Error, Result};
 use drover_proto::platform::v1::Warning;
+use tokio::time::Instant;
 
-use super::{DigitalOcean, client::List, machine::Droplet, tags};
+use super::{
+    DigitalOcean,
+    client::List,
+    doubts::{self, Names},
+    machine::Droplet,
+    tags,
+};
 use crate::cloud::{CLUSTER, CloudListing, Filter, Machine, REQUEST};
 
 /// Maximum number of droplets missing from a list that are looked up individually. If more are missing, the list is
@@ -14,13 +21,17 @@ const MAX_VANISHED: usize = 50;
 
 impl DigitalOcean {
     pub(super) async fn read(&self, filter: &Filter) -> Result<CloudListing> {
+        let began = Instant::now();
         let mut list = self.droplets(filter).await?;
         if *filter == Filter::All {
             self.complete(&mut list).await?;
         }
         let mut listed = CloudListing::default();
-        let mut ours = HashSet::new();
+        let (mut ours, mut there) = (HashSet::new(), Names::new());
         for value in &list.items {
+            if let Some(name) = value["name"].as_str() {
+                there.insert(name.to_owned(), doubts::request_of(value));
+            }
             match Droplet::read(value) {
                 Ok(droplet) => {
                     let regions = &self.settings.regions;
@@ -44,13 +55,15 @@ impl DigitalOcean {
         }
         if *filter == Filter::All {
             *self.seen.lock() = ours;
+            self.doubts.saw(began, there);
             self.pages.store(list.pages, Ordering::Relaxed);
             self.sweep().await;
         }
+        self.add_failed(filter, &mut listed.machines).await;
         Ok(listed)
     }
 
-    async fn droplets(&self, filter: &Filter) -> Result<List> {
+    pub(super) async fn droplets(&self, filter: &Filter) -> Result<List> {
         let tag = match filter {
             Filter::Id(id) => {
                 let body = match id.parse::<u64>() {
@@ -113,7 +126,7 @@ impl DigitalOcean {
     }
 }
 
-fn fits(filter: &Filter, machine: &Machine) -> bool {
+pub(super) fn fits(filter: &Filter, machine: &Machine) -> bool {
     let is = |key: &str, value: &str| machine.tags.get(key).is_some_and(|known| known == value);
     match filter {
         Filter::All => true,

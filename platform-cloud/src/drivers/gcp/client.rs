@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::{Settings, credentials, error, machine};
-use crate::cloud::{Action, Gate, Lane, traced};
+use crate::cloud::{Action, Gate, Lane, each_once, traced};
 
 /// Maximum number of concurrent calls of each kind: reads and changes.
 const CONCURRENT: usize = 64;
@@ -181,7 +181,7 @@ impl Client {
             }
             token = next;
             if token.is_none() {
-                return Ok(instances);
+                return Ok(each_once(instances, |instance| instance.id));
             }
         }
     }

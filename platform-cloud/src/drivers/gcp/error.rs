@@ -37,7 +37,7 @@ pub(super) fn of_call(what: &str, error: &google_cloud_gax::error::Error) -> Err
     of_answer(status, &reason, &message, retry_after(error)).context(what)
 }
 
-/// Maps a failed operation. Compute Engine has created nothing in that case.
+/// Maps a failed operation. One that was to create something has created nothing.
 pub(super) fn of_operation(operation: &Operation, zone: &str) -> Option<Error> {
     let first = operation
         .error
@@ -62,8 +62,13 @@ pub(super) fn of_operation(operation: &Operation, zone: &str) -> Option<Error> {
     } else if code.contains("QUOTA") {
         quota(message)
     } else if status >= 500 || code == "INTERNAL_ERROR" {
-        // The operation reports its failure, so it is final, and another time or zone may work.
-        Error::new(Reason::NoCapacity, format!("{code}: {message}"))
+        let message = format!("{code}: {message}");
+        if operation.operation_type.as_deref() == Some("insert") {
+            // The operation reports its failure, so it is final, and another time or zone may work.
+            Error::new(Reason::NoCapacity, message)
+        } else {
+            Error::unavailable(message)
+        }
     } else {
         of_answer(status, code, message, None)
     };
@@ -256,4 +261,28 @@ fn chain(error: &dyn std::error::Error) -> String {
         cause = inner.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use google_cloud_compute_v1::model::{Operation, operation};
+
+    use super::*;
+
+    #[test]
+    fn an_operation_that_fails_inside_says_nothing_of_capacity_unless_it_was_to_create_something() {
+        let inner = operation::error::Errors::new().set_code("INTERNAL_ERROR");
+        let error = operation::Error::new().set_errors([inner]);
+        for (kind, reason) in [
+            ("insert", Reason::NoCapacity),
+            ("setLabels", Reason::Unavailable),
+            ("delete", Reason::Unavailable),
+        ] {
+            let operation = Operation::new()
+                .set_operation_type(kind)
+                .set_error(error.clone());
+            let found = of_operation(&operation, "zone-a").map(|error| error.reason());
+            assert_eq!(found, Some(reason), "{kind}");
+        }
+    }
 }

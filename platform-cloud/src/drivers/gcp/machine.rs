@@ -154,7 +154,7 @@ fn metadata(settings: &Settings, properties: &Properties, launch: &Launch) -> Re
             )
         })?;
         let image = resolve::image(settings, properties)?;
-        let key = user_data::key(&image, text, properties.user_data_key)?;
+        let key = user_data::key(&image, &settings.project, text, properties.user_data_key)?;
         items.push(item(key.as_str(), text));
     }
     Ok(Metadata::new().set_items(items))

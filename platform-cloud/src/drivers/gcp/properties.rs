@@ -104,8 +104,8 @@ pub(super) fn schema() -> Value {
                 "description": "Metadata key that user data is given under. `user-data` is for images with cloud-init or \
                     Ignition (ubuntu, cos, fedora-coreos), `startup-script` for those with the Google guest agent only \
                     (debian, rocky, centos): a script that begins with `#!` and runs at every start. Default: the key that \
-                    the image reads; user-data for images that are not known, such as those of your own project. \
-                    User data that the image would not run is refused."
+                    the image reads; user-data for images of the platform's own project. For images of projects that \
+                    are not known it has to be said. User data that the image would not run is refused."
             }
         }
     })

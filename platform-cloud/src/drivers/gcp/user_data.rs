@@ -12,6 +12,8 @@ enum Guest {
     /// Google's guest agent only.
     Agent,
     Ignition,
+    /// An image of the platform's own project, whose owner knows it.
+    Own,
     Unknown,
 }
 
@@ -30,22 +32,31 @@ const GUESTS: [(&str, Guest); 9] = [
     ("almalinux-cloud", Guest::Agent),
 ];
 
-fn guest(image: &str) -> Guest {
+fn guest(image: &str, own_project: &str) -> Guest {
     let project = image
         .strip_prefix("projects/")
         .and_then(|rest| rest.split('/').next());
     let known = GUESTS.iter().find(|(name, _)| Some(*name) == project);
-    known.map_or(Guest::Unknown, |(_, guest)| *guest)
+    match known {
+        Some((_, guest)) => *guest,
+        None if project == Some(own_project) => Guest::Own,
+        None => Guest::Unknown,
+    }
 }
 
 /// The key for this user data on this image.
 ///
 /// # Errors
-/// `Invalid` if the image would not run it.
-pub(super) fn key(image: &str, data: &str, said: Option<UserDataKey>) -> Result<UserDataKey> {
+/// `Invalid` if the image would not run it, or if nobody knows what would.
+pub(super) fn key(
+    image: &str,
+    own_project: &str,
+    data: &str,
+    said: Option<UserDataKey>,
+) -> Result<UserDataKey> {
     use UserDataKey::{StartupScript, UserData};
     let is_script = data.starts_with("#!");
-    match (guest(image), said) {
+    match (guest(image, own_project), said) {
         (Guest::Agent, Some(UserData)) => Err(refused(
             image,
             "has no cloud-init and reads nothing under `user-data`; leave the key out, or take an image with cloud-init \
@@ -67,9 +78,14 @@ pub(super) fn key(image: &str, data: &str, said: Option<UserDataKey>) -> Result<
         (Guest::Agent, _) => Ok(StartupScript),
         (Guest::Ignition, _) => Ok(UserData),
         (Guest::CloudInit, said) => Ok(said.unwrap_or(UserData)),
-        (Guest::Unknown, Some(said)) => Ok(said),
+        (Guest::Own | Guest::Unknown, Some(said)) => Ok(said),
         // A script that cloud-init would run once must not run at every boot because nobody said which of the two reads it.
-        (Guest::Unknown, None) => Ok(UserData),
+        (Guest::Own, None) => Ok(UserData),
+        (Guest::Unknown, None) => Err(refused(
+            image,
+            "is of a project whose images are not known here, and might not run this user data; say userDataKey: \
+             `user-data` if the image has cloud-init or Ignition, `startup-script` if it has the Google guest agent only",
+        )),
     }
 }
 
@@ -78,4 +94,28 @@ fn refused(image: &str, why: &str) -> Error {
         "group.properties.userDataKey",
         format!("the image {image} {why}"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_images_that_are_known_or_of_the_own_project_need_no_key() {
+        use UserDataKey::{StartupScript, UserData};
+        let of = |project: &str, said: Option<UserDataKey>| {
+            let image = format!("projects/{project}/global/images/family/f");
+            key(&image, "own", "#!/bin/sh\n", said)
+        };
+        assert_eq!(of("debian-cloud", None), Ok(StartupScript));
+        assert_eq!(of("own", None), Ok(UserData));
+        assert_eq!(of("own", Some(StartupScript)), Ok(StartupScript));
+        for project in ["suse-cloud", "oracle-linux-cloud", "own-2"] {
+            for said in [UserData, StartupScript] {
+                assert_eq!(of(project, Some(said)), Ok(said), "{project}");
+            }
+            let error = of(project, None).unwrap_err();
+            assert!(error.message().contains("say userDataKey"), "{error}");
+        }
+    }
 }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use drover_core::{Error, Reason, Result};
+use drover_core::{Error, Reason, Result, error::KILLED};
 use drover_proto::{
     common::v1::{Chunk, ProcessOutput, chunk::Content, process_output::Output},
     platform::v1::{ExecRequest, ExecStart, exec_request::Input},
@@ -237,7 +237,7 @@ async fn attend(
     let ended = tokio::select! {
         () = done => Ok(()),
         error = feed => Err(error),
-        _ = process.died() => Err(Error::new(Reason::NodeNotRunning, "the node ended while the command ran")),
+        _ = process.died() => Err(killed()),
         () = send.closed() => return,
     };
     running.kill();
@@ -297,6 +297,14 @@ async fn forward<R: AsyncRead + Unpin>(
             return;
         }
     }
+}
+
+fn killed() -> Error {
+    Error::new(
+        Reason::NodeNotRunning,
+        "the node ended while the command ran",
+    )
+    .with_metadata(KILLED, true)
 }
 
 fn code(status: ExitStatus) -> i32 {

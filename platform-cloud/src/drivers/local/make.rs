@@ -279,6 +279,11 @@ impl LocalDriver {
                 .map(|(name, value)| (name.to_owned(), value))
                 .collect(),
             overrides: overrides(batch)?,
+            version: batch
+                .request
+                .group
+                .as_ref()
+                .map_or("", |group| group.version.as_str()),
         })?;
         process.files.push(spec::File {
             path: PathBuf::from(ROLE),
@@ -477,7 +482,7 @@ fn overrides(batch: &Batch) -> Result<BTreeMap<String, String>> {
             Some(Kind::StringValue(value)) => Ok((name.clone(), value.clone())),
             _ => Err(Error::invalid(
                 format!("group.properties.env.{name}"),
-                "expected a text; quote it",
+                "expected text; quote it",
             )),
         })
         .collect()

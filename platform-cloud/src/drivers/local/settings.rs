@@ -205,6 +205,7 @@ impl Shared {
             Capability::BootstrapRender,
             Capability::GracePeriod,
             Capability::Storage,
+            Capability::GrowStorage,
             Capability::RetainStorage,
             Capability::UpdateNode,
             Capability::NodeLogs,

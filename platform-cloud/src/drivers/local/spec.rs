@@ -186,6 +186,8 @@ pub(super) struct Site<'a> {
     pub(super) facts: BTreeMap<String, String>,
     /// Environment variables from the group's properties.
     pub(super) overrides: BTreeMap<String, String>,
+    /// Version of the store that is asked for. Empty: none.
+    pub(super) version: &'a str,
 }
 
 impl ProcessFile {
@@ -274,7 +276,7 @@ impl ProcessFile {
             .collect::<Result<_>>()?;
         let path = environment.get("PATH").map(OsString::from);
         for required in &self.requires {
-            required.check(path.clone())?;
+            required.check(path.clone(), site.version)?;
         }
         let program = find(&self.command, path)?;
         let working_directory = match &self.working_directory {
@@ -306,7 +308,7 @@ impl ProcessFile {
 }
 
 impl RequirementFile {
-    fn check(&self, path: Option<OsString>) -> Result<()> {
+    fn check(&self, path: Option<OsString>, version: &str) -> Result<()> {
         let Self {
             program,
             package,
@@ -322,14 +324,26 @@ impl RequirementFile {
         if there {
             return Ok(());
         }
-        Err(Error::new(
-            Reason::Precondition,
-            format!(
-                "the program `{program}` is not installed on this machine{place}: install the package {package}"
-            ),
-        )
-        .with_resource("command", program))
+        let message = format!(
+            "the program `{program}` is not installed on this machine{place}: install the package {package}"
+        );
+        let error = Error::new(Reason::Precondition, &message).with_resource("command", program);
+        let of_version = directory.as_deref().is_some_and(|it| is_of(it, version));
+        Err(if of_version {
+            error.with_violation("group.version", message)
+        } else {
+            error
+        })
     }
+}
+
+/// Whether programs of a version are in this directory: one of its parts is the version, or the first number of it.
+fn is_of(directory: &Path, version: &str) -> bool {
+    let major = version.split('.').next().unwrap_or_default();
+    !major.is_empty()
+        && directory
+            .iter()
+            .any(|part| part == version || part == major)
 }
 
 impl FileFile {

@@ -328,6 +328,21 @@ impl StateDir {
         self.write_volume(key, &volume)
     }
 
+    /// Records a larger size of storage.
+    pub(super) fn grow(&self, key: &str, size: u64) -> io::Result<()> {
+        let Some(volume) = self.read_volume(key)? else {
+            return Ok(());
+        };
+        let size_bytes = volume.size_bytes.max(Some(size));
+        self.write_volume(
+            key,
+            &Volume {
+                size_bytes,
+                ..volume
+            },
+        )
+    }
+
     /// Ids of all nodes that have a directory.
     pub(super) fn node_ids(&self) -> io::Result<Vec<String>> {
         names(&self.nodes())

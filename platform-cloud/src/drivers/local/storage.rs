@@ -7,7 +7,7 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use drover_core::{Error, Result};
+use drover_core::{Error, Reason, Result};
 use drover_proto::platform::v1::{DeprovisionState, KeptStorage, Storage};
 
 use super::{
@@ -79,6 +79,16 @@ impl LocalDriver {
             .await
             .map_err(|error| cannot_write(&error))?;
         Ok(DeprovisionState::Gone)
+    }
+
+    /// Records that the storage of a node is larger, unless it is. Nothing enforces sizes here.
+    pub(super) async fn grow(&self, key: Option<String>, size: u64) -> Result<()> {
+        let missing = || Error::new(Reason::Precondition, "the node has no storage");
+        let key = key.ok_or_else(missing)?;
+        let state = Arc::clone(&self.shared.state);
+        blocking(move || state.grow(&key, size))
+            .await
+            .map_err(|error| cannot_write(&error))
     }
 
     fn hold_storage(&self, key: &str) -> Result<Held> {

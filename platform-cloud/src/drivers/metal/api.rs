@@ -13,7 +13,7 @@ use super::{
     auth::Credentials,
     documents::{AllocateMachine, Image, Ip, Machine, Network},
 };
-use crate::cloud::{Gate, traced};
+use crate::cloud::{Action, Gate, traced};
 
 /// Maximum number of concurrent calls. More would only queue at the API.
 const MAX_CONCURRENT_CALLS: usize = 8;
@@ -174,9 +174,11 @@ impl Api {
             .map_err(|error| Error::internal(format!("a request cannot be written: {error}")))?;
         // Only the collection, as in `/v1/machine/…`; the next segment may be an id.
         let operation = format!("{method} {}", path.split('/').nth(2).unwrap_or_default());
+        // What is searched for is posted.
+        let action = Action::of(method == Method::GET || path.ends_with("/find"));
         let answer = self
             .gate
-            .call(|| {
+            .call_as(action, || {
                 traced(
                     "metal-api",
                     &operation,

@@ -33,10 +33,11 @@ use super::{
     properties::ANNOUNCED,
 };
 use crate::cloud::CLUSTER;
-use drover_platform::infrastructure::{Infrastructure, Owner, Progress};
+use drover_platform::infrastructure::{
+    ENDPOINT, Infrastructure, Owner, Progress, phase_before_nodes,
+};
 
 const NETWORK: &str = "network";
-const ENDPOINT: &str = "endpoint";
 const FIREWALL: &str = "firewall";
 
 /// Paths of a firewall's fields in the spec.
@@ -146,17 +147,13 @@ impl Infrastructure for Metal {
                 .push(perhaps(owner, kind, ResourcePhase::Pending, sequence));
             poll_after = Some(wait);
         }
+        state.phase = phase_before_nodes(&state.resources).into();
         Ok(Progress { state, poll_after })
     }
 
     async fn get(&self, owner: &Owner) -> Result<InfrastructureState> {
         let mut state = self.found(owner).await?.state(None);
-        for resource in &mut state.resources {
-            if resource.kind == ENDPOINT && resource.message.is_empty() {
-                "leads to no machine; the next one that is made in its groups has it"
-                    .clone_into(&mut resource.message);
-            }
-        }
+        state.phase = phase_before_nodes(&state.resources).into();
         Ok(state)
     }
 
@@ -530,10 +527,9 @@ fn missing(plan: &Plan, found: &Found) -> Vec<&'static str> {
 }
 
 fn unfinished(state: &InfrastructureState) -> bool {
-    state
-        .resources
-        .iter()
-        .any(|resource| resource.phase() != ResourcePhase::Ready)
+    let phase = phase_before_nodes(&state.resources);
+    // Gone: nothing was asked for that is made.
+    !matches!(phase, ResourcePhase::Ready | ResourcePhase::Gone)
 }
 
 /// A network provided by the user, reported so that it is visible what is used.

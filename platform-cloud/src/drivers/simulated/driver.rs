@@ -187,6 +187,7 @@ impl Driver for Simulated {
             Capability::GracePeriod,
             Capability::RetainStorage,
             Capability::Storage,
+            Capability::GrowStorage,
             Capability::NodeLogs,
             Capability::NodeExec,
             // Preferred only: without failure domains every placement satisfies it.

@@ -102,9 +102,10 @@ impl Volumes {
 
     /// Attaches the retained storage of a node's identity, or new storage.
     pub(super) fn attach(&mut self, identity: &Identity, storage: &Storage, number: u32) -> Volume {
-        let id = self
-            .of(identity)
-            .map_or_else(|| format!("vol-{number:08x}"), |volume| volume.id.clone());
+        let there = self.of(identity);
+        let id = there.map_or_else(|| format!("vol-{number:08x}"), |volume| volume.id.clone());
+        // It never shrinks.
+        let least = there.and_then(|volume| volume.size_bytes);
         let volume = Volume {
             id: id.clone(),
             owner: identity.owner.clone(),
@@ -112,7 +113,7 @@ impl Volumes {
             group: identity.group.clone(),
             ordinal: identity.ordinal,
             store_id: identity.store_id.clone(),
-            size_bytes: storage.size_bytes,
+            size_bytes: storage.size_bytes.max(least),
             class: storage.class.clone(),
             node: Some(number),
             retain: true,
@@ -126,6 +127,18 @@ impl Volumes {
     pub(super) fn hand_over(&mut self, number: u32, identity: &Identity) -> Option<Volume> {
         let volume = self.attached(number)?;
         volume.hand_to(identity);
+        Some(volume.clone())
+    }
+
+    /// Whether a node has storage.
+    pub(super) fn has(&self, number: u32) -> bool {
+        self.0.values().any(|volume| volume.node == Some(number))
+    }
+
+    /// Enlarges the storage of a node, unless it is larger.
+    pub(super) fn grow(&mut self, number: u32, size: u64) -> Option<Volume> {
+        let volume = self.attached(number)?;
+        volume.size_bytes = volume.size_bytes.max(Some(size));
         Some(volume.clone())
     }
 

@@ -175,6 +175,9 @@ impl Bench {
             settings.image = image;
             // moto creates MinCount instances rather than as many as possible.
             settings.partial_launches = false;
+            // It computes for milliseconds on every call.
+            settings.common.poll_interval_seconds = 0.5;
+            settings.common.pending_poll_interval_seconds = 0.25;
         })
         .await
     }

@@ -61,6 +61,22 @@ on_both! {
     what_cannot_be_changed_is_refused
 }
 
+/// Nodes would wait for it for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_entry_that_only_sets_properties_is_done_at_once() {
+    let bench = Bench::emulator().await;
+    let properties = json!({ "zones": ["eu-central-1a"] });
+    let spec = InfrastructureSpec {
+        properties: Some(drover_convert::value::to_struct(
+            properties.as_object().unwrap(),
+        )),
+        ..InfrastructureSpec::default()
+    };
+    let answer = bench.ensure(&spec).await.unwrap();
+    assert_eq!(answer.state.unwrap().phase(), ResourcePhase::Gone);
+    assert_eq!(answer.poll_after, None);
+}
+
 async fn nodes_live_in_it_and_the_endpoint_follows_them(bench: Bench) {
     let sdk = bench.sdk().await;
     let state = bench.ensure_whole(&wanted()).await;

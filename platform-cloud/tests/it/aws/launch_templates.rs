@@ -2,10 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use aws_sdk_ec2::types::InstanceType;
+use aws_sdk_ec2::types::{
+    Filter, InstanceType, LaunchTemplateBlockDeviceMappingRequest,
+    LaunchTemplateEbsBlockDeviceRequest, RequestLaunchTemplateData,
+};
 use serde_json::json;
 
 use crate::aws::bench::Bench;
+
+/// An image whose root volume has 8 GiB, with a data volume of 10 GiB at `/dev/sdf` that EC2 would keep.
+const WITH_DATA: &str = "ami-0a1b2c3d4e5f60021";
 
 /// A launch template with a network interface of its own, and a data volume that EC2 would keep.
 async fn template_with_its_own(bench: &Bench, name: &str) -> String {
@@ -90,4 +96,61 @@ async fn what_a_launch_template_says_of_interfaces_and_volumes_goes_with_zones_a
             .all(|(kind, _)| kind != "volume" && kind != "instance"),
         "{left:?}"
     );
+}
+
+/// Makes a launch template that names the image with data, and may change the size of its data volume.
+async fn template_of_image(bench: &Bench, name: &str, size: Option<i32>) {
+    let volume = |size: i32| {
+        let ebs = LaunchTemplateEbsBlockDeviceRequest::builder().volume_size(size);
+        LaunchTemplateBlockDeviceMappingRequest::builder()
+            .device_name("/dev/sdf")
+            .ebs(ebs.build())
+            .build()
+    };
+    let data = RequestLaunchTemplateData::builder()
+        .image_id(WITH_DATA)
+        .instance_type(InstanceType::T3Micro)
+        .set_block_device_mappings(size.map(|size| vec![volume(size)]))
+        .build();
+    let sdk = bench.sdk().await;
+    sdk.create_launch_template()
+        .launch_template_name(name)
+        .launch_template_data(data)
+        .send()
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volumes_that_an_image_keeps_go_with_the_node_whoever_names_the_image() {
+    let bench = Bench::emulator().await;
+    template_of_image(&bench, "image", None).await;
+    template_of_image(&bench, "image-and-size", Some(20)).await;
+    let sdk = bench.sdk().await;
+    for (properties, size) in [
+        (json!({ "image": WITH_DATA }), 10),
+        (json!({ "launchTemplate": { "name": "image" } }), 10),
+        (
+            json!({ "launchTemplate": { "name": "image-and-size" } }),
+            20,
+        ),
+    ] {
+        let (_, nodes) = bench.make(1, properties.clone()).await;
+        let of_node = Filter::builder()
+            .name("attachment.instance-id")
+            .values(&nodes[0].node_id)
+            .build();
+        let volumes = sdk.describe_volumes().filters(of_node).send().await;
+        let volumes = volumes.unwrap();
+        let sizes: BTreeSet<_> = volumes
+            .volumes()
+            .iter()
+            .map(aws_sdk_ec2::types::Volume::size)
+            .collect();
+        assert_eq!(sizes, [Some(8), Some(size)].into(), "{properties}");
+        bench.remove(&nodes[0]).await;
+        let mut left = bench.left();
+        left.retain(|(kind, _)| kind == "volume");
+        assert_eq!(left, vec![], "{properties}");
+    }
 }

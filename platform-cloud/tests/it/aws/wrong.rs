@@ -269,12 +269,16 @@ async fn a_clock_that_is_wrong_is_told_or_made_up_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn five_thousand_foreign_instances_are_listed_and_left_alone() {
-    let bench = Bench::emulator().await;
-    bench.ec2().add_foreign(5000);
+async fn ten_thousand_foreign_instances_are_listed_and_left_alone() {
+    let bench = Bench::emulated_with(Ec2Settings::default(), |settings| {
+        // So that lists of this length leave time for the calls.
+        settings.common.poll_interval_seconds = 2.0;
+    })
+    .await;
+    bench.ec2().add_foreign(10_000);
     let (_, nodes) = bench.make(3, Value::Null).await;
     let all = bench.discover("").await.unwrap();
-    assert_eq!(all.len(), 5003);
+    assert_eq!(all.len(), 10_003);
     assert_eq!(bench.nodes().await.len(), 3);
     let foreign = all.iter().find(|node| node.cluster_id.is_empty()).unwrap();
     for id in [
@@ -292,7 +296,7 @@ async fn five_thousand_foreign_instances_are_listed_and_left_alone() {
     for node in &nodes {
         bench.remove(node).await;
     }
-    assert_eq!(bench.ec2().machines().len(), 5000);
+    assert_eq!(bench.ec2().machines().len(), 10_000);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,6 +9,7 @@ use futures::{StreamExt, stream};
 
 mod account;
 mod adoption;
+mod late;
 
 use super::bench::{Bench, until};
 

@@ -29,18 +29,18 @@ async fn ids(cloud: &DigitalOcean) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nodes_are_found_among_5000_droplets_of_others() {
+async fn nodes_are_found_among_10000_droplets_of_others() {
     let mut bench = Bench::new().await;
-    bench.cloud.add_foreign(2_500);
+    bench.cloud.add_foreign(5_000);
     let nodes = bench.make(3).await;
-    bench.cloud.add_foreign(2_500);
+    bench.cloud.add_foreign(5_000);
     let cloud = open(&bench).await;
     let control = bench.cloud.control();
     control.clear_requests();
     let listed = cloud.list(&Filter::All).await.unwrap();
-    assert_eq!(control.count("droplets.list"), 26, "pages of 200");
-    // Each region has 500 foreign droplets, and the platform is one region.
-    assert_eq!(listed.machines.len(), 503);
+    assert_eq!(control.count("droplets.list"), 51, "pages of 200");
+    // Each region has 1,000 foreign droplets, and the platform is one region.
+    assert_eq!(listed.machines.len(), 1_003);
     control.clear_requests();
     let cluster = Filter::Cluster(bench.cluster.clone());
     assert_eq!(cloud.list(&cluster).await.unwrap().machines.len(), 3);
@@ -55,9 +55,9 @@ async fn nodes_are_found_among_5000_droplets_of_others() {
     removal.node_id.clone_from(&foreign.node_id);
     let error = bench.deprovision(&removal).await.unwrap_err();
     assert_eq!(error.reason(), Reason::NodeNotInCluster);
-    assert_eq!(bench.cloud.machines().len(), 5_003);
+    assert_eq!(bench.cloud.machines().len(), 10_003);
     bench.assert_nothing_leaked("among others").await;
-    assert_eq!(bench.cloud.machines().len(), 5_000);
+    assert_eq!(bench.cloud.machines().len(), 10_000);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -66,18 +66,33 @@ async fn a_page_that_fails_makes_an_error_and_never_a_short_list() {
     bench.cloud.add_foreign(450);
     let cloud = open(&bench).await;
     let whole = ids(&cloud).await;
-    for fault in [
-        Fault::refuse(500, "server_error", "broken"),
-        Fault::refuse(404, "not_found", "no page"),
-        Fault::LoseAnswer,
-        Fault::CutAnswer,
-        Fault::Refused,
+    for (fault, reason) in [
+        (
+            Fault::refuse(500, "server_error", "broken"),
+            Reason::Unavailable,
+        ),
+        (
+            Fault::refuse(404, "not_found", "no page"),
+            Reason::Unavailable,
+        ),
+        (Fault::LoseAnswer, Reason::Unavailable),
+        (Fault::CutAnswer, Reason::Unavailable),
+        (Fault::Refused, Reason::Unavailable),
+        // The token expires in between.
+        (
+            Fault::refuse(401, "Unauthorized", "Unable to authenticate you"),
+            Reason::CredentialsRefused,
+        ),
+        (
+            Fault::refuse(403, "Forbidden", "not any more"),
+            Reason::PermissionDenied,
+        ),
     ] {
         let control = bench.cloud.control();
         control.fail_next("droplets.list", Fault::Stall(Duration::ZERO));
         control.fail_next("droplets.list", fault.clone());
         let error = cloud.list(&Filter::All).await.unwrap_err();
-        assert_eq!(error.reason(), Reason::Unavailable, "{fault:?}: {error:?}");
+        assert_eq!(error.reason(), reason, "{fault:?}: {error:?}");
         assert_eq!(control.faults_left(), 0);
         assert_eq!(ids(&cloud).await, whole);
     }

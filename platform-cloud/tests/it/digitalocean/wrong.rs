@@ -11,7 +11,7 @@ use drover_platform_cloud::{
     cloud::Cloud,
     drivers::digitalocean::{self, Settings},
 };
-use drover_proto::platform::v1::{Bootstrap, bootstrap::UserData};
+use drover_proto::platform::v1::{Bootstrap, NodeRole, bootstrap::UserData};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -269,6 +269,29 @@ async fn user_data_that_does_not_fit_makes_no_call() {
     let error = bench.refusal(&request).await;
     says(&error, Reason::Invalid, "bootstrap", &["UTF-8"]);
     assert_eq!(bench.cloud.control().count("droplets.create"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_standby_of_a_store_is_refused_with_its_field() {
+    let bench = Bench::new().await;
+    for (store, version) in [
+        ("redis", "7"),
+        ("etcd", "3.5"),
+        ("postgresql", "15"),
+        ("kubernetes", "v1.30.2"),
+    ] {
+        let mut request = bench.request(1);
+        let cluster = request.cluster.as_mut().unwrap();
+        (cluster.store, cluster.version) = (store.to_owned(), version.to_owned());
+        request.bootstrap = Some(user_data("password"));
+        request.slots[0].role = NodeRole::Standby.into();
+        let error = bench.complaint(&request).await;
+        let words = [store, "has no standby nodes"];
+        says(&error, Reason::Invalid, "group.standby", &words);
+        let error = bench.refusal(&request).await;
+        says(&error, Reason::Invalid, "group.standby", &words);
+    }
+    assert_eq!(bench.made(), vec![]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -21,6 +21,7 @@ async fn conforms(emulator: GceSettings) {
     let server = Arc::clone(&current);
     let mut subject = Subject::new(move || drover_client::in_process(server.lock().routes()));
     subject.patience = PATIENCE;
+    subject.unknown_store = Some("no-such-store".to_owned());
     let gce = bench.gce.clone();
     subject.make_foreign = Some(Arc::new(move || {
         let gce = gce.clone();

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use drover_core::Class;
 use drover_emulators::{
     Fault, Settings as Common,
     gce::{Gce, GceSettings},
@@ -150,19 +151,22 @@ async fn killed(operation: &'static str, fault: Option<Fault>, what: &str) {
     .await
     .unwrap();
     let bench = Bench::over(gce.clone(), settings(&gce)).await;
-    let request = bench.request(3);
-    gce.control().clear_requests();
-    if let Some(fault) = fault {
-        gce.control().fail_next(operation, fault);
-    }
     let victim = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build()
         .unwrap();
-    let (of_victim, settings) = (request.clone(), bench.settings.clone());
+    let settings = bench.settings.clone();
+    let server = victim.spawn(async move { serve(&settings).await.unwrap() });
+    let server = server.await.unwrap();
+    // The victim does not take it for one from before its time.
+    let request = bench.request(3);
+    gce.control().clear_requests();
+    if let Some(fault) = fault {
+        gce.control().fail_next(operation, fault);
+    }
+    let of_victim = request.clone();
     victim.spawn(async move {
-        let server = serve(&settings).await.unwrap();
         let mut client =
             drover_proto::platform::v1::platform_service_client::PlatformServiceClient::new(
                 drover_client::in_process(server.routes()),
@@ -451,7 +455,11 @@ async fn a_repeat_after_a_restart_does_not_make_a_removed_machine_again() {
     bench.until_phase(&node.node_id, NodePhase::Running).await;
     bench.assert_nothing_leaked("the first life").await;
     bench.crash().await;
-    let error = bench.provision(&request).await.unwrap_err();
+    let error = until("what the first process asked for has ended", || async {
+        let error = bench.provision(&request).await.unwrap_err();
+        (error.class() != Class::Unknown).then_some(error)
+    })
+    .await;
     assert!(error.message().contains("not made again"), "{error}");
     assert_eq!(bench.gce.machines(), vec![]);
 }

@@ -32,6 +32,17 @@ async fn a_machine_runs_its_user_data() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_image_that_is_not_known_runs_its_user_data_under_the_key_that_is_said() {
+    let bench = Bench::new().await;
+    let properties = json!({ "image": "suse-cloud/sles-15", "userDataKey": "startup-script" });
+    let mut request = bench.request_with(1, &properties);
+    request.bootstrap = Some(user_data(SCRIPT));
+    let nodes = bench.made_by(&request).await;
+    let runs = bench.gce.runs(&nodes[0].node_id);
+    assert_eq!(runs.as_deref(), Some(SCRIPT));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn user_data_that_the_image_would_not_run_is_refused() {
     let bench = Bench::new().await;
     for (properties, data) in [
@@ -48,6 +59,11 @@ async fn user_data_that_the_image_would_not_run_is_refused() {
         (
             json!({ "image": "debian", "userDataKey": "user-data" }),
             SCRIPT,
+        ),
+        (json!({ "image": "suse-cloud/sles-15" }), SCRIPT),
+        (
+            json!({ "image": "projects/anybody/global/images/theirs" }),
+            CLOUD_CONFIG,
         ),
     ] {
         let mut request = bench.request_with(1, &properties);

@@ -1,6 +1,6 @@
 //! Lists are complete or an error, and cost no more calls than necessary.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use drover_core::Reason;
 use drover_emulators::{
@@ -13,6 +13,7 @@ use drover_platform_cloud::{
     drivers::gcp,
 };
 use drover_proto::platform::v1::NodePhase;
+use futures::future::join;
 
 use super::bench::{Bench, CALL_TIMEOUT, settings};
 
@@ -52,24 +53,37 @@ async fn every_machine_of_every_page_and_zone_is_listed() {
     );
 }
 
+/// The credentials have expired since the page before.
+fn expired() -> Fault {
+    let message = "Request had invalid authentication credentials.";
+    Fault::refuse(401, "authError", message)
+}
+
 #[tokio::test]
 async fn a_page_that_fails_half_way_is_an_error_and_never_a_short_list() {
     let gce = small_pages(5).await;
     gce.add_foreign(120);
     let cloud = gcp::open(settings(&gce)).await.unwrap();
+    let forbidden = "Required 'compute.instances.list' permission";
     let faults = [
-        Fault::refuse(500, "internalError", "Internal"),
-        Fault::refuse(
-            403,
-            "forbidden",
-            "Required 'compute.instances.list' permission",
+        (
+            Fault::refuse(500, "internalError", "Internal"),
+            Reason::Unavailable,
         ),
-        Fault::CutAnswer,
-        Fault::LoseAnswer,
-        Fault::Refused,
-        Fault::Stall(CALL_TIMEOUT + Duration::from_millis(500)),
+        (
+            Fault::refuse(403, "forbidden", forbidden),
+            Reason::PermissionDenied,
+        ),
+        (expired(), Reason::CredentialsRefused),
+        (Fault::CutAnswer, Reason::Unavailable),
+        (Fault::LoseAnswer, Reason::Unavailable),
+        (Fault::Refused, Reason::Unavailable),
+        (
+            Fault::Stall(CALL_TIMEOUT + Duration::from_millis(500)),
+            Reason::DeadlineExceeded,
+        ),
     ];
-    for fault in faults {
+    for (fault, reason) in faults {
         for good in [0, 3, 7] {
             // A stall of zero duration has no effect.
             for _ in 0..good {
@@ -85,6 +99,7 @@ async fn a_page_that_fails_half_way_is_an_error_and_never_a_short_list() {
             let [(zone, Err(error))] = failed.as_slice() else {
                 panic!("{fault:?} after {good} pages: {failed:?}");
             };
+            assert_eq!(error.reason(), reason, "{fault:?}: {error:?}");
             assert!(error.message().contains(LIST), "{fault:?}: {error}");
             let partial = listed
                 .machines
@@ -95,6 +110,63 @@ async fn a_page_that_fails_half_way_is_an_error_and_never_a_short_list() {
         }
     }
     assert_eq!(cloud.list(&Filter::All).await.unwrap().machines.len(), 60);
+}
+
+/// A zone that does not answer is left out and named; credentials that expire are no matter of one zone.
+#[tokio::test]
+async fn credentials_that_expire_half_way_fail_the_whole_list() {
+    let gce = small_pages(5).await;
+    gce.add_foreign(120);
+    let cloud = gcp::open(settings(&gce)).await.unwrap();
+    let driver = CloudDriver::new(cloud, settings(&gce).common).unwrap();
+    for good in [0, 3, 7] {
+        for _ in 0..good {
+            gce.control().fail_next(LIST, Fault::Stall(Duration::ZERO));
+        }
+        gce.control().fail_next(LIST, expired());
+        let error = driver.list().await.unwrap_err();
+        assert_eq!(error.reason(), Reason::CredentialsRefused, "{error:?}");
+        assert_eq!(gce.control().faults_left(), 0);
+    }
+    assert_eq!(driver.list().await.unwrap().nodes.len(), 60);
+}
+
+#[tokio::test]
+async fn a_machine_on_two_pages_is_one_machine_as_the_later_page_shows_it() {
+    // Of one zone, the pages are read one after the other.
+    let zones = vec!["europe-west3-a".to_owned()];
+    let gce = Gce::start(GceSettings {
+        common: Common {
+            page_size: Some(5),
+            ..Common::default()
+        },
+        regions: [("europe-west3".to_owned(), zones)].into(),
+        ..GceSettings::default()
+    })
+    .await
+    .unwrap();
+    gce.add_foreign(12);
+    gce.repeat_between_pages();
+    let cloud = gcp::open(settings(&gce)).await.unwrap();
+    // The last one of the first page, in the order of their ids.
+    let moved = gce.machines()[4].id.clone();
+    let control = gce.control();
+    for stall in [0, 300] {
+        control.fail_next(LIST, Fault::Stall(Duration::from_millis(stall)));
+    }
+    let stopped = async {
+        control.wait_for(LIST, 2).await;
+        assert!(gce.stop_by_hand(&moved));
+    };
+    let (listed, ()) = join(cloud.list(&Filter::All), stopped).await;
+    let machines = listed.unwrap().machines;
+    assert_eq!(machines.len(), 12);
+    let phases: BTreeMap<&str, NodePhase> = machines
+        .iter()
+        .map(|machine| (machine.id.as_str(), machine.phase))
+        .collect();
+    assert_eq!(phases.len(), 12, "each is listed once");
+    assert_eq!(phases[moved.as_str()], NodePhase::Stopped);
 }
 
 #[tokio::test]
@@ -114,15 +186,15 @@ async fn a_region_that_does_not_answer_is_an_error_and_another_region_does_not_m
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn five_thousand_machines_of_others_are_listed_and_left_alone() {
+async fn ten_thousand_machines_of_others_are_listed_and_left_alone() {
     let bench = Bench::new().await;
-    bench.gce.add_foreign(10_002);
+    bench.gce.add_foreign(20_004);
     let answer = bench.provision_until_known(&bench.request(6)).await;
     assert_eq!(answer.nodes.len(), 6);
     let all = bench.discover("").await.unwrap();
     assert_eq!(
         all.len(),
-        5_001 + 6,
+        10_002 + 6,
         "those of the other region are not ours to see"
     );
     assert_eq!(bench.discover(&bench.cluster).await.unwrap().len(), 6);
@@ -132,7 +204,7 @@ async fn five_thousand_machines_of_others_are_listed_and_left_alone() {
     let error = bench.deprovision(&removal).await.unwrap_err();
     assert_eq!(error.reason(), Reason::NodeNotInCluster);
     bench.assert_nothing_leaked("own nodes").await;
-    assert_eq!(bench.gce.machines().len(), 10_002);
+    assert_eq!(bench.gce.machines().len(), 20_004);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -257,6 +257,8 @@ async fn role_labels_and_owner_change_durably_and_only_if_the_slot_still_fits() 
         ]),
         remove_labels: vec!["b".to_owned()],
         host_labels: None,
+        storage_size: None,
+        spec_hash: String::new(),
     };
     let changed = world.driver.update(&target(&node), &edit).await.unwrap();
     assert_eq!(changed.role(), NodeRole::Standby);

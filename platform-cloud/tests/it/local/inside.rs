@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use drover_core::Reason;
+use drover_core::{Reason, error::KILLED};
 use drover_platform::driver::Driver;
 use drover_proto::{
     common::v1::{Chunk, StdinClosed, chunk::Content, process_output::Output},
@@ -126,6 +126,8 @@ async fn a_command_is_killed_with_its_children_when_its_call_is_dropped_or_its_n
     kill(pid(&node), "KILL");
     let error = output.next().await.unwrap().unwrap_err();
     assert_eq!(error.reason(), Reason::NodeNotRunning);
+    // It may have done all that it was to do.
+    assert!(error.metadata().contains_key(KILLED), "{error:?}");
     until("nothing is left", async || {
         processes_of(&world.state()).is_empty()
     })

@@ -117,6 +117,8 @@ async fn a_node_is_ready_when_it_says_so_and_hears_who_comes_changes_and_goes() 
         set_labels: BTreeMap::new(),
         remove_labels: Vec::new(),
         host_labels: None,
+        storage_size: None,
+        spec_hash: String::new(),
     };
     let target = target(&second);
     world.driver.update(&target, &change).await.unwrap();

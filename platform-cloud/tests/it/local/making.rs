@@ -47,6 +47,23 @@ async fn a_program_that_a_script_needs_is_missed_before_anything_is_made() {
     assert!(world.nodes().await.is_empty());
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_that_is_not_installed_is_refused_as_the_version() {
+    let world = World::new();
+    let templates = shipped_templates();
+    let mut request = request("postgresql", "r1", 1);
+    request.group.as_mut().unwrap().version = "1.2".to_owned();
+    let (batch, _caller) = batch(&templates, &request);
+    let error = world.driver.check(&batch).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::Precondition);
+    let [wrong] = error.fields() else {
+        panic!("{error:?}");
+    };
+    assert_eq!(wrong.field, "group.version");
+    assert_eq!(wrong.description, error.message());
+    assert!(error.message().contains("postgresql-1"), "{error}");
+}
+
 /// The refusal of a Redis with this listen address and user data. `None` if it would be created.
 async fn refusal_of_redis(host: &str, user_data: Option<&str>) -> Option<String> {
     let world = World::with(|settings| {

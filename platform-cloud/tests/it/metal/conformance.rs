@@ -22,6 +22,7 @@ async fn conforms(bench: &Bench, fuzz_rounds: usize) {
     let current = Arc::new(Mutex::new(Arc::clone(&bench.server)));
     let server = Arc::clone(&current);
     let mut subject = Subject::new(move || drover_client::in_process(server.lock().routes()));
+    subject.unknown_store = Some("no-such-store".to_owned());
     subject.patience = PATIENCE;
     subject.fuzz_rounds = fuzz_rounds;
     subject.infrastructure = Some(whole());

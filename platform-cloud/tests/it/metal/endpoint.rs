@@ -109,22 +109,24 @@ async fn a_replacement_of_the_first_machine_has_the_address_before_that_one_goes
 async fn the_state_of_the_endpoint_says_where_it_leads() {
     let cluster = Cluster::new().await;
     let nodes = cluster.make(&[0, 1]).await;
-    let said = |words: String| {
+    let said = |words: String, phase: ResourcePhase| {
         let bench = &cluster.bench;
         async move {
             until(&words, || async {
                 let state = bench.infrastructure_state().await;
+                assert_eq!(state.phase(), ResourcePhase::Ready);
                 let mut resources = state.resources.into_iter();
                 let endpoint = resources.find(|one| one.kind == "endpoint")?;
-                assert_eq!(endpoint.phase(), ResourcePhase::Ready);
-                (endpoint.message == words).then_some(())
+                (endpoint.message == words && endpoint.phase() == phase).then_some(())
             })
             .await;
         }
     };
-    said(format!("leads to {}", nodes[0].node_id)).await;
+    let first = format!("leads to {}", nodes[0].node_id);
+    said(first, ResourcePhase::Ready).await;
     cluster.remove(&nodes[0]).await;
-    said("leads to no machine; the next one that is made in its groups has it".to_owned()).await;
+    let nobody = "leads to no machine; the next one that is made in its groups has it".to_owned();
+    said(nobody, ResourcePhase::Pending).await;
     cluster.end().await;
 }
 

@@ -16,6 +16,8 @@ pub(crate) const ROWS: [&str; 3] = [
 ];
 /// Timeout of a call: long enough for a busy machine, as a late call is a fault of its own.
 const CALL_TIMEOUT: Duration = Duration::from_secs(4);
+/// Where only a call stalls that can be made again at once.
+const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 fn faults() -> Vec<Fault> {
     vec![
@@ -31,6 +33,25 @@ fn faults() -> Vec<Fault> {
             "too many parallel machine allocations taking place, try again later",
         ),
     ]
+}
+
+/// Faults of a call about a machine that is there, which can be made again whatever became of it.
+fn faults_of_a_change() -> Vec<Fault> {
+    let mut faults = faults();
+    faults.push(Fault::refuse(403, "", "you are not member of the project"));
+    // It takes effect after the caller has given up.
+    faults.push(Fault::Stall(SHORT_TIMEOUT + Duration::from_millis(100)));
+    faults
+}
+
+/// A platform that gives up soon if the fault is a stall.
+async fn bench_for(fault: &Fault) -> Bench {
+    Bench::set(MetalSettings::default(), |settings| {
+        if matches!(fault, Fault::Stall(_)) {
+            settings.common.call_timeout_seconds = SHORT_TIMEOUT.as_secs_f64();
+        }
+    })
+    .await
 }
 
 #[tokio::test]
@@ -111,16 +132,17 @@ async fn an_allocation_that_is_slow_to_show_is_not_made_again() {
 
 #[tokio::test]
 async fn whatever_happens_to_a_removal_the_machine_goes_and_no_other() {
-    for fault in faults() {
+    for fault in faults_of_a_change() {
         for crash in [false, true] {
             let what = format!("free with {fault:?}, crash {crash}");
-            let mut bench = Bench::new().await;
+            let mut bench = bench_for(&fault).await;
             let nodes = bench.make(2).await;
             bench
                 .metal
                 .control()
                 .fail_next("machine.free", fault.clone());
             let _ = bench.deprovision(&bench.removal(&nodes[0])).await;
+            assert_eq!(bench.metal.control().faults_left(), 0, "{what}");
             if crash {
                 bench.crash().await;
             }
@@ -148,10 +170,10 @@ fn standby(bench: &Bench, node: &Node) -> UpdateNodeRequest {
 
 #[tokio::test]
 async fn whatever_happens_to_a_change_of_tags_the_node_keeps_its_identity() {
-    for fault in faults() {
+    for fault in faults_of_a_change() {
         for crash in [false, true] {
             let what = format!("update with {fault:?}, crash {crash}");
-            let mut bench = Bench::new().await;
+            let mut bench = bench_for(&fault).await;
             let node = bench.make(1).await.remove(0);
             let change = standby(&bench, &node);
             bench
@@ -182,10 +204,10 @@ async fn whatever_happens_to_a_change_of_tags_the_node_keeps_its_identity() {
 
 #[tokio::test]
 async fn whatever_happens_to_an_adoption_the_node_has_nothing_of_its_former_life() {
-    for fault in faults() {
+    for fault in faults_of_a_change() {
         for crash in [false, true] {
             let what = format!("adoption with {fault:?}, crash {crash}");
-            let mut bench = Bench::new().await;
+            let mut bench = bench_for(&fault).await;
             let node = bench.make(1).await.remove(0);
             let node = bench.update(&standby(&bench, &node)).await.unwrap();
             let heir = Uuid::new_v4();

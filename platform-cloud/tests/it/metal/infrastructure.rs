@@ -11,6 +11,8 @@ use drover_proto::platform::v1::{
     FirewallRule, FirewallSpec, InfrastructureSpec, NetworkSpec, ResourcePhase,
 };
 
+use serde_json::json;
+
 use super::bench::{Bench, INTERNET, NAMED_FIREWALL, PARTITION, PROJECT, https, whole};
 
 fn slow() -> MetalSettings {
@@ -34,6 +36,22 @@ fn text(state: &drover_proto::platform::v1::InfrastructureState, key: &str) -> S
         Some(prost_types::value::Kind::StringValue(text)) => text,
         other => panic!("{key}: {other:?}"),
     }
+}
+
+/// Nodes would wait for it for ever.
+#[tokio::test]
+async fn an_entry_that_only_sets_properties_is_done_at_once() {
+    let bench = Bench::new().await;
+    let properties = json!({ "partition": PARTITION });
+    let spec = InfrastructureSpec {
+        properties: Some(drover_convert::value::to_struct(
+            properties.as_object().unwrap(),
+        )),
+        ..InfrastructureSpec::default()
+    };
+    let answer = bench.ensure(&spec).await.unwrap();
+    assert_eq!(answer.state.unwrap().phase(), ResourcePhase::Gone);
+    assert_eq!(answer.poll_after, None);
 }
 
 #[tokio::test]

@@ -337,7 +337,7 @@ async fn what_somebody_does_behind_our_back_is_seen_and_nothing_of_others_is_fre
 async fn an_account_full_of_machines_of_others_is_read_whole() {
     let metal = Metal::start(MetalSettings {
         partitions: vec![drover_emulators::metal::PartitionSettings {
-            machines: 2_600,
+            machines: 5_200,
             ..MetalSettings::default().partitions.remove(0)
         }],
         ..MetalSettings::default()
@@ -346,8 +346,8 @@ async fn an_account_full_of_machines_of_others_is_read_whole() {
     .unwrap();
     let (mut settings, _directory) = super::bench::settings(&metal);
     settings.common.call_timeout_seconds = 120.0;
-    let foreign = metal.add_foreign(PROJECT, 5_000);
-    assert_eq!(foreign.len(), 5_000);
+    let foreign = metal.add_foreign(PROJECT, 10_000);
+    assert_eq!(foreign.len(), 10_000);
     let cloud = driver::open(settings).await.unwrap();
     let listed = drover_platform_cloud::cloud::Cloud::list(
         &*cloud,
@@ -355,7 +355,7 @@ async fn an_account_full_of_machines_of_others_is_read_whole() {
     )
     .await
     .unwrap();
-    assert_eq!((listed.machines.len(), listed.warnings.len()), (5_000, 0));
+    assert_eq!((listed.machines.len(), listed.warnings.len()), (10_000, 0));
     metal
         .control()
         .fail_next("machine.ipmi.find", Fault::CutAnswer);

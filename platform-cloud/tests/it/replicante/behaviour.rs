@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use drover_platform::identity::Identity;
 use drover_platform_cloud::drivers::simulated::{Death, SimulatedSettings};
-use drover_proto::platform::v1::Node;
+use drover_proto::platform::v1::{Node, Storage};
 use drover_replicante::{OWNER, ReplicanteSettings};
 use futures::future::join_all;
 use serde_json::json;
@@ -127,6 +127,33 @@ async fn the_written_specification_and_the_sdk_mean_the_same() {
         nodes.iter().filter(|node| node.version == version).count()
     };
     assert_eq!(versions("4.0.5"), 1);
+}
+
+#[tokio::test]
+async fn nodes_have_the_user_data_and_the_storage_of_their_group() {
+    let site = Site::new().await;
+    let group = r#""node_class": "large", "user_data": "hunter2", "storage": {"size": "1.5Gi", "class": "fast"}"#;
+    let document = SPECIFICATION.replace(r#""node_class": "large""#, group);
+    let ids = site.keyed("once", &document).await.made();
+    let data = site.simulated().user_data(&ids[0]);
+    assert_eq!(data.as_deref(), Some(b"hunter2".as_slice()));
+    let (storage, holder) = site.simulated().storage().remove(0);
+    let expected = Storage {
+        size_bytes: Some(3 << 29),
+        class: "fast".to_owned(),
+    };
+    assert_eq!(storage.storage, Some(expected));
+    assert_eq!(holder.as_ref(), Some(&ids[0]));
+
+    let larger = document.replace("1.5Gi", "2Gi");
+    let body = site.keyed("once", &larger).await.refused(422);
+    assert!(!body.to_string().contains("hunter2"), "{body}");
+
+    assert_eq!(site.deprovision("orders", &ids[0]).await.status, 204);
+    until("its storage is gone with it", async || {
+        site.simulated().storage().is_empty()
+    })
+    .await;
 }
 
 #[tokio::test]

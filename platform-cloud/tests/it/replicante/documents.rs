@@ -69,6 +69,31 @@ async fn wrong_documents_are_refused_with_the_paths_of_their_fields() {
             r#""size": 9007199254740993"#,
             "cluster.attributes.tier.size",
         ),
+        (
+            r#""node_class": "large""#,
+            r#""node_class": "large", "user_data": ["hunter2"]"#,
+            "cluster.nodes.data.user_data",
+        ),
+        (
+            r#""node_class": "large""#,
+            r#""node_class": "large", "user_data": "hunter2", "storage": {"size": "hunter2"}"#,
+            "cluster.nodes.data.storage.size",
+        ),
+        (
+            r#""node_class": "large""#,
+            r#""node_class": "large", "storage": {"size": "0"}"#,
+            "cluster.nodes.data.storage.size",
+        ),
+        (
+            r#""node_class": "small""#,
+            r#""node_class": "small", "storage": {"class": 7}"#,
+            "cluster.nodes.log.storage.class",
+        ),
+        (
+            r#""node_class": "small""#,
+            r#""node_class": "small", "storage": "50Gi""#,
+            "cluster.nodes.log.storage",
+        ),
         (r#""count": 2"#, r#""count": 65536"#, "provision.count"),
         (r#""count": 2"#, r#""count": -1"#, "provision.count"),
         (

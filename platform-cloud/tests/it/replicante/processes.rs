@@ -33,7 +33,7 @@ async fn nodes_are_processes_with_addresses_until_they_are_deprovisioned() {
             node["agent_address"]
                 .as_str()
                 .unwrap()
-                .starts_with("grpc://127.0.0.1:")
+                .starts_with("http://127.0.0.1:")
         };
         nodes.len() == 2 && nodes.iter().all(known)
     })

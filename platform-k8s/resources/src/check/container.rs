@@ -202,7 +202,7 @@ impl Check {
                 if !native && !resource.contains('/') {
                     self.wrong(
                         &field,
-                        format!("{resource:?} is no resource; expected cpu, memory, ephemeral-storage or one with a prefix"),
+                        format!("{resource:?} is not a resource; expected cpu, memory, ephemeral-storage or one with a prefix"),
                     );
                     continue;
                 }
@@ -249,7 +249,7 @@ impl Check {
                 self.port_ref(&port, get.port.as_ref(), syntax::port_name);
                 for name in get.headers.keys() {
                     if http::HeaderName::try_from(name).is_err() {
-                        let why = format!("{name:?} is no name of a header");
+                        let why = format!("{name:?} is not the name of a header");
                         self.wrong(format!("{field}.http_get.headers"), why);
                     }
                 }
@@ -301,7 +301,8 @@ impl Check {
             for (at, capability) in capabilities.iter().enumerate() {
                 let good = |c: u8| c.is_ascii_uppercase() || c.is_ascii_digit() || c == b'_';
                 if capability.is_empty() || !capability.bytes().all(good) {
-                    let why = format!("{capability:?} is no capability of Linux (NET_ADMIN, ALL)");
+                    let why =
+                        format!("{capability:?} is not a capability of Linux (NET_ADMIN, ALL)");
                     self.wrong(format!("{field}.{name}[{at}]"), why);
                 }
             }
@@ -324,7 +325,7 @@ impl Check {
         if let Some(id) = id
             && !(0..=MAX_ID).contains(&id)
         {
-            self.wrong(field, format!("{id} is no id; expected 0 to {MAX_ID}"));
+            self.wrong(field, format!("{id} is not an id; expected 0 to {MAX_ID}"));
         }
     }
 }
@@ -341,7 +342,7 @@ fn pod_field(path: &str) -> Result<(), String> {
     match key {
         Some(key) => syntax::qualified(key),
         None => Err(format!(
-            "{path:?} is no field that a variable can show; expected one of {}, metadata.labels['KEY'] or \
+            "{path:?} is not a field that a variable can show; expected one of {}, metadata.labels['KEY'] or \
              metadata.annotations['KEY']",
             FIELDS.join(", ")
         )),

@@ -110,7 +110,7 @@ impl Check {
     ) {
         let Some(value) = value else { return };
         if !(-999_999_999..=999_999_999).contains(&value.nanos) {
-            self.wrong(field, "is no valid duration");
+            self.wrong(field, "is not a valid duration");
         } else if value.nanos != 0 {
             self.wrong(field, "must be whole seconds");
         } else if value.seconds < least {

@@ -220,7 +220,7 @@ impl Check {
         {
             self.wrong(
                 field,
-                format!("{mode} is no mode; expected 0 to {MAX_MODE} (octal 0777)"),
+                format!("{mode} is not a mode; expected 0 to {MAX_MODE} (octal 0777)"),
             );
         }
     }

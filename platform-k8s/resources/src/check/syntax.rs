@@ -31,7 +31,8 @@ pub(crate) fn label(text: &str) -> Said {
         return Ok(());
     }
     Err(format!(
-        "{text:?} is no name; expected 1 to {MAX_LABEL} of a-z, 0-9 and hyphen, beginning and ending with a letter or digit"
+        "{text:?} is not a name; expected 1 to {MAX_LABEL} of a-z, 0-9 and hyphen, beginning and ending with a \
+         letter or digit"
     ))
 }
 
@@ -41,8 +42,8 @@ pub(crate) fn label_1035(text: &str) -> Said {
         return Ok(());
     }
     Err(format!(
-        "{text:?} is no name; expected 1 to {MAX_LABEL} of a-z, 0-9 and hyphen, beginning with a letter and ending with a \
-         letter or digit"
+        "{text:?} is not a name; expected 1 to {MAX_LABEL} of a-z, 0-9 and hyphen, beginning with a letter and ending \
+         with a letter or digit"
     ))
 }
 
@@ -63,8 +64,8 @@ pub(crate) fn subdomain(text: &str) -> Said {
         return Ok(());
     }
     Err(format!(
-        "{text:?} is no name; expected 1 to {MAX_SUBDOMAIN} of a-z, 0-9, hyphen and dot, each part beginning and ending with \
-         a letter or digit"
+        "{text:?} is not a name; expected 1 to {MAX_SUBDOMAIN} of a-z, 0-9, hyphen and dot, each part beginning and ending \
+         with a letter or digit"
     ))
 }
 
@@ -77,7 +78,7 @@ pub(crate) fn qualified(text: &str) -> Said {
 pub(crate) fn label_value(text: &str) -> Said {
     drover_core::name::check_label("key", text).map_err(|_| {
         format!(
-            "{text:?} is no value of a label; expected at most {MAX_LABEL} of a-z, A-Z, 0-9, hyphen, underscore and dot, \
+            "{text:?} is not a label value; expected at most {MAX_LABEL} of a-z, A-Z, 0-9, hyphen, underscore and dot, \
              beginning and ending with a letter or digit"
         )
     })
@@ -93,8 +94,8 @@ pub(crate) fn port_name(text: &str) -> Said {
         return Ok(());
     }
     Err(format!(
-        "{text:?} is no name of a port; expected 1 to {MAX_PORT_NAME} of a-z, 0-9 and hyphen, at least one letter, and no \
-         hyphen at an end or beside another"
+        "{text:?} is not a port name; expected 1 to {MAX_PORT_NAME} of a-z, 0-9 and hyphen, at least one letter, and \
+         no hyphen at an end or beside another"
     ))
 }
 
@@ -103,7 +104,7 @@ pub(crate) fn port(number: u32) -> Said {
     if (1..=65_535).contains(&number) {
         return Ok(());
     }
-    Err(format!("{number} is no port; expected 1 to 65535"))
+    Err(format!("{number} is not a port; expected 1 to 65535"))
 }
 
 /// A key of a configuration. The answer does not repeat it, because it may be content in the wrong place.
@@ -114,8 +115,8 @@ pub(crate) fn configuration_key(text: &str) -> Said {
         return Ok(());
     }
     Err(format!(
-        "is no key; expected 1 to {MAX_SUBDOMAIN} of a-z, A-Z, 0-9, hyphen, underscore and dot, not `.` and not beginning \
-         with `..`"
+        "is not a key; expected 1 to {MAX_SUBDOMAIN} of a-z, A-Z, 0-9, hyphen, underscore and dot, not `.` and not \
+         beginning with `..`"
     ))
 }
 
@@ -128,7 +129,7 @@ pub(crate) fn variable(text: &str) -> Said {
     {
         return Ok(());
     }
-    Err("is no name of a variable; expected printable ASCII characters without `=`".to_owned())
+    Err("is not a variable name; expected printable ASCII characters without `=`".to_owned())
 }
 
 /// A path that stays below where it begins.
@@ -153,7 +154,7 @@ pub(crate) fn no_parent(text: &str) -> Said {
 /// An IP address.
 pub(crate) fn ip(text: &str) -> Result<IpAddr, String> {
     text.parse()
-        .map_err(|_| format!("{text:?} is no IP address"))
+        .map_err(|_| format!("{text:?} is not an IP address"))
 }
 
 /// A range of IP addresses.
@@ -166,7 +167,7 @@ pub(crate) struct Cidr {
 
 impl Cidr {
     pub(crate) fn read(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no range of IP addresses (10.0.0.0/8, fd00::/8)");
+        let wrong = || format!("{text:?} is not a range of IP addresses (10.0.0.0/8, fd00::/8)");
         let (address, prefix) = text.split_once('/').ok_or_else(wrong)?;
         let (bits, width) = match address.parse().map_err(|_| wrong())? {
             IpAddr::V4(address) => (u128::from(address.to_bits()), 32),
@@ -203,7 +204,7 @@ pub(crate) fn host(text: &str) -> Said {
         return Ok(());
     }
     Err(format!(
-        "{text:?} is no host; expected a DNS name in lower case (a.example, *.example)"
+        "{text:?} is not a host; expected a DNS name in lower case (a.example, *.example)"
     ))
 }
 
@@ -212,7 +213,7 @@ pub(crate) fn dns_name(text: &str) -> Said {
     if is_subdomain(text.strip_suffix('.').unwrap_or(text)) {
         return Ok(());
     }
-    Err(format!("{text:?} is no DNS name"))
+    Err(format!("{text:?} is not a DNS name"))
 }
 
 /// A domain in which names are searched; underscores are in use there.
@@ -266,7 +267,7 @@ impl Quantity {
 
     pub(crate) fn read(text: &str) -> Result<Self, String> {
         Self::parse(text).ok_or_else(|| {
-            format!("{text:?} is no quantity; expected a number with an optional suffix (250m, 1.5, 64Mi, 2G)")
+            format!("{text:?} is not a quantity; expected a number with an optional suffix (250m, 1.5, 64Mi, 2G)")
         })
     }
 

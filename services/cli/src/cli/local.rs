@@ -2,28 +2,62 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 use crate::output::ReportFormat;
+
+/// How contexts are printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ContextFormat {
+    /// For people
+    #[default]
+    Text,
+    /// One object
+    Json,
+    /// The same as YAML
+    Yaml,
+    /// context/NAME, one a line
+    Name,
+}
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum ContextCommand {
     /// List contexts
-    List,
+    List {
+        /// How they are printed
+        #[arg(short, long, value_enum, default_value_t)]
+        output: ContextFormat,
+    },
     /// Use a context from now on
-    Use { name: String },
+    Use {
+        name: String,
+        /// How the result is printed
+        #[arg(short, long, value_enum, default_value_t)]
+        output: ContextFormat,
+    },
     /// Show one context [default: the current one]
-    Show { name: Option<String> },
+    Show {
+        name: Option<String>,
+        /// How it is printed
+        #[arg(short, long, value_enum, default_value_t)]
+        output: ContextFormat,
+    },
     /// Forget contexts
     Delete {
         #[arg(required = true)]
         names: Vec<String>,
+        /// How the result is printed
+        #[arg(short, long, value_enum, default_value_t)]
+        output: ContextFormat,
     },
     /// Add or change a context; --ca, --cert, --key, --server-name and --token-file are kept with it
     Set {
         name: String,
         /// Address of its orchestrator, or of several with commas between
         url: String,
+        /// How the result is printed
+        #[arg(short, long, value_enum, default_value_t)]
+        output: ContextFormat,
     },
 }
 

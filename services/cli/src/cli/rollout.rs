@@ -1,4 +1,4 @@
-//! Arguments of `scale` and `rollout`, and those that all changes have.
+//! Arguments of `scale`, `rollout` and `failover`, and those that all changes have.
 
 use clap::{Args, Subcommand};
 
@@ -44,12 +44,41 @@ pub(crate) struct ChangeFlags {
     pub(crate) output: Format,
 }
 
+/// What decisions about a platform have.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PlatformChangeFlags {
+    /// Wait until the clusters that have nodes there are ready
+    #[arg(long)]
+    pub(crate) wait: bool,
+    /// How long to wait
+    #[arg(long, default_value = "10m", value_parser = duration, value_name = "DURATION")]
+    pub(crate) timeout: std::time::Duration,
+    /// How the result is printed
+    #[arg(short, long, value_enum, default_value_t)]
+    pub(crate) output: Format,
+}
+
 /// What every change that can be planned has.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PlannedFlags {
     /// Say what would be done and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) change: ChangeFlags,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct FailoverArgs {
+    /// The group, as CLUSTER/GROUP or CLUSTER GROUP; CLUSTER if it has only one
+    #[arg(required = true, num_args = 1..=2, value_name = "CLUSTER[/GROUP]")]
+    pub(crate) target: Vec<String>,
+    /// Do without the writes that only the lost node has; otherwise it is only said what would be lost
+    #[arg(long)]
+    pub(crate) accept_loss: bool,
     /// Do not ask
     #[arg(short, long)]
     pub(crate) yes: bool,
@@ -76,18 +105,18 @@ pub(crate) enum RolloutCommand {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RestartArgs {
-    /// CLUSTER or CLUSTER/GROUP
-    #[arg(value_name = "CLUSTER[/GROUP]")]
-    pub(crate) target: String,
+    /// CLUSTER, CLUSTER/GROUP or CLUSTER GROUP
+    #[arg(required = true, num_args = 1..=2, value_name = "CLUSTER[/GROUP]")]
+    pub(crate) target: Vec<String>,
     #[command(flatten)]
     pub(crate) planned: PlannedFlags,
 }
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RolloutStatusArgs {
-    /// CLUSTER or CLUSTER/GROUP
-    #[arg(value_name = "CLUSTER[/GROUP]")]
-    pub(crate) target: String,
+    /// CLUSTER, CLUSTER/GROUP or CLUSTER GROUP
+    #[arg(required = true, num_args = 1..=2, value_name = "CLUSTER[/GROUP]")]
+    pub(crate) target: Vec<String>,
     /// Wait until it is over, or stuck
     #[arg(long)]
     pub(crate) wait: bool,

@@ -94,6 +94,32 @@ fn exec_passes_everything_after_the_hyphens_on() {
 }
 
 #[test]
+fn connect_starts_a_program_or_prints_variables() {
+    let Command::Connect(args) = command("drover connect orders/db --read -- psql -c x -o y")
+    else {
+        panic!("not connect")
+    };
+    assert_eq!(
+        (&*args.target, args.read, args.env),
+        ("orders/db", true, false)
+    );
+    assert_eq!(args.command, ["psql", "-c", "x", "-o", "y"]);
+    let Command::Connect(args) = command("drover connect orders --env -o json") else {
+        panic!("not connect")
+    };
+    assert_eq!((args.env, args.output), (true, EnvFormat::Json));
+    assert!(args.command.is_empty());
+    for line in [
+        "connect",
+        "connect a b",
+        "connect a -o json",
+        "connect a --env -- psql",
+    ] {
+        assert!(parse(&format!("drover {line}")).is_err(), "{line}");
+    }
+}
+
+#[test]
 fn a_size_is_a_number_or_a_difference() {
     for line in [
         "scale hello web 0",
@@ -114,6 +140,51 @@ fn a_size_is_a_number_or_a_difference() {
     );
     assert!(parse("drover scale").is_err() && parse("drover scale a b 1 2").is_err());
     assert!(parse("drover scale a b --standby some").is_err());
+}
+
+#[test]
+fn what_replaces_nodes_is_asked_about_and_waited_for() {
+    let planned = |line: &str| match command(line) {
+        Command::Replace { planned, .. } => planned,
+        other => panic!("{other:?}"),
+    };
+    assert!(planned("drover replace a/b-0 --dry-run").dry_run);
+    assert!(planned("drover replace a/b-0 -y").yes);
+    for line in ["rebind p uid -y", "confirm-loss p 3"] {
+        match command(&format!("drover {line} --wait --timeout 1m -o json")) {
+            Command::Rebind { change, .. } | Command::ConfirmLoss { change, .. } => {
+                assert!(change.wait && change.output == Format::Json, "{line}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_loss_is_accepted_by_a_flag_of_its_own() {
+    let failover = |line: &str| match command(line) {
+        Command::Failover(args) => args,
+        other => panic!("{other:?}"),
+    };
+    let args = failover("drover failover orders");
+    assert_eq!((args.accept_loss, args.yes), (false, false));
+    let args = failover("drover failover orders/db --accept-loss -y --wait -o json");
+    assert_eq!((args.accept_loss, args.yes), (true, true));
+    assert!(args.change.wait.wait && args.change.output == Format::Json);
+    assert!(parse("drover failover").is_err());
+}
+
+#[test]
+fn a_group_may_be_two_words_wherever_it_is_named() {
+    for line in [
+        "rollout restart hello web",
+        "rollout status hello/web",
+        "failover hello web",
+    ] {
+        assert!(parse(&format!("drover {line}")).is_ok(), "{line}");
+    }
+    assert!(parse("drover rollout restart").is_err());
+    assert!(parse("drover rollout restart hello web more").is_err());
 }
 
 #[test]

@@ -15,6 +15,7 @@ use crate::{
     cli::ApplyArgs,
     client::{CALL_TIMEOUT, Client},
     failure::{Exit, Failure, Outcome},
+    hint::Hint,
     input,
     output::{self, Format, rows},
 };
@@ -27,6 +28,35 @@ pub(crate) struct Options {
 }
 
 pub(crate) async fn run(client: &Client, args: ApplyArgs) -> Outcome {
+    let mut command = typed("apply", &args.filenames, &args.remove_group, args.adopt);
+    if let Some(generation) = args.expect_generation {
+        command.extend(["--expect-generation".to_owned(), generation.to_string()]);
+    }
+    if args.planned.dry_run {
+        command.push("--dry-run".to_owned());
+    }
+    let outcome = documents(client, args).await;
+    outcome.map_err(|failure| failure.of(&command))
+}
+
+/// The command line of `apply` or `plan`, for hints: what it changes, and not how it is waited for or shown.
+pub(crate) fn typed(
+    command: &str,
+    filenames: &[String],
+    remove_groups: &[String],
+    adopt: bool,
+) -> Vec<String> {
+    let mut words = vec![command.to_owned()];
+    let files = filenames.iter().map(|file| ("-f", file));
+    let groups = remove_groups.iter().map(|group| ("--remove-group", group));
+    for (flag, value) in files.chain(groups) {
+        words.extend([flag.to_owned(), value.clone()]);
+    }
+    words.extend(adopt.then(|| "--adopt".to_owned()));
+    words
+}
+
+async fn documents(client: &Client, args: ApplyArgs) -> Outcome {
     let objects = read(client, &args.filenames).await?;
     if args.expect_generation.is_some() && objects.clusters.len() != 1 {
         return Err(Failure::usage(
@@ -95,7 +125,7 @@ async fn dry_run(
             outcome_line(&document.object, answer.as_ref())
         );
         let Some(answer) = answer else {
-            output::line(&words)?;
+            output::result(format, &name, &pending(&document.object), &words)?;
             continue;
         };
         output::result(format, &name, answer, &words)?;
@@ -186,7 +216,10 @@ pub(crate) async fn check(
             .await;
         match answer {
             Err(error) if secret_is_coming(&error, objects) => planned.push(None),
-            answer => planned.push(problems.keep(answer, document)?),
+            answer => {
+                let kept = problems.keep(answer, document);
+                planned.push(kept.map_err(|it| it.of_one_in(objects.clusters.len()))?);
+            }
         }
     }
     problems.finish(consequence)?;
@@ -324,7 +357,9 @@ pub(crate) async fn apply(
                 problems.finish(&consequence)?;
                 continue;
             }
-            answer => answer?,
+            answer => {
+                answer.map_err(|error| Failure::from(error).of_one_in(objects.clusters.len()))?
+            }
         };
         let name = format!("cluster/{}", document.object.name);
         warn(&name, &answer.warnings);
@@ -347,7 +382,8 @@ pub(crate) fn tell_paused(cluster: Option<&Cluster>) {
     let paused = |cluster: &&Cluster| cluster.status.as_ref().is_some_and(|it| it.pause.is_some());
     if let Some(cluster) = cluster.filter(paused) {
         let name = &cluster.name;
-        complain!("cluster {name} is paused; nothing happens until: drover resume {name}");
+        let resume = Hint::resume(name).told();
+        complain!("cluster {name} is paused; nothing happens until: {resume}");
     }
 }
 
@@ -357,6 +393,19 @@ pub(crate) fn outcome_word(outcome: ApplyOutcome) -> &'static str {
         ApplyOutcome::Configured => "configured",
         ApplyOutcome::Unchanged => "unchanged",
         ApplyOutcome::Unspecified => "applied",
+    }
+}
+
+/// The outcome, for programs, of a cluster that is checked only when its secret is there. Without its spec, which may hold
+/// what is secret.
+pub(crate) fn pending(document: &Cluster) -> ApplyClusterResponse {
+    ApplyClusterResponse {
+        cluster: Some(Cluster {
+            name: document.name.clone(),
+            ..Cluster::default()
+        }),
+        warnings: vec!["it is checked when its secret is there".to_owned()],
+        ..ApplyClusterResponse::default()
     }
 }
 

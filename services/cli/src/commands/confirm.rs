@@ -9,6 +9,7 @@ use super::tally::Tally;
 use crate::{
     client::{CALL_TIMEOUT, Client},
     failure::Outcome,
+    output::visible,
 };
 
 /// Whether there is somebody who can answer.
@@ -21,7 +22,7 @@ pub(crate) fn ask(question: &str) -> Outcome<bool> {
     if !can_ask() {
         return Ok(true);
     }
-    eprint!("{question} [y/N] ");
+    eprint!("{} [y/N] ", visible(question));
     io::stderr().flush()?;
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer)?;

@@ -1,10 +1,10 @@
-//! Commands that change one object: `replace`, `pause`, `resume`, `reconcile`, `delete`.
+//! Commands that change one object: `repair`, `pause`, `resume`, `reconcile`, `delete`.
 
 use drover_core::{Error, Reason};
 use drover_proto::orchestrator::v1::{
     DeleteClusterRequest, DeleteSecretRequest, ListSecretsRequest, PauseClusterRequest,
-    ReconcileClusterRequest, ReconcileClusterResponse, ReplaceNodeRequest, ResumeClusterRequest,
-    SetNodeRepairRequest, UnregisterPlatformRequest, plan_cluster_request::Subject,
+    ReconcileClusterRequest, ReconcileClusterResponse, ResumeClusterRequest, SetNodeRepairRequest,
+    UnregisterPlatformRequest, plan_cluster_request::Subject,
 };
 
 use super::{
@@ -16,25 +16,10 @@ use crate::{
     cli::{ChangeFlags, DeleteArgs},
     client::{CALL_TIMEOUT, Client},
     failure::{Exit, Failure, Outcome},
+    hint::Hint,
     input,
     output::{self, Format},
 };
-
-pub(crate) async fn replace(client: &Client, node: &str, flags: &ChangeFlags) -> Outcome {
-    let (cluster, id) = target::node(node)?;
-    let request = ReplaceNodeRequest {
-        cluster: cluster.clone(),
-        id,
-    };
-    let answer = client
-        .call(client.api.replace_node(request, CALL_TIMEOUT))
-        .await?;
-    let node = answer.node.clone().unwrap_or_default();
-    let name = format!("node/{cluster}/{}", node.name);
-    let words = format!("{name} ({}) will be replaced", node.id);
-    output::result(flags.output, &name, &answer, &words)?;
-    wait::after(client, &cluster, &flags.wait).await
-}
 
 pub(crate) async fn repair(client: &Client, node: &str, done: bool, format: Format) -> Outcome {
     let (cluster, id) = target::node(node)?;
@@ -52,8 +37,9 @@ pub(crate) async fn repair(client: &Client, node: &str, done: bool, format: Form
         format!("node/{name} ({}) is judged like any other", node.id)
     } else {
         format!(
-            "node/{name} ({}) is not replaced for being sick until: drover repair {name} --done",
-            node.id
+            "node/{name} ({}) is not replaced for being sick until: {}",
+            node.id,
+            Hint::repaired(&name).told()
         )
     };
     output::result(format, &format!("node/{name}"), &answer, &words)?;
@@ -71,7 +57,10 @@ pub(crate) async fn pause(client: &Client, cluster: &str, reason: &str, format: 
         .await?;
     let of = format!("cluster/{name}");
     output::result(format, &of, &answer, &format!("{of} paused"))?;
-    complain!("nothing is healed, scaled, updated or deleted until: drover resume {name}");
+    complain!(
+        "nothing is healed, scaled, updated or deleted until: {}",
+        Hint::resume(&name).told()
+    );
     Ok(Exit::Done)
 }
 
@@ -136,9 +125,11 @@ fn pass(name: &str, answer: &ReconcileClusterResponse) -> (String, bool) {
 pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
     if args.filenames.is_empty() {
         if args.target.is_empty() {
-            return Err(Failure::usage(
-                "labels select clusters: drover delete clusters -l LABELS",
-            ));
+            let failure = Failure::usage("labels select clusters");
+            return Err(match &args.selector {
+                Some(labels) => failure.with_hint(&Hint::delete_selected(labels)),
+                None => failure,
+            });
         }
         let targets = Target::several(&args.target)?;
         if targets.iter().all(|target| target.kind == Kind::Storage) {
@@ -265,10 +256,15 @@ async fn chosen(client: &Client, args: &DeleteArgs) -> Outcome<Vec<(Kind, String
     }
     let targets = Target::several(&args.target)?;
     let known = [Kind::Cluster, Kind::Platform, Kind::Secret];
-    if targets.iter().any(|target| !known.contains(&target.kind)) {
-        return Err(Failure::usage(
-            "only clusters, platforms, secrets and kept storage can be deleted; to renew a node: drover replace",
-        ));
+    if let Some(target) = targets.iter().find(|it| !known.contains(&it.kind)) {
+        let failure =
+            Failure::usage("only clusters, platforms, secrets and kept storage can be deleted");
+        return Err(match &target.name {
+            Some(name) if target.kind == Kind::Node && target::node(name).is_ok() => {
+                failure.with_hint(&Hint::replace(name))
+            }
+            _ => failure,
+        });
     }
     match (targets.as_slice(), &args.selector) {
         ([target], Some(selector)) if target.name.is_none() && target.kind == Kind::Cluster => {

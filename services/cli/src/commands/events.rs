@@ -134,6 +134,11 @@ fn print(answer: &ListEventsResponse, args: &EventsArgs, now: SystemTime) -> Out
                 output::print(&json::line(event)?)?;
             }
         }
+        Format::Yaml if args.watch => {
+            for event in &answer.events {
+                output::yaml(event)?;
+            }
+        }
         Format::Json => output::print(&json::pretty(answer)?)?,
         Format::Yaml => output::print(&yaml::write(&json::to_yaml(&json::value(answer)?)))?,
         Format::Name => {
@@ -234,7 +239,8 @@ fn show(event: &Event, filter: &Filter, args: &EventsArgs) -> Outcome<()> {
         return Ok(());
     }
     let line = match args.output {
-        Format::Json | Format::Yaml => json::line(event)?,
+        Format::Json => json::line(event)?,
+        Format::Yaml => json::document(event)?,
         Format::Name => format!("event/{}/{}\n", event.cluster, event.sequence),
         Format::Table | Format::Wide => columns(&row(event, args, now), args) + "\n",
     };

@@ -4,7 +4,7 @@ mod watch;
 
 use std::{cell::RefCell, collections::HashMap, time::SystemTime};
 
-use drover_core::Error;
+use drover_core::{Error, Reason};
 use drover_manifest::{
     encode,
     yaml::{self, Yaml},
@@ -133,6 +133,14 @@ impl View<'_> {
         self.format == Format::Wide
     }
 
+    fn yaml<A: Message + Name>(self, answer: &A) -> Outcome<()> {
+        match self.together {
+            Some(_) => output::yaml(answer)?,
+            None => output::print(&yaml::write(&json::to_yaml(&json::value(answer)?)))?,
+        }
+        Ok(())
+    }
+
     /// Prints a response. `names` and `table` are only called if needed.
     fn print<A: Message + Name>(
         self,
@@ -142,7 +150,7 @@ impl View<'_> {
     ) -> Outcome<()> {
         match self.format {
             Format::Json => output::print(&json::pretty(answer)?)?,
-            Format::Yaml => output::print(&as_yaml(answer)?)?,
+            Format::Yaml => self.yaml(answer)?,
             Format::Name => output::print(
                 &names()
                     .into_iter()
@@ -166,10 +174,6 @@ impl View<'_> {
         }
         Ok(())
     }
-}
-
-fn as_yaml<A: Message + Name>(answer: &A) -> anyhow::Result<String> {
-    Ok(yaml::write(&json::to_yaml(&json::value(answer)?)))
 }
 
 /// Prints clusters or platforms as documents that `drover apply` takes.
@@ -242,7 +246,7 @@ async fn clusters(
                 .await?;
             match view.format {
                 Format::Json => return Ok(output::print(&json::pretty(&answer)?)?),
-                Format::Yaml => return Ok(output::print(&as_yaml(&answer)?)?),
+                Format::Yaml => return view.yaml(&answer),
                 Format::Table | Format::Wide | Format::Name => {}
             }
             (answer.cluster.into_iter().collect(), None)
@@ -314,10 +318,24 @@ async fn nodes(client: &Client, name: Option<String>, view: View<'_>) -> Outcome
         let found: Vec<Node> = answer.node.iter().cloned().collect();
         return view.print(&answer, || names(&found), || table(&found));
     }
-    let answer = client
-        .list_nodes(name.map(|name| target::cluster(&name).to_owned()))
-        .await?;
+    let cluster = name.map(|name| target::cluster(&name).to_owned());
+    let answer = client.list_nodes(cluster).await.map_err(of_nodes)?;
     view.print(&answer, || names(&answer.nodes), || table(&answer.nodes))
+}
+
+/// Who names a node without its cluster asks for all nodes of a cluster that there is not.
+fn of_nodes(error: Error) -> Failure {
+    match error.resource() {
+        Some(("cluster", name)) if error.reason() == Reason::NotFound => Error::new(
+            Reason::NotFound,
+            format!(
+                "there is no cluster {name:?}; a node is CLUSTER/NODE, for example orders/db-1"
+            ),
+        )
+        .with_resource("cluster", name)
+        .into(),
+        _ => error.into(),
+    }
 }
 
 async fn platforms(client: &Client, name: Option<String>, view: View<'_>) -> Outcome<()> {

@@ -28,6 +28,7 @@ use crate::{
     cli::LogsArgs,
     client::{CALL_TIMEOUT, Client},
     failure::{Exit, Failure, Outcome},
+    hint::Hint,
     output,
 };
 
@@ -94,18 +95,19 @@ fn unknown(meant: &Nodes, error: Error) -> Failure {
         Nodes::Named(cluster, name) => (
             cluster,
             format!("no node and no group {name:?}"),
-            "get nodes",
+            Hint::nodes(cluster),
         ),
-        Nodes::Group(cluster, path) => (cluster, format!("no group {path:?}"), "describe cluster"),
+        Nodes::Group(cluster, path) => {
+            let hint = Hint::describe(cluster);
+            (cluster, format!("no group {path:?}"), hint)
+        }
         Nodes::Cluster(_) | Nodes::Node(..) => return error.into(),
     };
     if !is_missing(&error, "group") {
         return error.into();
     }
-    Failure::new(
-        Exit::NotFound,
-        format!("error: cluster {cluster} has {what}\nhint: drover {hint} {cluster}"),
-    )
+    let message = format!("error: cluster {cluster} has {what}");
+    Failure::new(Exit::NotFound, message).with_hint(&hint)
 }
 
 fn request(args: &LogsArgs, cluster: &str, id: &str) -> StreamNodeLogsRequest {
@@ -147,12 +149,9 @@ async fn one(client: &Client, args: &LogsArgs, cluster: &str, id: &str) -> Outco
 
 /// The end of a log that was not its end. It is not taken up again: what was said meanwhile would be missing or come twice.
 fn cut_off(args: &LogsArgs, error: Error) -> Failure {
-    let mut failure = Failure::from(error.context("the log was cut off"));
+    let failure = Failure::from(error.context("the log was cut off"));
     if args.follow {
-        let node = &args.target;
-        failure
-            .message
-            .push_str(&format!("\nhint: drover logs {node} -f --tail 100"));
+        return failure.with_hint(&Hint::follow_log(&args.target));
     }
     failure
 }

@@ -6,15 +6,18 @@ pub(crate) mod apply;
 mod audit;
 mod backend;
 mod confirm;
+mod connect;
 mod describe;
 mod edit;
 mod events;
+mod failover;
 mod get;
 mod infrastructure;
 mod logs;
 pub(crate) mod offline;
 mod plan;
 mod probe;
+mod replace;
 mod report;
 mod rollout;
 pub(crate) mod scale;
@@ -36,8 +39,16 @@ use crate::{
     failure::{Failure, Outcome},
 };
 
+/// How a subcommand ends.
+#[derive(Debug)]
+pub(crate) enum End {
+    Code(ExitCode),
+    /// This process becomes another program, after everything else that it has to do.
+    Program(connect::Program),
+}
+
 /// Runs a subcommand that needs an async runtime.
-pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(global: &Global, command: Command) -> Result<End, Failure> {
     let client_that_takes = |stream_window: Option<u32>| -> Outcome<Client> {
         let place = context::place(global)?;
         let mut targets = place.targets()?;
@@ -57,7 +68,8 @@ pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, F
         Command::Top(args) => top::run(&client()?, args).await,
         Command::Scale(args) => scale::run(&client()?, args).await,
         Command::Rollout(command) => rollout::run(&client()?, command).await,
-        Command::Replace { node, change } => edit::replace(&client()?, &node, &change).await,
+        Command::Replace { node, planned } => replace::run(&client()?, &node, &planned).await,
+        Command::Failover(args) => failover::run(&client()?, args).await,
         Command::Repair { node, done, output } => {
             edit::repair(&client()?, &node, done, output).await
         }
@@ -77,17 +89,18 @@ pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, F
             platform,
             uid,
             yes,
-            output,
-        } => backend::rebind(&client()?, &platform, &uid, yes, output).await,
+            change,
+        } => backend::rebind(&client()?, &platform, &uid, yes, &change).await,
         Command::ConfirmLoss {
             platform,
             count,
-            output,
-        } => backend::confirm_loss(&client()?, &platform, count, output).await,
+            change,
+        } => backend::confirm_loss(&client()?, &platform, count, &change).await,
         Command::Delete(args) => edit::delete(&client()?, args).await,
         Command::Wait(args) => wait::run(&client()?, args).await,
         Command::Logs(args) => logs::run(&client_that_takes(Some(logs::WINDOW))?, args).await,
-        Command::Exec(args) => return access::exec(&client()?, args).await,
+        Command::Exec(args) => return access::exec(&client()?, args).await.map(End::Code),
+        Command::Connect(args) => return connect::run(&client()?, args).await,
         Command::Events(args) => events::run(&client()?, args).await,
         Command::Health { address, service } => {
             probe::health(global, address.as_deref(), &service).await
@@ -108,5 +121,5 @@ pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, F
             Err(Failure::failed("not a command of the client"))
         }
     };
-    exit.map(ExitCode::from)
+    exit.map(|exit| End::Code(exit.into()))
 }

@@ -4,9 +4,17 @@ use std::collections::BTreeSet;
 
 use clap::CommandFactory;
 use clap_complete::Shell;
-use drover_core::{error::Violation, name, spec::check_labels};
+use drover_client::Target;
+use drover_core::{
+    error::Violation,
+    name, registration,
+    secret::{self, Given},
+    spec::check_labels,
+};
 use drover_manifest::{Error, Objects, encode, explain, yaml};
-use drover_proto::orchestrator::v1::Cluster;
+use drover_proto::orchestrator::v1::{
+    ApplySecretRequest, Cluster, Platform, SecretValue, secret_value::Value,
+};
 
 use crate::{
     cli::{Cli, Starter},
@@ -50,14 +58,50 @@ fn decode(filenames: &[String], outcome: &str) -> Outcome<Objects> {
 
 /// Adds what an orchestrator would refuse whatever platforms it has.
 pub(crate) fn check(objects: &mut Objects) {
+    let diagnostics = &mut objects.diagnostics;
+    for document in &objects.secrets {
+        document.report(secret(&document.object), diagnostics);
+    }
+    for document in &objects.platforms {
+        document.report(platform(&document.object), diagnostics);
+    }
     for document in &objects.clusters {
-        for violation in wrong(&document.object) {
-            objects.diagnostics.push(document.violation(&violation));
-        }
+        document.report(cluster(&document.object), diagnostics);
     }
 }
 
-fn wrong(cluster: &Cluster) -> BTreeSet<Violation> {
+fn secret(request: &ApplySecretRequest) -> Vec<Violation> {
+    let data = request.data.iter();
+    let data = data.map(|(key, value)| (key.as_str(), given(value)));
+    secret::check(&request.name, data)
+}
+
+fn given(value: &SecretValue) -> Given<'_> {
+    match &value.value {
+        None => Given::Nothing,
+        Some(Value::Text(text)) => Given::Content(text.len()),
+        Some(Value::Binary(data)) => Given::Content(data.len()),
+        Some(Value::Sha256(digest)) => Given::Digest(digest),
+    }
+}
+
+fn platform(platform: &Platform) -> Vec<Violation> {
+    let spec = platform.spec.clone().unwrap_or_default();
+    let mut wrong = registration::check(&platform.name, &spec.endpoint, &spec.token_secret);
+    let field = "platform.spec.endpoint";
+    if wrong.iter().all(|one| one.field != field)
+        && let Err(error) = spec.endpoint.parse::<Target>()
+    {
+        let why = error.fields().first().map(|one| one.description.clone());
+        wrong.push(Violation {
+            field: field.to_owned(),
+            description: why.unwrap_or_else(|| error.message().to_owned()),
+        });
+    }
+    wrong
+}
+
+fn cluster(cluster: &Cluster) -> BTreeSet<Violation> {
     let mut wrong = Vec::new();
     if let Err(description) = name::check_cluster_name(&cluster.name) {
         wrong.push(Violation {
@@ -73,6 +117,10 @@ fn wrong(cluster: &Cluster) -> BTreeSet<Violation> {
     });
     if let Err(error) = resolved {
         wrong.extend(error.fields().iter().cloned());
+    }
+    // A version without a store is wrong where the version is.
+    if wrong.iter().any(|one| one.field == "spec.store.version") {
+        wrong.retain(|one| one.field != "spec.store.software");
     }
     // What groups inherit is wrong once, and not in each of them.
     wrong.into_iter().collect()

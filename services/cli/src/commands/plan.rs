@@ -19,19 +19,28 @@ use crate::{
     cli::PlanArgs,
     client::{CALL_TIMEOUT, Client},
     failure::{Exit, Outcome},
-    output::{self, Format, json, quoted},
+    hint::Hint,
+    output::{self, Format, json},
 };
 
 pub(crate) async fn run(client: &Client, args: PlanArgs) -> Outcome {
     let changes = match &args.cluster {
         Some(name) => stored(client, target::cluster(name), args.output).await?,
-        None => documents(client, &args).await?,
+        None => {
+            let command = typed("plan", &args);
+            let outcome = documents(client, &args).await;
+            outcome.map_err(|failure| failure.of(&command))?
+        }
     };
     Ok(if changes && args.detailed_exitcode {
         Exit::Changes
     } else {
         Exit::Done
     })
+}
+
+fn typed(command: &str, args: &PlanArgs) -> Vec<String> {
+    apply::typed(command, &args.filenames, &args.remove_group, args.adopt)
 }
 
 async fn stored(client: &Client, name: &str, format: Format) -> Outcome<bool> {
@@ -75,10 +84,10 @@ async fn documents(client: &Client, args: &PlanArgs) -> Outcome<bool> {
     };
     for (document, answer) in objects.clusters.iter().zip(planned) {
         let Some(answer) = answer else {
-            output::line(&format!(
-                "cluster/{}  planned when its secret is there",
-                document.object.name
-            ))?;
+            let name = format!("cluster/{}", document.object.name);
+            let words = format!("{name}  planned when its secret is there");
+            let pending = apply::pending(&document.object);
+            output::result(format, &name, &pending, &words)?;
             changes = true;
             continue;
         };
@@ -93,6 +102,10 @@ async fn documents(client: &Client, args: &PlanArgs) -> Outcome<bool> {
             }
             Format::Json => {
                 output::print(&json::pretty(&answer)?)?;
+                continue;
+            }
+            Format::Yaml if objects.clusters.len() > 1 => {
+                output::yaml(&answer)?;
                 continue;
             }
             Format::Yaml => {
@@ -133,21 +146,15 @@ async fn documents(client: &Client, args: &PlanArgs) -> Outcome<bool> {
         };
         output::print(&report::plan(&plan, &differences, SystemTime::now()))?;
         let mut line = summary(&plan);
-        if let [file] = filenames.as_slice()
-            && file != "-"
+        if filenames.len() == 1
             && objects.clusters.len() == 1
             && answer.outcome() != ApplyOutcome::Unchanged
         {
-            let mut flags = String::new();
-            for group in &args.remove_group {
-                flags.push_str(&format!(" --remove-group {}", quoted(group)));
+            let generation = generation.unwrap_or(0).to_string();
+            let expected = ["--expect-generation".to_owned(), generation];
+            if let Some(command) = Hint::again(&typed("apply", args), &expected) {
+                line.push_str(&format!(" Exactly this: {}", command.told()));
             }
-            flags.push_str(if args.adopt { " --adopt" } else { "" });
-            line.push_str(&format!(
-                " Exactly this: drover apply -f {}{flags} --expect-generation {}",
-                quoted(file),
-                generation.unwrap_or(0)
-            ));
         }
         output::line(&line)?;
     }

@@ -2,10 +2,12 @@
 
 use std::{ops::ControlFlow, time::SystemTime};
 
+use drover_core::Error;
 use drover_manifest::yaml;
 use drover_proto::orchestrator::v1::{
     Cluster, ClusterRevision, GetClusterRequest, GroupStatus, ListRevisionsRequest,
-    PlanClusterRequest, RestartGroupRequest, UndoClusterRequest, plan_cluster_request::Subject,
+    PlanClusterRequest, PlanClusterResponse, RestartGroupRequest, UndoClusterRequest,
+    plan_cluster_request::Subject,
 };
 
 use super::{apply, confirm, plan, report, tally::Tally, target, wait};
@@ -13,6 +15,7 @@ use crate::{
     cli::{RestartArgs, RolloutCommand, RolloutStatusArgs, UndoArgs},
     client::{CALL_TIMEOUT, Change, Client},
     failure::{Exit, Failure, Outcome},
+    hint::Hint,
     output::{self, Format, Table, age, json, rows::or_dash},
 };
 
@@ -23,7 +26,11 @@ pub(crate) async fn run(client: &Client, command: RolloutCommand) -> Outcome {
     match command {
         RolloutCommand::Status(args) => status(client, args).await,
         RolloutCommand::History { cluster, output } => history(client, &cluster, output).await,
-        RolloutCommand::Undo(args) => undo(client, args).await,
+        RolloutCommand::Undo(args) => {
+            let command = typed(&args);
+            let outcome = undo(client, args).await;
+            outcome.map_err(|failure| failure.of(&command))
+        }
         RolloutCommand::Restart(args) => restart(client, args).await,
     }
 }
@@ -72,7 +79,7 @@ impl Progress {
 }
 
 async fn status(client: &Client, args: RolloutStatusArgs) -> Outcome {
-    let (name, path) = split(&args.target);
+    let (name, path) = target::cluster_or_group(&args.target)?;
     let mut cluster = get(client, name).await?;
     if args.wait {
         cluster = settled(client, cluster, path, args.timeout).await?;
@@ -173,15 +180,12 @@ async fn settled(
     });
     match tokio::time::timeout(timeout, watch).await {
         Ok(Ok(true)) => Ok(last),
-        Ok(Ok(false)) => Err(Failure::new(
-            Exit::NotFound,
-            format!("error: there is no cluster {name:?}"),
-        )),
+        Ok(Ok(false)) => Err(Error::not_found("cluster", name).into()),
         Ok(Err(error)) => Err(error.into()),
-        Err(_) => Err(Failure::new(
-            Exit::TimedOut,
-            format!("error: the update of {name} is not over; see: drover rollout status {name}"),
-        )),
+        Err(_) => Err(
+            Failure::timed_out(format!("the update of {name} is not over"))
+                .with_hint(&Hint::progress(&name)),
+        ),
     }
 }
 
@@ -221,8 +225,9 @@ async fn history(client: &Client, cluster: &str, format: Format) -> Outcome {
                 table.rows.push(row);
             }
             output::print_painted(&table.render(true, output::colours()))?;
-            if answer.revisions.len() > 1 {
-                complain!("go back: drover rollout undo {name} --to-revision N");
+            if let Some(before) = answer.revisions.get(1) {
+                let undo = Hint::undo(&name, before.generation);
+                complain!("go back: {}", undo.told());
             }
         }
     }
@@ -241,6 +246,26 @@ fn changes(revision: &ClusterRevision, present: bool, oldest: bool) -> String {
     }
     if present {
         words.push_str(" (present)");
+    }
+    words
+}
+
+/// The command line of `undo`, for hints: what it changes, and not how it is waited for or shown.
+fn typed(args: &UndoArgs) -> Vec<String> {
+    let begin = ["rollout", "undo", args.cluster.as_str()];
+    let mut words: Vec<String> = begin.map(str::to_owned).into();
+    let mut flag = |name: &str, value: &str| words.extend([name.to_owned(), value.to_owned()]);
+    if let Some(revision) = args.to_revision {
+        flag("--to-revision", &revision.to_string());
+    }
+    for group in &args.remove_group {
+        flag("--remove-group", group);
+    }
+    if let Some(generation) = args.expect_generation {
+        flag("--expect-generation", &generation.to_string());
+    }
+    if args.planned.dry_run {
+        words.push("--dry-run".to_owned());
     }
     words
 }
@@ -286,8 +311,7 @@ async fn undo(client: &Client, args: UndoArgs) -> Outcome {
 }
 
 async fn restart(client: &Client, args: RestartArgs) -> Outcome {
-    let target = &*args.target;
-    let (name, path) = split(target);
+    let (name, path) = target::cluster_or_group(&args.target)?;
     let request = RestartGroupRequest {
         cluster: name.to_owned(),
         group: path.map(str::to_owned),
@@ -303,14 +327,16 @@ async fn restart(client: &Client, args: RestartArgs) -> Outcome {
     let answer = client
         .call(client.api.restart_group(request, CALL_TIMEOUT))
         .await?;
-    let of = target::cluster(target);
+    let (kind, of) = match path {
+        Some(path) => ("group", format!("{name}/{path}")),
+        None => ("cluster", name.to_owned()),
+    };
     let nodes = output::count(answer.node_count as usize, "node");
     let words = format!("{of} will be replaced: {nodes}");
-    let kind = if path.is_some() { "group" } else { "cluster" };
     output::result(change.output, &format!("{kind}/{of}"), &answer, &words)?;
     apply::tell_paused(answer.cluster.as_ref());
     if !change.wait.wait {
-        complain!("watch it: drover rollout status {of} --wait");
+        complain!("watch it: {}", Hint::progress_to_its_end(&of).told());
     }
     wait::after(client, name, &change.wait).await
 }
@@ -352,9 +378,19 @@ pub(crate) async fn dry_run(
     let answer = client
         .call(client.api.plan_cluster(request, CALL_TIMEOUT))
         .await?;
+    show(name, &before, answer, format)
+}
+
+/// Prints a plan of a change that is not made.
+pub(crate) fn show(
+    name: &str,
+    before: &Cluster,
+    answer: PlanClusterResponse,
+    format: Format,
+) -> Outcome {
     match format {
         Format::Json => output::print(&json::pretty(&answer)?)?,
-        Format::Yaml => output::print(&yaml::write(&json::to_yaml(&json::value(&answer)?)))?,
+        Format::Yaml => output::yaml(&answer)?,
         Format::Name => output::line(&format!("cluster/{name}"))?,
         Format::Table | Format::Wide => {
             let shown = answer.plan.unwrap_or_default();
@@ -372,7 +408,7 @@ pub(crate) async fn dry_run(
                 )
             };
             output::line(&line)?;
-            let differences = report::differences(&before, &after)?;
+            let differences = report::differences(before, &after)?;
             output::print(&report::plan(&shown, &differences, SystemTime::now()))?;
             output::line(&plan::summary(&shown))?;
         }
@@ -380,7 +416,7 @@ pub(crate) async fn dry_run(
     Ok(Exit::Done)
 }
 
-async fn get(client: &Client, name: &str) -> Outcome<Cluster> {
+pub(crate) async fn get(client: &Client, name: &str) -> Outcome<Cluster> {
     let request = GetClusterRequest {
         name: name.to_owned(),
         min_revision: None,
@@ -391,15 +427,6 @@ async fn get(client: &Client, name: &str) -> Outcome<Cluster> {
     Ok(answer.cluster.unwrap_or_default())
 }
 
-/// Splits `orders/data/hot` into the cluster and the path of a group.
-fn split(target: &str) -> (&str, Option<&str>) {
-    let target = target::cluster(target);
-    match target.split_once('/') {
-        Some((name, path)) => (name, Some(path)),
-        None => (target, None),
-    }
-}
-
 fn chosen<'a>(cluster: &'a Cluster, path: Option<&str>) -> Outcome<Vec<&'a GroupStatus>> {
     let groups = cluster.status.iter().flat_map(|status| &status.groups);
     let inside = |group: &&GroupStatus| {
@@ -407,10 +434,10 @@ fn chosen<'a>(cluster: &'a Cluster, path: Option<&str>) -> Outcome<Vec<&'a Group
     };
     let found: Vec<&GroupStatus> = groups.filter(inside).collect();
     match path {
-        Some(path) if found.is_empty() => Err(Failure::new(
-            Exit::NotFound,
-            format!("error: cluster {} has no group {path:?}", cluster.name),
-        )),
+        Some(path) if found.is_empty() => {
+            let name = format!("{}/{path}", cluster.name);
+            Err(Error::not_found("group", name).into())
+        }
         _ => Ok(found),
     }
 }
@@ -488,9 +515,14 @@ mod tests {
     }
 
     #[test]
-    fn a_target_is_a_cluster_or_a_group_of_it() {
-        assert_eq!(split("orders"), ("orders", None));
-        assert_eq!(split("cluster/orders"), ("orders", None));
-        assert_eq!(split("orders/data/hot"), ("orders", Some("data/hot")));
+    fn a_group_that_is_not_there_is_looked_for_where_groups_are() {
+        let cluster = Cluster {
+            name: "shop".into(),
+            ..cluster(2)
+        };
+        let failure = chosen(&cluster, Some("nope")).unwrap_err();
+        assert_eq!(failure.exit, Exit::NotFound);
+        let said = "error: there is no group \"shop/nope\"\nhint: drover describe cluster shop";
+        assert_eq!(failure.message, said);
     }
 }

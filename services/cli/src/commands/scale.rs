@@ -13,6 +13,7 @@ use crate::{
     cli::ScaleArgs,
     client::{CALL_TIMEOUT, Client},
     failure::{Failure, Outcome},
+    hint::Hint,
     output::{self, Format, count},
 };
 
@@ -76,29 +77,17 @@ type Meant = (String, String, Option<Size>);
 
 fn parse(words: &[String]) -> Outcome<Meant> {
     let size = |word: &String| word.parse::<Size>().map_err(Failure::usage);
-    let words = match words {
-        [first, rest @ ..] if target::cluster(first).contains('/') => {
-            let first = match first.strip_prefix("group/") {
-                // A cluster may be named `group`.
-                Some(inner) if inner.contains('/') => inner,
-                _ => target::cluster(first),
-            };
-            let (cluster, group) = first.split_once('/').unwrap_or((first, ""));
-            (cluster, group, rest)
-        }
-        [cluster, group, rest @ ..] => (target::cluster(cluster), group.as_str(), rest),
-        _ => (words.first().map_or("", String::as_str), "", &[][..]),
-    };
-    match words {
+    match target::group(words) {
         (cluster, group, rest @ ([] | [_])) if !cluster.is_empty() && !group.is_empty() => {
             let size = rest.first().map(size).transpose()?;
             Ok((cluster.to_owned(), group.to_owned(), size))
         }
-        (cluster, "", _) => Err(Failure::usage(format!(
-            "which group of {cluster}? for example: drover scale {cluster}/GROUP 3"
-        ))),
+        (cluster, "", _) if !cluster.is_empty() => Err(Failure::usage(format!(
+            "which group of {cluster}? write CLUSTER/GROUP SIZE"
+        ))
+        .with_hint(&Hint::describe(cluster))),
         _ => Err(Failure::usage(
-            "expected CLUSTER/GROUP SIZE, for example: drover scale shop/web 3",
+            "expected CLUSTER/GROUP SIZE, like shop/web 3",
         )),
     }
 }
@@ -106,9 +95,10 @@ fn parse(words: &[String]) -> Outcome<Meant> {
 pub(crate) async fn run(client: &Client, args: ScaleArgs) -> Outcome {
     let (cluster, group, size) = parse(&args.target)?;
     if size.is_none() && args.standby.is_none() && args.remove.is_empty() {
-        return Err(Failure::usage(format!(
-            "how many nodes? for example: drover scale {cluster}/{group} 3, or +1 for one more"
-        )));
+        return Err(
+            Failure::usage("how many nodes? write their number, or +1 for one more")
+                .with_hint(&Hint::describe(&cluster)),
+        );
     }
     let wanted = Wanted {
         size,

@@ -12,6 +12,7 @@ use crate::{
     cli::DeleteArgs,
     client::{CALL_TIMEOUT, Client},
     failure::{Exit, Failure, Outcome},
+    hint::Hint,
     output::{self, rows},
 };
 
@@ -105,8 +106,9 @@ async fn find(client: &Client, name: &str) -> Result<KeptStorage, Failure> {
         (Some(one), true) => Ok(one),
         (None, _) => Err(Failure::new(
             Exit::NotFound,
-            format!("error: no storage {name:?} is kept\nhint: drover get storage"),
-        )),
+            format!("error: no storage {name:?} is kept"),
+        )
+        .with_hint(&Hint::storage())),
         (Some(_), false) => Err(Failure::failed(format!(
             "several platforms keep a storage {name:?}; write PLATFORM/{name}"
         ))),
@@ -127,8 +129,10 @@ async fn delete_one(client: &Client, one: &KeptStorage, args: &DeleteArgs) -> Ou
             "{what} was made by another orchestrator, which alone may delete it"
         )));
     }
+    let name = format!("storage/{}", storage.id);
     if args.dry_run {
-        complain!("{what} would be deleted; whether it may be is checked only then");
+        let words = format!("{what} would be deleted; whether it may be is checked only then");
+        output::result(args.output, &name, one, &words)?;
         return Ok(Exit::Done);
     }
     if !args.yes && !confirm::ask(&format!("Delete {what}? This cannot be undone."))? {
@@ -150,7 +154,7 @@ async fn delete_one(client: &Client, one: &KeptStorage, args: &DeleteArgs) -> Ou
     } else {
         "deletion requested"
     };
-    output::line(&format!("storage/{} {word}", storage.id))?;
+    output::result(args.output, &name, &answer, &format!("{name} {word}"))?;
     Ok(Exit::Done)
 }
 

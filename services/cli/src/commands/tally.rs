@@ -41,12 +41,16 @@ impl Tally {
             now => format!("{all} to {what} ({now} now)"),
         };
         let it = &self.totals;
-        format!(
+        let mut words = format!(
             "{}, {}, {}",
             of(it.create_count, it.create_now_count, "create"),
             of(it.replace_count, it.replace_now_count, "replace"),
             of(it.delete_count, it.delete_now_count, "delete")
-        )
+        );
+        if it.grow_count > 0 {
+            words.push_str(&format!(", storage of {} to grow", it.grow_count));
+        }
+        words
     }
 
     /// What becomes of the data of nodes that go: `data of 2 nodes DELETED: db-0, db-1`. Empty if none of them has any.

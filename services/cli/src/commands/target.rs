@@ -3,7 +3,10 @@
 use drover_core::name::closest;
 use drover_proto::common::v1::{LabelOperator, LabelRequirement, LabelSelector};
 
-use crate::failure::{Failure, Outcome};
+use crate::{
+    failure::{Failure, Outcome},
+    hint::Hint,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -108,11 +111,10 @@ impl Target {
 
     /// The name, or an error if it is missing.
     pub(crate) fn name(&self) -> Outcome<&str> {
-        self.name.as_deref().ok_or_else(|| {
-            Failure::usage(match self.kind {
-                Kind::Host => "which platform? drover get hosts PLATFORM".to_owned(),
-                kind => format!("which {}? give its name", kind.word()),
-            })
+        self.name.as_deref().ok_or_else(|| match self.kind {
+            Kind::Host => Failure::usage("hosts of which platform? give its name")
+                .with_hint(&Hint::platforms()),
+            kind => Failure::usage(format!("which {}? give its name", kind.word())),
         })
     }
 }
@@ -122,6 +124,36 @@ pub(crate) fn cluster(text: &str) -> &str {
     text.strip_prefix("cluster/")
         .or_else(|| text.strip_prefix("clusters/"))
         .unwrap_or(text)
+}
+
+/// Cluster, path of a group, and the words that follow, of `CLUSTER/GROUP` or `CLUSTER GROUP`, with or without kinds.
+/// What is not given is empty.
+pub(crate) fn group(words: &[String]) -> (&str, &str, &[String]) {
+    match words {
+        [first, rest @ ..] if cluster(first).contains('/') => {
+            let first = match first.strip_prefix("group/") {
+                // A cluster may be named `group`.
+                Some(inner) if inner.contains('/') => inner,
+                _ => cluster(first),
+            };
+            let (name, path) = first.split_once('/').unwrap_or((first, ""));
+            (name, path, rest)
+        }
+        [name, path, rest @ ..] => (cluster(name), path.as_str(), rest),
+        [name] => (cluster(name), "", &words[1..]),
+        [] => ("", "", words),
+    }
+}
+
+/// A cluster, or a group of it as by [`group`]. A group whose name is empty is none, and not the whole cluster.
+pub(crate) fn cluster_or_group(words: &[String]) -> Outcome<(&str, Option<&str>)> {
+    match (words, group(words)) {
+        ([only], (name, "", [])) if !name.is_empty() && !only.ends_with('/') => Ok((name, None)),
+        (_, (name, path, [])) if !name.is_empty() && !path.is_empty() => Ok((name, Some(path))),
+        _ => Err(Failure::usage(
+            "expected CLUSTER or CLUSTER/GROUP, like shop or shop/web",
+        )),
+    }
 }
 
 /// Splits `CLUSTER/NODE`, with or without `node/`.
@@ -308,6 +340,36 @@ mod tests {
             [cluster("a")]
         );
         assert!(Target::several(&words("cluster/a b")).is_err());
+    }
+
+    #[test]
+    fn a_group_is_named_as_it_is_shown_or_in_two_words() {
+        for (text, meant) in [
+            ("shop", ("shop", None)),
+            ("cluster/shop", ("shop", None)),
+            ("shop/web", ("shop", Some("web"))),
+            ("shop web", ("shop", Some("web"))),
+            ("cluster/shop web", ("shop", Some("web"))),
+            ("group/shop/data/hot", ("shop", Some("data/hot"))),
+            ("shop data/hot", ("shop", Some("data/hot"))),
+            ("group", ("group", None)),
+            ("group/web", ("group", Some("web"))),
+        ] {
+            let words = words(text);
+            assert_eq!(cluster_or_group(&words).unwrap(), meant, "{text}");
+        }
+        for text in [
+            "",
+            "/",
+            "shop/",
+            "/web",
+            "shop ",
+            "cluster/",
+            "shop web more",
+        ] {
+            let failure = cluster_or_group(&words(text)).unwrap_err();
+            assert_eq!(failure.exit, Exit::Usage, "{text}");
+        }
     }
 
     #[test]

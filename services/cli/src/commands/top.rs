@@ -142,14 +142,23 @@ async fn redraw(picture: &Mutex<Picture>) -> Outcome {
             if !std::mem::take(&mut picture.changed) {
                 continue;
             }
-            let height = tcgetwinsize(io::stdout()).map_or(HEIGHT, |size| size.ws_row.into());
-            picture.draw(height.saturating_sub(HEAD + 2).max(1), output::colours())
+            let rows = tcgetwinsize(io::stdout()).map_or(0, |size| size.ws_row);
+            picture.draw(room(rows), output::colours())
         };
         let mut out = io::stdout().lock();
         out.write_all(CLEAR.as_bytes())?;
         out.write_all(text.as_bytes())?;
         out.flush()?;
     }
+}
+
+/// How many clusters fit on a terminal of so many rows; 0 of one that does not say it.
+fn room(rows: u16) -> usize {
+    let height = match rows {
+        0 => HEIGHT,
+        rows => rows.into(),
+    };
+    height.saturating_sub(HEAD + 2).max(1)
 }
 
 async fn watch_clusters(client: &Client, picture: &Mutex<Picture>) -> Error {
@@ -211,6 +220,11 @@ mod tests {
             }),
             ..Default::default()
         }
+    }
+
+    #[test]
+    fn a_terminal_that_does_not_say_how_high_it_is_has_a_usual_height() {
+        assert_eq!([0, 1, 24, 50].map(room), [18, 1, 18, 44]);
     }
 
     #[test]

@@ -267,7 +267,7 @@ fn node_rows(table: &mut Table, indent: &str, nodes: &[&Node], all: bool, now: S
 }
 
 /// Conditions that indicate trouble when true; all others indicate trouble when false.
-const BAD_WHEN_TRUE: [&str; 21] = [
+const BAD_WHEN_TRUE: [&str; 22] = [
     // Before the condition that it explains.
     "DeletionBlocked",
     "Deleting",
@@ -286,6 +286,7 @@ const BAD_WHEN_TRUE: [&str; 21] = [
     "PromotionFailed",
     "ProbeUnreachable",
     "Orphans",
+    "Impaired",
     "MaintenanceScheduled",
     "Draining",
     "Remediating",

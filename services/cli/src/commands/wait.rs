@@ -6,8 +6,9 @@ use std::{
     time::Duration,
 };
 
-use drover_core::name::closest;
-use drover_proto::orchestrator::v1::{Cluster, ClusterPhase};
+use drover_core::{Error, name::closest};
+use drover_manifest::yaml;
+use drover_proto::orchestrator::v1::{Cluster, ClusterPhase, ListClustersResponse};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::Instant;
 
@@ -16,7 +17,8 @@ use crate::{
     cli::{WaitArgs, WaitFlags},
     client::{Change, Client},
     failure::{Exit, Failure, Outcome},
-    output::{self, rows},
+    hint::Hint,
+    output::{self, Format, json, rows},
 };
 
 /// How long is waited in all, from when on.
@@ -123,6 +125,11 @@ impl Goal {
         }
     }
 
+    /// Whether it cannot be reached any more.
+    fn is_lost(&self, cluster: &Cluster) -> bool {
+        *self == Self::Ready && cluster.delete_time.is_some()
+    }
+
     fn words(&self) -> String {
         match self {
             Self::Ready => "ready".into(),
@@ -147,9 +154,25 @@ pub(crate) async fn run(client: &Client, args: WaitArgs) -> Outcome {
     let goal = Goal::parse(&args.condition)?;
     let names = clusters(&args.target)?;
     let patience = Patience::new(args.timeout);
+    let mut reached = ListClustersResponse::default();
     for name in names {
-        until(client, &name, &goal, patience).await?;
-        output::line(&format!("cluster/{name} is {}", goal.words()))?;
+        let cluster = until(client, &name, &goal, patience).await?;
+        match args.output {
+            Format::Table | Format::Wide => {
+                output::line(&format!("cluster/{name} is {}", goal.words()))?;
+            }
+            Format::Name => output::line(&format!("cluster/{name}"))?,
+            Format::Json | Format::Yaml => {
+                let there = cluster.filter(|_| goal != Goal::Gone);
+                reached.clusters.extend(there);
+            }
+        }
+    }
+    // One document, whatever their number.
+    match args.output {
+        Format::Json => output::print(&json::pretty(&reached)?)?,
+        Format::Yaml => output::print(&yaml::write(&json::to_yaml(&json::value(&reached)?)))?,
+        Format::Table | Format::Wide | Format::Name => {}
     }
     Ok(Exit::Done)
 }
@@ -163,9 +186,7 @@ fn clusters(words: &[String]) -> Outcome<Vec<String>> {
     let mut names = Vec::new();
     for target in Target::several(words)? {
         if target.kind != Kind::Cluster {
-            return Err(Failure::usage(
-                "only clusters can be waited for: drover wait cluster NAME",
-            ));
+            return Err(Failure::usage("only clusters can be waited for"));
         }
         names.push(target.name()?.to_owned());
     }
@@ -214,6 +235,9 @@ async fn until(
             if goal.reached(seen) {
                 return ControlFlow::Break(true);
             }
+            if goal.is_lost(seen) {
+                return ControlFlow::Break(false);
+            }
             progress.say(&line(seen));
             ControlFlow::Continue(())
         }
@@ -225,10 +249,13 @@ async fn until(
     progress.finish();
     match found {
         Ok(Ok(true)) => Ok(last),
-        Ok(Ok(false)) => Err(Failure::new(
-            Exit::NotFound,
-            format!("error: there is no cluster {name:?}\nhint: drover get clusters"),
-        )),
+        Ok(Ok(false)) if last.as_ref().is_some_and(|cluster| goal.is_lost(cluster)) => {
+            Err(Failure::failed(format!(
+                "cluster {name} is being deleted and does not become ready"
+            ))
+            .with_hint(&Hint::gone(name)))
+        }
+        Ok(Ok(false)) => Err(Error::not_found("cluster", name).into()),
         // Some orchestrators answer a watch of a missing cluster with this error.
         Ok(Err(error))
             if error.reason() == drover_core::Reason::NotFound && *goal == Goal::Gone =>
@@ -243,9 +270,10 @@ async fn until(
                 .unwrap_or_default();
             let waited = crate::output::age::short(patience.timeout);
             Err(Failure::timed_out(format!(
-                "cluster {name} was not {} within {waited}{state}\nhint: drover describe cluster {name}",
+                "cluster {name} was not {} within {waited}{state}",
                 goal.words()
-            )))
+            ))
+            .with_hint(&Hint::describe(name)))
         }
     }
 }
@@ -350,6 +378,21 @@ mod tests {
         assert!(!goal.reached(&cluster(2, 1, ClusterPhase::Ready, &[])));
         assert!(goal.reached(&cluster(2, 2, ClusterPhase::Ready, &[])));
         assert!(!goal.reached(&cluster(2, 2, ClusterPhase::Ready, &[("Paused", true)])));
+    }
+
+    #[test]
+    fn a_cluster_that_is_being_deleted_does_not_become_ready() {
+        let mut going = cluster(2, 2, ClusterPhase::Deleting, &[]);
+        going.delete_time = Some(prost_types::Timestamp::default());
+        for (goal, lost) in [
+            ("ready", true),
+            ("delete", false),
+            ("condition=Deleting", false),
+        ] {
+            assert_eq!(Goal::parse(goal).unwrap().is_lost(&going), lost, "{goal}");
+        }
+        let stays = cluster(2, 1, ClusterPhase::Progressing, &[]);
+        assert!(!Goal::Ready.is_lost(&stays));
     }
 
     #[test]

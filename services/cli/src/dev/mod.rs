@@ -189,12 +189,22 @@ async fn serve(
         apply::check(&client, &objects, &Options::default(), ", nothing applied").await?;
         apply::apply(&client, &objects, &Options::default(), Format::Table).await?
     };
+    let cluster = match applied.first() {
+        Some(cluster) => Some(cluster.clone()),
+        None => client
+            .list_clusters(None)
+            .await?
+            .clusters
+            .into_iter()
+            .next(),
+    };
     let hint = Arc::new(Mutex::new(Hint {
         server: match servers.place() {
             Place::Port(address) if address.to_string() == DEFAULT_ADDRESS => None,
             Place::Port(address) => Some(format!("http://{address}")),
             place @ Place::Socket(_) => Some(place.to_string()),
         },
+        cluster: cluster.map(|cluster| cluster.name),
         expected: applied.len(),
         shown: false,
     }));
@@ -309,6 +319,8 @@ fn say(line: Option<String>) -> ControlFlow<Failure> {
 struct Hint {
     /// Address of the API, if commands have to name it.
     server: Option<String>,
+    /// A cluster that is there.
+    cluster: Option<String>,
     /// Number of clusters that have to be ready first.
     expected: usize,
     shown: bool,
@@ -327,14 +339,24 @@ impl Hint {
         if std::mem::replace(&mut self.shown, true) {
             return;
         }
+        // A hint that cannot be printed is not a failure.
+        let _ = output::line(&format!(
+            "Next, in another terminal:  {}",
+            self.commands(lines).join(" · ")
+        ));
+    }
+
+    fn commands(&self, lines: &Lines) -> Vec<String> {
         let mut commands = Vec::new();
         commands.extend(
             self.server
                 .as_ref()
                 .map(|server| format!("export DROVER_SERVER={server}")),
         );
-        match lines.nodes().next() {
-            Some(node) if self.expected > 0 => {
+        // Of a cluster that was there before nothing is known yet: what was its process may be another one now.
+        let node = lines.nodes().next().filter(|_| self.expected > 0);
+        match (node, &self.cluster) {
+            (Some(node), _) => {
                 let (cluster, group) = (&node.cluster, &node.group);
                 let size = lines
                     .nodes()
@@ -345,16 +367,17 @@ impl Hint {
                 commands.push(format!("drover scale {cluster}/{group} {}", size + 2));
                 commands.push(format!("drover describe cluster {cluster}"));
             }
-            _ => {
+            (None, Some(cluster)) => {
+                commands.push(format!("drover get nodes {cluster}"));
+                commands.push(format!("drover describe cluster {cluster}"));
+                commands.push("drover status".into());
+            }
+            (None, None) => {
                 commands.push("drover init | drover apply -f -".into());
                 commands.push("drover get platforms".into());
             }
         }
-        // A hint that cannot be printed is not a failure.
-        let _ = output::line(&format!(
-            "Next, in another terminal:  {}",
-            commands.join(" · ")
-        ));
+        commands
     }
 }
 
@@ -395,7 +418,30 @@ fn farewell(lines: &Mutex<Lines>, args: &DevArgs) -> String {
         named.push_str(&format!(" and {} more", running.len() - MAX_NAMED));
     }
     format!(
-        "Stopped; {} keep running: {named}\nGo on with them: drover dev{data}{listen} · remove nodes and data: drover dev{data} --clean",
+        "Stopped; {} keep running: {named}\nContinue: drover dev{data}{listen} · remove nodes and data: drover dev{data} --clean",
         count(running.len(), "node")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_changes_a_cluster_from_before_is_suggested() {
+        let commands = |cluster: Option<&str>| {
+            let hint = Hint {
+                server: None,
+                cluster: cluster.map(str::to_owned),
+                expected: 0,
+                shown: false,
+            };
+            hint.commands(&Lines::new(false)).join(" · ")
+        };
+        assert_eq!(
+            commands(Some("hello")),
+            "drover get nodes hello · drover describe cluster hello · drover status"
+        );
+        assert!(commands(None).starts_with("drover init | drover apply -f -"));
+    }
 }

@@ -1,6 +1,9 @@
 //! Canonical protobuf JSON, including default values and empty lists.
 
-use drover_manifest::{schema, yaml::Yaml};
+use drover_manifest::{
+    schema,
+    yaml::{self, Yaml},
+};
 use prost::{Message, Name};
 use prost_reflect::{DynamicMessage, SerializeOptions};
 use serde_json::Value;
@@ -24,6 +27,12 @@ pub(crate) fn pretty<M: Message + Name>(message: &M) -> anyhow::Result<String> {
 /// A message as one line of JSON, for streams.
 pub(crate) fn line<M: Message + Name>(message: &M) -> anyhow::Result<String> {
     Ok(format!("{}\n", serde_json::to_string(&value(message)?)?))
+}
+
+/// A message as one of several documents of YAML.
+pub(crate) fn document<M: Message + Name>(message: &M) -> anyhow::Result<String> {
+    let document = yaml::write(&to_yaml(&value(message)?));
+    Ok(format!("---\n{document}"))
 }
 
 /// JSON as YAML.

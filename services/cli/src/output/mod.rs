@@ -85,6 +85,11 @@ pub(crate) fn quoted(word: &str) -> String {
     if !word.is_empty() && word.chars().all(plain) {
         return word.to_owned();
     }
+    in_quotes(word)
+}
+
+/// A word as a shell has to be given it, in quotes also where it needs none.
+pub(crate) fn in_quotes(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
@@ -99,12 +104,14 @@ pub(crate) fn result<M: prost::Message + prost::Name>(
         Format::Table | Format::Wide => line(words)?,
         Format::Name => line(name)?,
         Format::Json => print(&json::pretty(answer)?)?,
-        Format::Yaml => {
-            let document = json::to_yaml(&json::value(answer)?);
-            print(&format!("---\n{}", drover_manifest::yaml::write(&document)))?;
-        }
+        Format::Yaml => yaml(answer)?,
     }
     Ok(())
+}
+
+/// Prints an answer as YAML where others may come before it or after it.
+pub(crate) fn yaml<M: prost::Message + prost::Name>(answer: &M) -> crate::failure::Outcome<()> {
+    Ok(print(&json::document(answer)?)?)
 }
 
 #[derive(Clone, Debug, Default)]
@@ -181,6 +188,16 @@ impl Table {
             widest.unwrap_or(0).max(name.chars().count())
         };
         self.header.iter().enumerate().map(width).collect()
+    }
+
+    /// The line of column names, above rows that are printed with these widths.
+    pub(crate) fn head(&self, widths: &[usize]) -> String {
+        let names = self.header.iter().map(ToString::to_string).collect();
+        let head = Self {
+            header: self.header.clone(),
+            rows: vec![names],
+        };
+        head.below(widths, false)
     }
 
     /// Only the rows, for a table that was printed before with these widths.

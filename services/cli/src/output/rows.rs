@@ -33,8 +33,11 @@ pub(crate) fn node_status(node: &Node) -> String {
     }
 }
 
+/// Width of the longest state of a cluster or node.
+pub(crate) const STATUS_WIDTH: usize = 16;
+
 /// Conditions that tell more than the phase, the most severe first.
-const TELLING: [&str; 10] = [
+pub(super) const TELLING: [&str; 10] = [
     "Deleting",
     "Paused",
     "StoreBehind",
@@ -200,7 +203,12 @@ pub(crate) fn address(node: &Node) -> String {
     let agent = node
         .agent_address
         .as_deref()
-        .map(|address| address.rsplit("://").next().unwrap_or(address).to_owned());
+        .map(|address| match address.split_once("://") {
+            // An annotation of a pod may name a path besides.
+            Some((_, rest)) => rest.split(['/', '?', '#']).next().unwrap_or_default(),
+            None => address,
+        })
+        .map(str::to_owned);
     agent
         .or_else(|| node.endpoints.values().next().cloned())
         .unwrap_or_default()
@@ -361,7 +369,15 @@ pub(crate) fn host(host: &Host) -> Vec<String> {
 }
 
 pub(crate) fn replicas() -> Table {
-    Table::new(&["NAME", "ROLE", "ADDRESS", "VERSION", "AGE"])
+    Table::new(&[
+        "NAME",
+        "ROLE",
+        "ADDRESS",
+        "VERSION",
+        "PLATFORMS",
+        "AGE",
+        "MESSAGE",
+    ])
 }
 
 pub(crate) fn replica(replica: &Replica, now: SystemTime) -> Vec<String> {
@@ -371,7 +387,9 @@ pub(crate) fn replica(replica: &Replica, now: SystemTime) -> Vec<String> {
         role.to_owned(),
         or_dash(&replica.address),
         or_dash(&replica.version),
+        replica.platforms.len().to_string(),
         age::since(replica.start_time.as_ref(), now),
+        replica.unfit.clone(),
     ]
 }
 

@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use drover_proto::orchestrator::v1::{
-    Cluster, ClusterPhase, ClusterSpec, ClusterStatus, GroupSpec, GroupStatus, ListNodesResponse,
-    Node, NodeState, Pause, PlatformChoice, StoreSpec,
+    Cluster, ClusterPhase, ClusterSpec, ClusterStatus, Event, GroupSpec, GroupStatus,
+    ListNodesResponse, Node, NodeState, Pause, PlatformChoice, StoreSpec,
 };
 
 use super::{Table, age, json, rows};
@@ -79,6 +79,33 @@ fn rows_that_come_later_stand_below_the_table() {
             .below(&widths, true)
             .contains("a/b           \x1b[33mStarting\x1b[0m   1s")
     );
+}
+
+#[test]
+fn the_head_of_a_table_stands_above_the_rows_that_come_later() {
+    let mut table = Table::new(&["NAME", "STATUS", "AGE"]);
+    table.rows = vec![vec!["a/b".into(), "Starting".into(), "1s".into()]];
+    let widths = [5, 14, 3];
+    let text = table.head(&widths) + &table.below(&widths, false);
+    assert_eq!(
+        text,
+        "NAME    STATUS           AGE\na/b     Starting         1s\n"
+    );
+}
+
+#[test]
+fn no_state_is_wider_than_what_is_kept_free_for_it() {
+    let nodes = (0..).map_while(|number| NodeState::try_from(number).ok());
+    let mut states: Vec<String> = nodes.map(rows::node_state).collect();
+    states.extend(rows::TELLING.map(str::to_owned));
+    let widest = states.iter().map(String::len).max();
+    assert_eq!(widest, Some(rows::STATUS_WIDTH), "{states:?}");
+}
+
+#[test]
+fn a_message_is_one_of_several_documents_of_yaml() {
+    let text = json::document(&Event::default()).unwrap();
+    assert!(text.starts_with("---\ncluster: "), "{text}");
 }
 
 #[test]

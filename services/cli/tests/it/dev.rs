@@ -91,8 +91,9 @@ impl Dev {
 
     pub(crate) fn asks(&self, arguments: &[&str]) -> Output {
         let output = program(env!("CARGO_BIN_EXE_drover"))
-            .args(arguments)
+            // Before a --, behind which everything is for another program.
             .args(["--server", &self.server])
+            .args(arguments)
             .current_dir(root())
             .stdin(Stdio::null())
             .output();

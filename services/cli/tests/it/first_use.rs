@@ -15,6 +15,7 @@ use std::{
 
 use drover_orchestrator::{Orchestrator, Settings};
 use drover_server::{Running, ServerSettings, Shutdown};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const CLUSTER: &str = "\
@@ -113,11 +114,42 @@ async fn what_is_wrong_is_said_with_a_way_out() {
             64,
             "write CLUSTER, CLUSTER/GROUP or CLUSTER/NODE",
         ),
+        ("connect nope", 3, "hint: drover get clusters"),
+        ("connect nope/db -- true", 3, "hint: drover get clusters"),
+        ("connect nope/", 64, "expected CLUSTER or CLUSTER/GROUP"),
+        ("connect nope -o json", 64, "--env"),
+        ("connect nope --env -- true", 64, "cannot be used with"),
+        ("failover nope", 3, "hint: drover get clusters"),
+        ("failover nope/db", 3, "hint: drover get clusters"),
+        (
+            "failover nope db --accept-loss",
+            3,
+            "hint: drover get clusters",
+        ),
+        ("failover nope/", 64, "expected CLUSTER or CLUSTER/GROUP"),
         ("describe hello", 64, "drover describe cluster hello"),
-        ("get hosts", 64, "drover get hosts PLATFORM"),
+        ("get hosts", 64, "hint: drover get platforms"),
         ("scale hello web 10001", 64, "a group has 0 to 10000 nodes"),
         ("scale hello 3", 64, "how many nodes?"),
-        ("scale hello", 64, "drover scale hello/GROUP 3"),
+        ("scale hello/web", 64, "hint: drover describe cluster hello"),
+        ("scale hello", 64, "hint: drover describe cluster hello"),
+        ("rollout restart nope web", 3, "hint: drover get clusters"),
+        (
+            "rollout restart nope/",
+            64,
+            "expected CLUSTER or CLUSTER/GROUP",
+        ),
+        ("rollout status nope/web", 3, "hint: drover get clusters"),
+        (
+            "delete node/hello/web-0 -y",
+            64,
+            "hint: drover replace hello/web-0",
+        ),
+        (
+            "delete -l a=b -y",
+            64,
+            "hint: drover delete clusters -l a=b",
+        ),
         ("scale hello/web -1", 3, "hint: drover get clusters"),
         ("wait platform/local", 64, "only clusters can be waited for"),
         ("context show", 3, "no context is in use"),
@@ -251,6 +283,59 @@ async fn a_command_without_its_subcommand_shows_what_there_is() {
             !text.contains("  launch "),
             "hidden commands stay hidden: {text}"
         );
+    }
+    place.running.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wrong_usage_does_not_show_what_comes_from_variables() {
+    let place = Place::new().await;
+    for (line, usage) in [
+        ("plan", "Usage: drover plan <CLUSTER>"),
+        ("scale", "Usage: drover scale <CLUSTER/GROUP [SIZE]>..."),
+        ("context use", "Usage: drover context use <NAME>"),
+    ] {
+        let (code, text) = place.run(line).await;
+        assert_eq!(code, 64, "{line}: {text}");
+        assert!(text.contains(usage), "{line}: {text}");
+        assert!(!text.contains("--server"), "{line}: {text}");
+    }
+    place.running.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn contexts_are_printed_for_programs_too() {
+    let place = Place::new().await;
+    let one = json!({"name": "ours", "current": true, "server": "http://127.0.0.1:1"});
+    for (line, expected) in [
+        ("context set ours http://127.0.0.1:1", &one),
+        ("context use ours", &one),
+        ("context show", &one),
+        ("context list", &json!({"contexts": [one]})),
+        ("context delete ours", &json!({"contexts": [one]})),
+        ("context list", &json!({"contexts": []})),
+    ] {
+        let (code, text) = place.run(&format!("{line} -o json")).await;
+        assert_eq!(code, 0, "{line}: {text}");
+        let found: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(found, *expected, "{line}");
+    }
+    for (line, text) in [
+        (
+            "context set a http://127.0.0.1:1 -o name",
+            "context/a\n".to_owned(),
+        ),
+        (
+            "context set b http://127.0.0.1:2 -o yaml",
+            "name: b\ncurrent: false\nserver: http://127.0.0.1:2\n".to_owned(),
+        ),
+        ("context list -o name", "context/a\ncontext/b\n".to_owned()),
+        (
+            "context delete a",
+            "context a deleted\nno context is in use now: drover context use b\n".to_owned(),
+        ),
+    ] {
+        assert_eq!(place.run(line).await, (0, text), "{line}");
     }
     place.running.shutdown().await;
 }

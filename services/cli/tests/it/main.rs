@@ -6,13 +6,18 @@
     reason = "a test that cannot go on fails"
 )]
 
+mod again;
 mod audit;
+mod completion;
+mod connect;
 mod dev;
 mod emulate;
 mod first_use;
+mod hints;
 mod home;
 mod hosts;
 mod secure;
 mod socket;
 mod terminal;
 mod wrong_inputs;
+mod yaml;

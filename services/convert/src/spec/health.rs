@@ -2,7 +2,7 @@
 
 use drover_core::{
     Error, Result, name,
-    spec::{Health, MAX_THRESHOLD, Port, Probe, ProbeTls, Trust},
+    spec::{Health, Impairment, MAX_THRESHOLD, Port, Probe, ProbeTls, Trust},
 };
 use drover_proto::platform::v1 as platform;
 
@@ -64,6 +64,7 @@ pub fn health_policy(at: &str, from: &platform::HealthPolicy) -> Result<Health> 
             }
             Probe::Exec {
                 command: probe.command.clone(),
+                impairments: impairments(&format!("{at}.exec.impairments"), &probe.impairments)?,
             }
         }
         Some(Wire::Grpc(probe)) => Probe::Grpc {
@@ -121,6 +122,18 @@ pub fn health_policy(at: &str, from: &platform::HealthPolicy) -> Result<Health> 
     })
 }
 
+fn impairments(at: &str, from: &[platform::Impairment]) -> Result<Vec<Impairment>> {
+    let all: Vec<Impairment> = from
+        .iter()
+        .map(|one| Impairment {
+            reason: one.reason.as_str().into(),
+            message: one.message.as_str().into(),
+        })
+        .collect();
+    Impairment::check(at, &all)?;
+    Ok(all)
+}
+
 fn threshold(from: Option<u32>, default: u32) -> u32 {
     from.unwrap_or(default).min(MAX_THRESHOLD)
 }
@@ -128,6 +141,36 @@ fn threshold(from: Option<u32>, default: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_probe_may_find_is_declared_once_in_one_word_each() {
+        let refused = |reasons: &[&str], message: &str| {
+            let all: Vec<platform::Impairment> = reasons
+                .iter()
+                .map(|reason| platform::Impairment {
+                    reason: (*reason).to_owned(),
+                    message: message.to_owned(),
+                })
+                .collect();
+            impairments("exec.impairments", &all)
+                .map_or_else(|why| why.to_string(), |_| String::new())
+        };
+        assert_eq!(refused(&["DiskFull", "Slow"], "is slow"), "");
+        for wrong in ["", "disk full", "diskFull", "Disk-Full", &"D".repeat(64)] {
+            let why = refused(&["Slow", wrong], "");
+            assert!(why.contains("exec.impairments[1].reason"), "{wrong}: {why}");
+        }
+        let why = refused(&["Slow", "Slow"], "");
+        assert!(
+            why.contains("impairments[1].reason") && why.contains("twice"),
+            "{why}"
+        );
+        let why = refused(&["Slow"], "two\nlines");
+        assert!(why.contains("exec.impairments[0].message"), "{why}");
+        let many: Vec<String> = (0..17).map(|at| format!("R{at}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert!(refused(&many, "").contains("at most 16"));
+    }
 
     #[test]
     fn thresholds_are_what_is_said_up_to_what_a_record_counts() {

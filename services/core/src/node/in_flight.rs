@@ -22,7 +22,11 @@ pub struct InFlight {
     /// Pending role change. `None` if none is pending and none has failed since the node got its role.
     pub role_change: Option<Box<RoleChange>>,
     /// Pending change of the labels of its host. `None` if none is pending.
-    pub relabel: Option<Box<Relabel>>,
+    pub relabel: Option<Box<InPlace>>,
+    /// Pending growth of its storage. `None` if none is pending.
+    pub growth: Option<Box<InPlace>>,
+    /// Permission to acknowledge alone that is being given or taken back. `None` if this process knows of none.
+    pub sole: Option<Box<SoleChange>>,
     /// Result of the hook, until the owner has processed it.
     pub hook: Option<Box<HookResult>>,
 }
@@ -42,12 +46,13 @@ impl InFlight {
         }
     }
 
-    /// What is left of it now that the record is `after`: a change to another role or to other labels is not the one that is
-    /// wanted, and each stage of a removal or adoption begins without a call.
+    /// What is left of it now that the record is `after`: a change to another role, to other labels or of other storage is
+    /// not the one that is wanted, and each stage of a removal or adoption begins without a call.
     #[must_use]
     pub fn follow(mut self, before: &Record, after: &Record) -> Self {
         self.role_change = self.role_change.filter(|_| before.role == after.role);
         self.relabel = (self.relabel).filter(|_| before.labels_hash == after.labels_hash);
+        self.growth = (self.growth).filter(|_| before.spec_hash == after.spec_hash);
         if before.removal != after.removal || before.is_adopting() != after.is_adopting() {
             self.call = Call::default();
             self.hook = None;
@@ -56,12 +61,12 @@ impl InFlight {
     }
 }
 
-/// Progress of this process with a change of the labels of a host.
+/// Progress of this process with a change that a platform makes in place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Relabel {
+pub struct InPlace {
     /// Whether a call is in flight, how many attempts failed, and when the next one may start.
     pub call: Call,
-    /// Hash of the labels that the platform has confirmed.
+    /// Hash of what the platform has confirmed.
     pub done: Option<Sym>,
     /// Human-readable cause of the last failure.
     pub message: Box<str>,
@@ -90,6 +95,87 @@ impl RoleChange {
         self.refused = !self.doubt;
         self.call.failures = self.call.failures.saturating_add(1);
         self.message = why.into();
+    }
+}
+
+/// A permission that is still needed is given again after this time.
+const PERMISSION_INTERVAL: Millis = 60_000;
+
+/// Progress of this process with the permission to acknowledge alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SoleChange {
+    /// Whether it is given, or taken back.
+    pub allow: bool,
+    /// Whether a call is in flight, how many attempts failed, and when the next one may start.
+    pub call: Call,
+    /// The node has said that it is done.
+    pub done: bool,
+    /// An attempt may have had its effect nevertheless: its outcome is unknown.
+    pub doubt: bool,
+    /// All attempts prove that it had no effect.
+    pub refused: bool,
+    /// Human-readable cause of the last failure.
+    pub message: Box<str>,
+}
+
+impl SoleChange {
+    /// The permission may have been given already: by an earlier process, or to the node of before, whose data this one has.
+    #[must_use]
+    pub fn unknown() -> Self {
+        Self {
+            allow: true,
+            doubt: true,
+            ..Self::default()
+        }
+    }
+
+    /// Before the first attempt to give the permission.
+    #[must_use]
+    pub fn first() -> Self {
+        Self {
+            allow: true,
+            ..Self::default()
+        }
+    }
+
+    /// Begins an attempt to give the permission or to take it back. After one that succeeded, or in the other direction, a
+    /// failure does not prove what the node has.
+    pub fn begin(&mut self, allow: bool) {
+        if self.allow != allow || self.done {
+            *self = Self {
+                allow,
+                ..Self::unknown()
+            };
+        }
+        (self.call.in_flight, self.done) = (true, false);
+    }
+
+    /// The node has done it. A permission is given again after a while: a call of an earlier process may have ended it.
+    pub fn succeeded(&mut self, now: Millis) {
+        *self = Self {
+            allow: self.allow,
+            done: true,
+            ..Self::default()
+        };
+        if self.allow {
+            self.call.next = now + PERMISSION_INTERVAL;
+        }
+    }
+
+    /// Records a failed attempt. `refused` means that it had no effect at all.
+    pub fn failed(&mut self, refused: bool, why: &str) {
+        self.doubt |= !refused;
+        self.refused = !self.doubt;
+        self.call.failures = self.call.failures.saturating_add(1);
+        self.message = why.into();
+    }
+
+    /// The node has no permission. The next attempt to give it begins anew, but comes no sooner.
+    pub fn ended(&mut self) {
+        *self = Self {
+            call: self.call,
+            ..Self::first()
+        };
     }
 }
 

@@ -29,6 +29,8 @@ pub struct Origin {
     pub version: Sym,
     /// Hash of the fields that define it.
     pub spec_hash: Sym,
+    /// Size in bytes of the storage that this hash is over. `None` if not known, or the platform's default.
+    pub storage_size: Option<u64>,
 }
 
 /// A slot, identified by (request, index) and created at most once. All of it but `marked` is durable.

@@ -127,6 +127,8 @@ pub struct ProbeResult {
     pub bad: u8,
     /// Whether any probe was ever answered.
     pub answered: bool,
+    /// What the last probe that the node passed found it to lack: a bit for each impairment of the probe, in their order.
+    pub impaired: u16,
     /// Cause of the last failure.
     pub message: Box<str>,
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     Amount, Bootstrap, Budget, Health, Lifecycle, Management, Object, Placement, Remediation,
-    RemovalOrder, SecretRef, Update, UpdateStrategy, hash,
+    RemovalOrder, SecretRef, SoleWriter, Update, UpdateStrategy, hash,
 };
 use crate::{
     name::Sym,
@@ -91,6 +91,8 @@ pub struct Choice {
     pub former_hashes: Vec<Sym>,
     /// Hash of the labels that its hosts get. Empty if there are none.
     pub labels_hash: Sym,
+    /// Hashes with other sizes of storage.
+    pub sizes: hash::Sizes,
     /// The template that the platform currently creates these nodes from; not part of the spec. `None` if not known.
     pub template: Option<Template>,
 }
@@ -120,6 +122,13 @@ impl Group {
             .as_ref()
             .and_then(|it| it.post_promote.as_ref());
         hook.is_some_and(|hook| hook.fences) && self.standby > 0 && self.size.unwrap_or(1) == 1
+    }
+
+    /// How its active node may acknowledge alone, and how many standbys it needs otherwise.
+    #[must_use]
+    pub fn sole_writer(&self) -> Option<(&SoleWriter, u32)> {
+        let writer = self.lifecycle.as_ref()?.sole_writer.as_ref()?;
+        Some((writer, writer.needs(&self.attributes)))
     }
 
     /// Whether a node can be replaced only after it is gone, because a named machine or retained storage can serve only
@@ -198,6 +207,21 @@ impl Group {
     pub fn choice_for(&self, node: &crate::Node) -> Option<&Choice> {
         let mut choices = self.choices.iter();
         choices.find(|choice| choice.platform == node.platform && choice.is_hash(&node.spec_hash))
+    }
+
+    /// The choice that would make a node if it had as much storage as the group wants, and its size in bytes. `None` for a
+    /// node that has it, and for one that is outdated for another reason.
+    #[must_use]
+    pub fn growth_of(&self, node: &crate::Node) -> Option<(&Choice, u64)> {
+        let wanted = self.storage.as_ref()?;
+        let size = wanted.size?;
+        let has = node.storage_size.filter(|has| *has < size)?;
+        let hosts = &self.placement.hosts;
+        let mut choices = self.choices.iter().filter(|choice| {
+            choice.platform == node.platform && (hosts.is_empty() || hosts.contains(&node.host))
+        });
+        let choice = choices.find(|it| it.sizes.has(&node.spec_hash, has, &wanted.class))?;
+        Some((choice, size))
     }
 
     /// The first choice that creates nodes with this hash. A hash by an unknown formula is attributed to the first

@@ -6,7 +6,10 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::{Bootstrap, Choice, ClusterSpec, Group, Object, Requirement, Selector, UserDataSource};
-use crate::name::{self, Sym};
+use crate::{
+    name::{self, Sym},
+    storage::Storage,
+};
 
 /// A formula for the hash of a node's spec, and the version that its hashes begin with.
 type Formula = (u8, fn(&mut Sha256, &ClusterSpec, &Group, &Choice));
@@ -77,15 +80,86 @@ pub(super) fn spec_hashes(cluster: &ClusterSpec, group: &Group, choice: &Choice)
 }
 
 fn hashes_over(cluster: &ClusterSpec, group: &Group, choice: &Choice) -> Vec<Sym> {
+    let unsized_ones = unsized_over(cluster, group, choice);
+    let sized = |one: Unsized| one.with(group.storage.as_ref());
+    unsized_ones.into_iter().map(sized).collect()
+}
+
+/// A hash over everything that defines a node but its storage, which is covered last.
+#[derive(Clone, Debug)]
+struct Unsized {
+    version: u8,
+    hash: Sha256,
+}
+
+impl Unsized {
+    fn with(self, storage: Option<&Storage>) -> Sym {
+        let Self { version, mut hash } = self;
+        if let Some(Storage { size, class, .. }) = storage {
+            hash.update(b"s");
+            hash.update(size.unwrap_or(u64::MAX).to_be_bytes());
+            hash.update((class.len() as u64).to_be_bytes());
+            hash.update(class);
+        }
+        format!("h{version}-{}", hex(&hash.finalize()[..16])).into()
+    }
+}
+
+fn unsized_over(cluster: &ClusterSpec, group: &Group, choice: &Choice) -> Vec<Unsized> {
     let by = |(version, formula): &Formula| {
         let mut hash = Sha256::new();
         hash.update([*version]);
         formula(&mut hash, cluster, group, choice);
-        format!("h{version}-{}", hex(&hash.finalize()[..16])).into()
+        Unsized {
+            version: *version,
+            hash,
+        }
     };
     // Without data to hide, all formulas cover the same fields, and the oldest hash is kept.
     let formulas = if hides(group) { FORMULAS.len() } else { 1 };
     FORMULAS[..formulas].iter().map(by).collect()
+}
+
+/// Recognises nodes that are made of the same as those of a choice, but for the size of their storage.
+#[derive(Clone, Debug, Default)]
+pub struct Sizes(Vec<Unsized>);
+
+/// They follow from the other fields of a choice.
+impl PartialEq for Sizes {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Sizes {
+    /// Those of a choice. None without storage of a declared size.
+    #[must_use]
+    pub fn of(cluster: &ClusterSpec, group: &Group, choice: &Choice) -> Self {
+        if group.storage.as_ref().and_then(|it| it.size).is_none() {
+            return Self::default();
+        }
+        let mut all = unsized_over(cluster, group, choice);
+        if let Cow::Owned(properties) = defining(&choice.properties) {
+            let choice = Choice {
+                properties,
+                ..choice.clone()
+            };
+            all.extend(unsized_over(cluster, group, &choice));
+        }
+        Self(all)
+    }
+
+    /// Whether a hash identifies nodes with storage of this size.
+    #[must_use]
+    pub fn has(&self, hash: &str, size: u64, class: &str) -> bool {
+        let storage = Storage {
+            size: Some(size),
+            class: class.to_owned(),
+            ..Storage::default()
+        };
+        let mut all = self.0.iter();
+        all.any(|one| *one.clone().with(Some(&storage)) == *hash)
+    }
 }
 
 /// Whether a group has inline data that is identified by something other than its SHA-256.
@@ -154,12 +228,6 @@ fn cover_with(
             hash.update((field.len() as u64).to_be_bytes());
             hash.update(field);
         }
-    }
-    if let Some(storage) = &group.storage {
-        hash.update(b"s");
-        hash.update(storage.size.unwrap_or(u64::MAX).to_be_bytes());
-        hash.update((storage.class.len() as u64).to_be_bytes());
-        hash.update(&storage.class);
     }
 }
 

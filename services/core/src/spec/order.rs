@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use super::{Group, GroupSpec};
+use serde_json::Value;
+
+use super::{Group, GroupSpec, Object};
 use crate::name::Sym;
 
 /// Default timeout of a hook.
@@ -24,6 +26,32 @@ pub struct Lifecycle {
     pub pre_stop: Option<Hook>,
     /// After it was promoted.
     pub post_promote: Option<Hook>,
+    /// How the active node may acknowledge alone for a while.
+    pub sole_writer: Option<SoleWriter>,
+}
+
+/// How an active node that needs standbys to acknowledge anything is allowed to go on without them, and how that ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SoleWriter {
+    /// Allows it. `None` if it is never allowed to.
+    pub allow: Option<Hook>,
+    /// Ends the permission; succeeds only when nothing is acknowledged by the active node alone any more.
+    pub revoke: Hook,
+    /// Attribute of the group that is the number of standbys that it needs. Empty for 1.
+    pub standbys_attribute: String,
+}
+
+impl SoleWriter {
+    /// How many standbys the active node of a group with these attributes needs.
+    #[must_use]
+    pub fn needs(&self, attributes: &Object) -> u32 {
+        let needs = match attributes.get(&self.standbys_attribute) {
+            Some(Value::Number(number)) => number.as_u64(),
+            Some(Value::String(text)) => text.trim().parse().ok(),
+            _ => None,
+        };
+        needs.map_or(1, |needs| u32::try_from(needs).unwrap_or(u32::MAX))
+    }
 }
 
 impl Lifecycle {
@@ -33,6 +61,7 @@ impl Lifecycle {
         Self {
             pre_stop: self.pre_stop.or_else(|| other.pre_stop.clone()),
             post_promote: self.post_promote.or_else(|| other.post_promote.clone()),
+            sole_writer: self.sole_writer.or_else(|| other.sole_writer.clone()),
         }
     }
 }

@@ -5,12 +5,12 @@ use std::{collections::HashSet, time::Duration};
 use super::{
     Amount, Choice, ClusterSpec, Group, GroupSpec, MAX_CHOICES, MAX_DEPTH, MAX_GROUPS, MAX_NODES,
     Settings, Update,
-    hash::{labels_hash, pool, spec_hashes},
+    hash::{Sizes, labels_hash, pool, spec_hashes},
     merge, minima, order,
 };
 use crate::{
     error::{Error, Violation},
-    name,
+    name, words,
 };
 
 /// Default time that a node gets to stop gracefully.
@@ -257,6 +257,7 @@ impl Walk<'_> {
                 spec_hash: name::sym(""),
                 former_hashes: Vec::new(),
                 labels_hash: name::sym(""),
+                sizes: Sizes::default(),
                 template: None,
             };
             choice.labels_hash = labels_hash(&choice.properties);
@@ -265,6 +266,7 @@ impl Walk<'_> {
                 &choice.properties,
                 group.placement.selector.as_ref(),
             );
+            choice.sizes = Sizes::of(self.cluster, &group, &choice);
             let mut hashes = spec_hashes(self.cluster, &group, &choice);
             choice.spec_hash = hashes.pop().unwrap_or_default();
             choice.former_hashes = hashes;
@@ -296,9 +298,10 @@ impl Walk<'_> {
         if size == 0 || budget.surge + budget.unavailable > 0 || both_zero(&group.update) {
             return;
         }
+        let nodes = words::count(size, "node");
         let description = if group.delete_first() {
             format!(
-                "{} are replaced one after the other has gone: with {size} nodes this leaves none of them unavailable; \
+                "{} are replaced one after the other has gone: with {nodes} this leaves none of them unavailable; \
                  expected at least 1",
                 if group.placement.hosts.is_empty() {
                     "nodes on kept storage"
@@ -308,8 +311,8 @@ impl Walk<'_> {
             )
         } else {
             format!(
-                "with {size} nodes neither one more nor one less is allowed, so nothing could ever be replaced; raise \
-                 max_surge or max_unavailable"
+                "with {nodes} neither one more nor one less is allowed, so nothing could ever be replaced; raise \
+                 maxSurge or maxUnavailable"
             )
         };
         let field = if own {
@@ -362,8 +365,9 @@ impl Walk<'_> {
         let size = group.total() as usize;
         if hosts.len() < size {
             let description = format!(
-                "names {} machines for {size} nodes; expected at least as many",
-                hosts.len()
+                "names {} for {}; expected at least as many",
+                words::count(hosts.len(), "machine"),
+                words::count(size, "node")
             );
             self.refuse(field.clone(), description);
         }

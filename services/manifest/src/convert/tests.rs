@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use drover_core::error::Violation;
 use drover_proto::orchestrator::v1::{Cluster, GroupSpec};
 
 use crate::{Manifests, Objects};
@@ -109,6 +110,21 @@ fn a_shared_object_is_never_loaded() {
         "{text}"
     );
     assert!(text.contains("1 error."), "{text}");
+}
+
+#[test]
+fn what_a_conversion_has_lost_is_not_wrong_a_second_time() {
+    let mut objects = decode(SAMPLE, Some(&["aws", "gcd", "digitalOcean"]));
+    let lacks = || Violation {
+        field: "spec.groups".to_owned(),
+        description: "a cluster needs at least one group".to_owned(),
+    };
+    objects.clusters[0].report([lacks()], &mut objects.diagnostics);
+    assert_eq!(objects.diagnostics.count(), 1);
+    let names = ["aws", "gcd", "digitalOcean", "my-custom-plugin"];
+    let mut objects = decode(SAMPLE, Some(&names));
+    objects.clusters[0].report([lacks()], &mut objects.diagnostics);
+    assert_eq!(objects.diagnostics.count(), 1, "it is whole");
 }
 
 #[test]

@@ -10,8 +10,8 @@ use drover_proto::{
     },
     platform::v1::{
         EndpointSpec, ExecProbe, FirewallRule, FirewallSpec, GrpcProbe, HealthPolicy, HttpProbe,
-        Lifecycle, LifecycleHook, NetworkSpec, PhaseProbe, PortMapping, PortRange, PortRef,
-        ProbeTls, Spread, TcpProbe, health_policy, port_ref,
+        Impairment, Lifecycle, LifecycleHook, NetworkSpec, PhaseProbe, PortMapping, PortRange,
+        PortRef, ProbeTls, Spread, TcpProbe, health_policy, port_ref,
     },
 };
 use proptest::{collection::vec, option, prelude::*};
@@ -121,8 +121,13 @@ fn health() -> impl Strategy<Value = Option<HealthPolicy>> {
             })
         }),
         port().prop_map(|port| health_policy::Probe::Tcp(TcpProbe { port })),
-        vec(any::<String>(), 1..3)
-            .prop_map(|command| health_policy::Probe::Exec(ExecProbe { command })),
+        vec(any::<String>(), 1..3).prop_map(|command| health_policy::Probe::Exec(ExecProbe {
+            command,
+            impairments: vec![Impairment {
+                reason: "DiskFull".into(),
+                message: "\u{1f4be}: no: room".into(),
+            }],
+        })),
     ];
     option::of(
         (option::of(probe), duration(), option::of(1u32..100)).prop_map(
@@ -249,7 +254,7 @@ fn group_spec() -> impl Strategy<Value = GroupSpec> {
                     timeout: None,
                     fences: false,
                 }),
-                post_promote: None,
+                ..Lifecycle::default()
             }),
             ..Default::default()
         });

@@ -194,14 +194,16 @@ fn told(progress: Progress) -> (InfrastructureState, Option<prost_types::Duratio
     )
 }
 
-/// Sets the phase to the worst phase of the resources.
+/// Sets the phase to the worst phase of the resources, if the backend has not said which it is.
 fn with_phase(mut state: InfrastructureState) -> InfrastructureState {
-    state.phase = worst(&state.resources).into();
+    if state.phase() == ResourcePhase::Unspecified {
+        state.phase = worst(state.resources.iter().map(Resource::phase)).into();
+    }
     state
 }
 
-/// Returns the worst phase, which needs attention first.
-fn worst(resources: &[Resource]) -> ResourcePhase {
+/// Returns the worst phase, which needs attention first; `Gone` if there is none.
+pub(super) fn worst(phases: impl Iterator<Item = ResourcePhase>) -> ResourcePhase {
     let badness = |phase: ResourcePhase| match phase {
         ResourcePhase::Unspecified | ResourcePhase::Gone => 0,
         ResourcePhase::Ready => 1,
@@ -210,9 +212,7 @@ fn worst(resources: &[Resource]) -> ResourcePhase {
         ResourcePhase::Unknown => 4,
         ResourcePhase::Failed => 5,
     };
-    resources
-        .iter()
-        .map(Resource::phase)
+    phases
         .max_by_key(|phase| badness(*phase))
         .filter(|phase| badness(*phase) > 0)
         .unwrap_or(ResourcePhase::Gone)
@@ -313,14 +313,7 @@ mod tests {
     use super::*;
 
     fn phases(phases: &[ResourcePhase]) -> ResourcePhase {
-        let resources: Vec<Resource> = phases
-            .iter()
-            .map(|phase| Resource {
-                phase: (*phase).into(),
-                ..Resource::default()
-            })
-            .collect();
-        worst(&resources)
+        worst(phases.iter().copied())
     }
 
     #[test]

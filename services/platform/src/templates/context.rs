@@ -56,6 +56,7 @@ pub(super) fn context(request: &ProvisionRequest) -> Result<Context> {
             path: group.path,
             role: group.role,
             size: group.size,
+            standby: group.standby,
             class: group.node_class,
             version: group.version,
         },

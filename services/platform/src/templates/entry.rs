@@ -2,9 +2,9 @@
 
 use drover_convert::value::{to_duration, to_struct};
 use drover_proto::platform::v1::{
-    ExecProbe, GrpcProbe, HealthPolicy, HttpProbe, Lifecycle, LifecycleHook, ManagementPolicy,
-    PhaseProbe, PortRef, TcpProbe, TemplateDefaults, TemplateEntry, TemplateLimits, health_policy,
-    port_ref,
+    ExecProbe, GrpcProbe, HealthPolicy, HttpProbe, Impairment, Lifecycle, LifecycleHook,
+    ManagementPolicy, PhaseProbe, PortRef, SoleWriter, TcpProbe, TemplateDefaults, TemplateEntry,
+    TemplateLimits, health_policy, port_ref,
 };
 use drover_templates::{Entry, Health, Hook, Ignored, Limits, Port, Probe};
 use serde_json::{Map, Value};
@@ -28,6 +28,11 @@ pub(crate) fn entry(entry: &Entry) -> TemplateEntry {
         lifecycle: entry.lifecycle.as_ref().map(|lifecycle| Lifecycle {
             pre_stop: lifecycle.pre_stop.as_ref().map(hook),
             post_promote: lifecycle.post_promote.as_ref().map(hook),
+            sole_writer: lifecycle.sole_writer.as_ref().map(|writer| SoleWriter {
+                allow: writer.allow.as_ref().map(hook),
+                revoke: Some(hook(&writer.revoke)),
+                standbys_attribute: writer.standbys_attribute.clone(),
+            }),
         }),
     };
     TemplateEntry {
@@ -93,8 +98,18 @@ fn health(health: &Health) -> HealthPolicy {
                 ..HttpProbe::default()
             }),
             Probe::Tcp { port: at } => health_policy::Probe::Tcp(TcpProbe { port: port(at) }),
-            Probe::Exec { command } => health_policy::Probe::Exec(ExecProbe {
+            Probe::Exec {
+                command,
+                impairments,
+            } => health_policy::Probe::Exec(ExecProbe {
                 command: command.clone(),
+                impairments: impairments
+                    .iter()
+                    .map(|one| Impairment {
+                        reason: one.reason.to_string(),
+                        message: one.message.to_string(),
+                    })
+                    .collect(),
             }),
         }),
         interval: health.interval.map(to_duration),

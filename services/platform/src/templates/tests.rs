@@ -120,3 +120,39 @@ fn a_new_group_has_no_more_nodes_than_its_template_provides_for() {
         "it was accepted before"
     );
 }
+
+#[test]
+fn how_an_active_node_may_acknowledge_alone_is_listed_with_its_template() {
+    let index = "default: {template: db.yaml, lifecycle: {soleWriter: {allow: {exec: [alone], timeout: 10s}, \
+                 revoke: {exec: [together]}, standbysAttribute: copies}}}";
+    let files = [("index.yaml", index), ("db.yaml", "db")]
+        .map(|(name, content)| drover_templates::EmbeddedFile { name, content });
+    let entries = Catalogue::embedded(&files).unwrap().entries();
+    let lifecycle = entry(&entries[0]).defaults.unwrap().lifecycle;
+    let hook = |word: &str, seconds: Option<i64>| proto::LifecycleHook {
+        exec: vec![word.to_owned()],
+        timeout: seconds.map(|seconds| prost_types::Duration { seconds, nanos: 0 }),
+        fences: false,
+    };
+    let expected = proto::SoleWriter {
+        allow: Some(hook("alone", Some(10))),
+        revoke: Some(hook("together", None)),
+        standbys_attribute: "copies".to_owned(),
+    };
+    assert_eq!(lifecycle.unwrap().sole_writer, Some(expected));
+}
+
+#[test]
+fn a_template_sees_how_many_standbys_its_group_wants_if_that_is_known() {
+    for standby in [None, Some(0), Some(2)] {
+        let request = ProvisionRequest {
+            group: Some(ResolvedGroup {
+                standby,
+                ..ResolvedGroup::default()
+            }),
+            ..ProvisionRequest::default()
+        };
+        let seen = context(&request).unwrap();
+        assert_eq!(seen.group.standby, standby);
+    }
+}

@@ -37,7 +37,7 @@ use self::{
 };
 pub(crate) use self::{
     file::{Lease, Terms},
-    forwarded::{CALLER, caller},
+    forwarded::{Believed, CALLER, caller},
     permissions::http_permission,
 };
 pub use self::{

@@ -388,11 +388,9 @@ impl Oidc {
                 .iter()
                 .map(|one| one.as_str().map(ToOwned::to_owned))
                 .collect::<Option<Vec<_>>>()
-                .ok_or_else(|| unreadable("has an entry that is no text".to_owned()))?,
+                .ok_or_else(|| unreadable("has an entry that is not text".to_owned()))?,
             Some(_) => {
-                return Err(unreadable(
-                    "is neither a text nor a list of texts".to_owned(),
-                ));
+                return Err(unreadable("is neither text nor a list of texts".to_owned()));
             }
         };
         // An empty name is not a group: `group:*` matches everyone with any group.

@@ -157,6 +157,7 @@ const TABLE: &[Service] = &[
             ("ResumeCluster", Change),
             ("ScaleGroup", Change),
             ("ReplaceNode", Change),
+            ("FailOverGroup", Change),
             ("SetNodeRepair", Change),
             ("RestartGroup", Change),
             ("ListRevisions", Read),

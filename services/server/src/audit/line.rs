@@ -20,6 +20,9 @@ pub(super) struct Line<'a> {
     pub(super) who: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) peer: Option<SocketAddr>,
+    /// Replica that has forwarded the call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) via: Option<&'a str>,
     pub(super) what: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) object: Option<&'a str>,

@@ -100,6 +100,8 @@ struct Call {
     audit: Arc<Audit>,
     who: Identity,
     peer: Option<SocketAddr>,
+    /// Replica that has forwarded the call.
+    via: OnceLock<String>,
     what: Arc<str>,
     /// A health check, which must be answered in any case.
     open: bool,
@@ -277,6 +279,7 @@ impl Audit {
             audit: self.clone(),
             who,
             peer,
+            via: OnceLock::new(),
             open: permission == Some(Permission::Open),
             read,
             telling,
@@ -436,12 +439,18 @@ impl Entry {
         audit.send(self.line(code, denied, elapsed, omitted));
     }
 
+    /// Another replica has forwarded the call.
+    pub(crate) fn came_by(&self, replica: String) {
+        let _ = self.0.via.set(replica);
+    }
+
     fn line(&self, code: &str, denied: bool, elapsed: Duration, omitted: u64) -> String {
         let call = &*self.0;
         Line {
             time: time(),
             who: &call.who.name(),
             peer: call.peer,
+            via: call.via.get().map(String::as_str),
             what: &call.what,
             object: call.caller.object(),
             generation: call.generation.get().copied(),

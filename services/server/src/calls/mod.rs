@@ -1,9 +1,11 @@
 //! The middleware around every gRPC call.
 
+mod admission;
 mod body;
 mod body_timeout;
 mod call;
 mod methods;
+mod plain;
 mod rights;
 mod timeout;
 
@@ -21,10 +23,7 @@ use drover_core::{Error, Reason};
 use drover_telemetry::{Context as TraceContext, Span as TraceSpan, context, rpc};
 use futures::{FutureExt, future::BoxFuture};
 use http::{HeaderMap, Request, Response, header};
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::Instant,
-};
+use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 use tonic::{body::Body, service::Routes, transport::server::TcpConnectInfo};
 use tower::Service;
@@ -32,6 +31,7 @@ use tracing::Instrument;
 
 pub use self::call::{Arrival, CallContext, caller_name, deadline, shutdown, trace_id};
 pub(crate) use self::{
+    admission::Permit,
     body::CallBody,
     body_timeout::{BodyTimeout, Due},
     call::TraceId,
@@ -41,32 +41,23 @@ pub(crate) use self::{
 use self::{
     body::{Limits, Record},
     methods::{Kind, Method},
-    timeout::parse_timeout,
 };
 use crate::{
     ServerSettings, Shutdown,
-    access::{
-        self, Access, Asked, Caller, Forwarded, Identity, Judgement, Permission, Replicas, Terms,
-        http_permission,
-    },
+    access::{self, Access, Asked, Caller, Forwarded, Identity, Judgement, Permission, Replicas},
     audit::{Audit, CallRecord, Digested, Entry},
-    connection_limiter::{Busy, ConnectionHandle},
+    connection_limiter::ConnectionHandle,
     encryption::Shown,
     ending::Ending,
-    quota::{Share, Shares},
+    quota::Shares,
 };
 
-/// Retry delay for callers that were refused: long enough for typical calls to end.
-const OVERLOADED_RETRY: Duration = Duration::from_secs(1);
 /// Size of the gRPC message header: the compression flag and the length.
 const GRPC_HEADER: usize = 5;
 /// Timeout for the arrival of the first message of a request: enough for the largest one over a slow connection.
 pub(crate) const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The same for calls that require no permission, and also their deadline: they are just a few bytes.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Permit for a call, from the limit of all calls and from the caller's share.
-pub(crate) type Permit = Option<(OwnedSemaphorePermit, Option<Share>)>;
 
 /// Who may call, and where that is recorded.
 #[derive(Clone, Default)]
@@ -85,6 +76,8 @@ struct Shared {
     access: Access,
     /// Those that may forward calls.
     replicas: Option<Arc<dyn Replicas>>,
+    /// What other replicas have said of callers.
+    believed: access::Believed,
     audit: Option<Arc<Audit>>,
     unary: Arc<Semaphore>,
     streams: Arc<Semaphore>,
@@ -118,6 +111,7 @@ impl Calls {
             methods,
             access: guards.access,
             replicas: guards.replicas,
+            believed: access::Believed::default(),
             audit: guards.audit,
             unary: Arc::new(Semaphore::new(
                 settings.max_concurrent_requests.min(Semaphore::MAX_PERMITS),
@@ -136,87 +130,6 @@ impl Calls {
             tracker: TaskTracker::new(),
         };
         Self(Arc::new(shared), routes.prepare())
-    }
-
-    /// Context for handlers of plain HTTP requests, which never have a deadline of their own.
-    pub(crate) fn http_context(&self, trace: TraceContext) -> CallContext {
-        CallContext {
-            // `None` if the deadline cannot be represented.
-            deadline: Instant::now().checked_add(self.0.default_deadline),
-            shutdown: self.0.asked.clone(),
-            trace_id: trace.into(),
-        }
-    }
-
-    /// Authenticates and authorizes a plain HTTP request, and creates its audit entry.
-    pub(crate) async fn judge_http<B>(
-        &self,
-        request: &Request<B>,
-        known: bool,
-        trace_id: TraceId,
-    ) -> (
-        Result<(Caller, CallRecord, Option<Terms>), Error>,
-        Option<Entry>,
-    )
-    where
-        B: Sync,
-    {
-        let path = request.uri().path();
-        let permission = self.0.http_permission(path);
-        let shown = request.extensions().get::<Arc<Shown>>().cloned();
-        let asked = Asked {
-            peer: shown.as_deref(),
-            headers: request.headers(),
-            forwarded: None,
-            permission: Some(permission),
-        };
-        let Judgement {
-            who,
-            outcome,
-            lease,
-        } = self.0.access.judge(asked).await;
-        let sums = path == "/metrics" && permission != Permission::Open;
-        let outcome = outcome.and_then(|caller| {
-            if sums && !caller.sees_all() {
-                return Err(partial());
-            }
-            Ok(caller)
-        });
-        let peer = request.extensions().get::<TcpConnectInfo>();
-        let peer = peer.and_then(TcpConnectInfo::remote_addr);
-        let entry = self.0.audit.as_ref().map(|audit| {
-            let path = if known { path } else { "(unknown path)" };
-            let what = format!("{} {path}", request.method()).into();
-            let caller = outcome
-                .as_ref()
-                .map_or_else(|_| Caller::nobody(), Clone::clone);
-            audit.entry(who.clone(), peer, what, Some(permission), caller, trace_id)
-        });
-        let call = CallRecord::new(&who, peer, entry.clone());
-        (outcome.map(|caller| (caller, call, lease)), entry)
-    }
-
-    /// Acquires the resources of an authorized plain HTTP request: a permit like that of a unary call, and its
-    /// connection.
-    pub(crate) fn occupy_http<B>(
-        &self,
-        request: &mut Request<B>,
-        caller: &Arc<str>,
-        exempt: bool,
-    ) -> Result<(Permit, Option<Busy>), Error> {
-        let handle = request.extensions_mut().remove::<ConnectionHandle>();
-        let permission = self.0.http_permission(request.uri().path());
-        if exempt {
-            let working = handle.filter(|_| permission != Permission::Open);
-            return Ok((None, working.map(ConnectionHandle::working)));
-        }
-        let permit = self.0.admit(Kind::Unary, caller)?;
-        let busy = self.0.occupy(handle, Some(permission), caller)?;
-        let ended = busy.as_ref().and_then(|busy| busy.ending().error());
-        match ended {
-            Some(error) => Err(error),
-            None => Ok((permit, busy)),
-        }
     }
 
     /// Tracks the calls in flight, including plain HTTP requests.
@@ -282,6 +195,8 @@ impl Shared {
             }
         };
         let is_forwarded = forwarded.is_some();
+        let via = forwarded.as_ref().and_then(|it| it.as_ref().ok());
+        let via = via.and_then(|forwarded| forwarded.via.clone());
         let Judgement {
             who,
             outcome,
@@ -304,6 +219,9 @@ impl Shared {
             audit.entry(who.clone(), peer, what, permission, caller, trace_id)
         });
         if let Some(entry) = &entry {
+            if let Some(replica) = via {
+                entry.came_by(replica);
+            }
             record.audit(entry.clone());
         }
         if let Err(error) = outcome {
@@ -350,7 +268,7 @@ impl Shared {
             let shown = shown.as_deref().and_then(|peer| peer.as_ref().ok());
             let shown = shown.map(Identity::peer);
             request.extensions_mut().insert(Arrival {
-                caller: Forwarded { who, shown },
+                caller: Forwarded::at_first_hand(who, shown),
                 is_forwarded,
                 one_message: method.one_message,
                 is_read: permission.is_some_and(Permission::is_read),
@@ -434,7 +352,7 @@ impl Shared {
 
     /// The caller according to another replica, if one has forwarded the call.
     async fn forwarded(&self, headers: &HeaderMap, path: &str) -> Option<Result<Forwarded, Error>> {
-        access::caller(self.replicas.as_deref()?, headers, path).await
+        access::caller(self.replicas.as_deref()?, &self.believed, headers, path).await
     }
 
     /// Starts the span of a call. Health checks do not start a trace.
@@ -449,84 +367,6 @@ impl Shared {
             rpc::describe(&mut span, &method.path());
         }
         span
-    }
-
-    /// The required permission of a plain HTTP request on this server.
-    fn http_permission(&self, path: &str) -> Permission {
-        match path {
-            "/metrics" if self.open_metrics => Permission::Open,
-            path => http_permission(path),
-        }
-    }
-
-    /// Registers a call on its connection. Only calls that require a permission count as work.
-    fn occupy(
-        &self,
-        handle: Option<ConnectionHandle>,
-        permission: Option<Permission>,
-        caller: &Arc<str>,
-    ) -> Result<Option<Busy>, Error> {
-        let Some(handle) = handle else {
-            return Ok(None);
-        };
-        let busy = if permission == Some(Permission::Open) {
-            let busy = handle.open();
-            busy.ok_or_else(|| full("too many health checks on one connection".to_owned()))?
-        } else if matches!(self.access, Access::Open) {
-            // Without authentication there are no callers to share the connections among.
-            handle.working()
-        } else {
-            let busy = handle.working_of(|| self.connection_shares.take(caller, 1));
-            busy.ok_or_else(|| {
-                full(format!(
-                    "too many connections of {caller} with calls in flight"
-                ))
-            })?
-        };
-        Ok(Some(busy))
-    }
-
-    /// Never waits, because a queue would only delay everyone.
-    fn admit(&self, kind: Kind, caller: &Arc<str>) -> Result<Permit, Error> {
-        let (all, shares) = match kind {
-            Kind::Unary => (&self.unary, &self.unary_shares),
-            Kind::Stream => (&self.streams, &self.stream_shares),
-            Kind::Own { .. } => return Ok(None),
-        };
-        // As in `occupy`.
-        let share = if matches!(self.access, Access::Open) {
-            None
-        } else {
-            let share = shares.take(caller, 1);
-            Some(share.ok_or_else(|| full(format!("too many calls of {caller} in flight")))?)
-        };
-        let place = all.clone().try_acquire_owned();
-        let place = place.map_err(|_| full("too many calls in flight".to_owned()))?;
-        Ok(Some((place, share)))
-    }
-
-    fn deadline(&self, headers: &HeaderMap, kind: Kind) -> Result<Option<Instant>, Error> {
-        let asked = match headers.get("grpc-timeout") {
-            None => None,
-            Some(value) => Some(parse_timeout(value.as_bytes()).ok_or_else(|| {
-                Error::invalid(
-                    "grpc-timeout",
-                    "expected up to 8 digits and one of H, M, S, m, u, n",
-                )
-            })?),
-        };
-        let longest = match kind {
-            Kind::Own { .. } => OPEN_TIMEOUT,
-            Kind::Unary | Kind::Stream => self.max_deadline,
-        };
-        let limit = match (kind.is_stream(), asked) {
-            (true, None) => return Ok(None),
-            (true, Some(asked)) => asked,
-            (false, None) => self.default_deadline.min(longest),
-            (false, Some(asked)) => asked.min(longest),
-        };
-        // `None` if the deadline cannot be represented.
-        Ok(Instant::now().checked_add(limit))
     }
 }
 
@@ -553,10 +393,6 @@ fn span(method: &Method, trace_id: TraceId, peer: Option<SocketAddr>) -> tracing
     }
 }
 
-fn full(message: String) -> Error {
-    Error::new(Reason::Overloaded, message).with_retry_after(OVERLOADED_RETRY)
-}
-
 fn expired() -> Error {
     Error::new(
         Reason::DeadlineExceeded,
@@ -576,13 +412,6 @@ fn no_such(path: Option<String>) -> Error {
     Error::new(
         Reason::Unimplemented,
         format!("this server has no {path}; reflection lists what it has"),
-    )
-}
-
-fn partial() -> Error {
-    Error::new(
-        Reason::PermissionDenied,
-        "/metrics shows sums over all clusters; it is for those who see all of them",
     )
 }
 

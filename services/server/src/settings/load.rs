@@ -131,7 +131,7 @@ fn read_file<S: DeserializeOwned + Default>(
         let text = match e.without_snippet() {
             // Without the value, which may be secret.
             serde_saphyr::Error::QuotingRequired { .. } => {
-                "expected a text, and this reads as a number or a truth value: put it in quotes (a duration: add its unit)"
+                "expected text, and this reads as a number or a truth value: put it in quotes (a duration: add its unit)"
                     .to_owned()
             }
             e => e.to_string(),

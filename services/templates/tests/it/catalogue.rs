@@ -24,7 +24,9 @@ stores:
         ports: [client]
         health: {tcp: {port: client}, interval: 5s, failureThreshold: 2}
         managementPolicy: OrderedReady
-        lifecycle: {preStop: {exec: [redis-cli, shutdown], timeout: 500ms}}
+        lifecycle:
+          preStop: {exec: [redis-cli, shutdown], timeout: 500ms}
+          soleWriter: {allow: {exec: [alone], timeout: 10s}, revoke: {exec: [together]}, standbysAttribute: copies}
       - {version: ">=6, <8", template: plain.yaml}
   - store: etcd
     versions:
@@ -128,6 +130,30 @@ fn no_match_names_what_was_asked_and_what_there_is_but_no_attribute_values() {
 }
 
 #[test]
+fn a_slip_in_the_name_of_a_store_or_an_addon_is_recognised() {
+    let attributes = Map::new();
+    let of = |store| {
+        let query = Query {
+            store,
+            version: "9",
+            attributes: &attributes,
+        };
+        catalogue().select(query).unwrap_err().message().to_owned()
+    };
+    let said = of("rediss");
+    assert!(said.ends_with("; did you mean `redis`?"), "{said}");
+    for store in ["mysql", "redis", "x"] {
+        let said = of(store);
+        assert!(!said.contains("did you mean"), "{said}");
+    }
+    let error = catalogue().select_addon("haproxi").unwrap_err();
+    assert!(
+        error.message().ends_with("; did you mean `haproxy`?"),
+        "{error}"
+    );
+}
+
+#[test]
 fn entries_are_listed_with_everything_that_they_suggest() {
     let entries = catalogue().entries();
     let names = entries
@@ -177,7 +203,36 @@ fn entries_are_listed_with_everything_that_they_suggest() {
             .as_millis(),
         500
     );
+    let writer = hot.lifecycle.clone().unwrap().sole_writer.unwrap();
+    let allow = writer.allow.unwrap();
+    assert_eq!(allow.exec, ["alone"]);
+    assert_eq!(allow.timeout.unwrap().as_secs(), 10);
+    assert_eq!(writer.revoke.exec, ["together"]);
+    assert_eq!(writer.standbys_attribute, "copies");
     assert!(entries[4].addon);
+}
+
+#[test]
+fn a_permission_to_acknowledge_alone_always_has_an_end() {
+    let read = |writer: &str| {
+        let index =
+            format!("default: {{template: agent.yaml, lifecycle: {{soleWriter: {writer}}}}}");
+        let index: &'static str = Box::leak(index.into_boxed_str());
+        Catalogue::embedded(&[file("index.yaml", index), file("agent.yaml", "x")])
+    };
+    let entries = read("{revoke: {exec: [together]}}").unwrap().entries();
+    let least = entries[0].lifecycle.clone().unwrap().sole_writer.unwrap();
+    assert_eq!(least.allow, None);
+    assert_eq!(least.standbys_attribute, "");
+    for (writer, what) in [
+        ("{allow: {exec: [alone]}}", "revoke"),
+        ("{revoke: {exec: [together]}, standbys: 2}", "standbys"),
+        ("{revoke: {exec: [together], timeout: soon}}", "500ms"),
+    ] {
+        let error = read(writer).expect_err(writer);
+        assert_eq!(error.reason(), Reason::Invalid);
+        assert!(error.message().contains(what), "{what} in {error}");
+    }
 }
 
 #[test]

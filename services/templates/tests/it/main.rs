@@ -9,5 +9,6 @@
 mod addons;
 mod catalogue;
 mod digest;
+mod sole;
 mod stores;
 mod worker;

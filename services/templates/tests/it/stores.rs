@@ -35,6 +35,8 @@ struct Wanted {
     store: &'static str,
     version: &'static str,
     password: bool,
+    /// Standby nodes of its group, if that is known.
+    standby: Option<u32>,
     attributes: Value,
 }
 
@@ -43,6 +45,7 @@ fn wanted(store: &'static str, attributes: Value) -> Wanted {
         store,
         version: "",
         password: store != "etcd",
+        standby: Some(2),
         attributes,
     }
 }
@@ -63,7 +66,7 @@ impl Wanted {
         let password = if self.password { "secret" } else { "" };
         let context = json!({
             "cluster": {"id": "orders", "store": self.store, "version": self.version},
-            "group": {"path": "db", "size": 1, "attributes": self.attributes},
+            "group": {"path": "db", "size": 1, "standby": self.standby, "attributes": self.attributes},
             "node": {"id": "db-0-x7k2p", "name": "db-0"},
             "bootstrap": (self.password && folder == MACHINES).then_some("hunter2"),
             "platform": {
@@ -97,6 +100,13 @@ impl Wanted {
         let found = objects.into_iter().find(|object| object["kind"] == kind);
         found.unwrap_or_else(|| panic!("a {kind} in {text}"))
     }
+}
+
+/// The script of a PostgreSQL with these attributes.
+pub(crate) fn script(attributes: Value) -> String {
+    let text = wanted("postgresql", attributes).rendered_by(PROCESSES);
+    let process: Value = serde_saphyr::from_str(&text.unwrap()).unwrap();
+    process["files"][0]["content"].as_str().unwrap().to_owned()
 }
 
 fn image(of: &Wanted) -> Value {
@@ -292,7 +302,7 @@ fn what_a_template_does_not_set_is_handed_to_the_server_on_every_platform() {
 #[test]
 fn a_promotion_of_postgresql_is_said_to_fence_only_where_standbys_are_counted() {
     for (value, counted) in [
-        (None, 0),
+        (None, 1),
         (Some(json!(0)), 0),
         (Some(json!("0")), 0),
         (Some(json!(1)), 1),
@@ -307,9 +317,12 @@ fn a_promotion_of_postgresql_is_said_to_fence_only_where_standbys_are_counted() 
         ] {
             let rendered = asked.rendered_by(folder).unwrap();
             assert!(rendered.contains(&written), "{folder}: {rendered}");
-            let hook = asked.selected_by(folder).unwrap().entry().lifecycle.clone();
-            let hook = hook.unwrap().post_promote.unwrap();
-            assert_eq!(hook.fences, counted > 0, "{folder} {:?}", asked.attributes);
+            let hooks = asked.selected_by(folder).unwrap().entry().lifecycle.clone();
+            let hooks = hooks.unwrap();
+            let fences = hooks.post_promote.unwrap().fences;
+            assert_eq!(fences, counted > 0, "{folder} {:?}", asked.attributes);
+            let allows = hooks.sole_writer.unwrap().allow.is_some();
+            assert_eq!(allows, counted > 0, "{folder} {:?}", asked.attributes);
         }
     }
     for wrong in [
@@ -330,6 +343,76 @@ fn a_promotion_of_postgresql_is_said_to_fence_only_where_standbys_are_counted() 
             let said = "attribute `synchronous`: expected a number";
             assert!(refusal.contains(said), "{folder} {wrong}: {refusal}");
         }
+    }
+}
+
+#[test]
+fn a_primary_goes_on_alone_unless_durability_is_strict() {
+    for (value, durability, allows) in [
+        (None, "available", true),
+        (Some("available"), "available", true),
+        (Some("strict"), "strict", false),
+    ] {
+        let attributes = value.map_or_else(|| json!({}), |value| json!({"durability": value}));
+        let asked = wanted("postgresql", attributes).version("15");
+        for (folder, written) in [
+            (
+                PODS,
+                format!("{{name: DURABILITY, value: \"{durability}\"}}"),
+            ),
+            (PROCESSES, format!("DURABILITY: \"{durability}\"")),
+        ] {
+            let rendered = asked.rendered_by(folder).unwrap();
+            assert!(rendered.contains(&written), "{folder}: {rendered}");
+            let hooks = asked.selected_by(folder).unwrap().entry().lifecycle.clone();
+            let writer = hooks.unwrap().sole_writer.unwrap();
+            assert_eq!(writer.allow.is_some(), allows, "{folder} {value:?}");
+            assert_eq!(writer.standbys_attribute, "synchronous");
+        }
+    }
+    for (attributes, said) in [
+        (
+            json!({"durability": "some"}),
+            "attribute `durability`: expected `available` or `strict`",
+        ),
+        (
+            json!({"durability": "strict", "synchronous": 0}),
+            "attribute `durability` has no effect with `synchronous: 0`",
+        ),
+    ] {
+        let asked = wanted("postgresql", attributes).version("15");
+        for folder in [PODS, PROCESSES] {
+            let refusal = asked.refusal_by(folder);
+            assert!(refusal.contains(said), "{folder}: {refusal}");
+        }
+    }
+}
+
+#[test]
+fn a_postgresql_begins_alone_if_its_group_wants_no_standby_or_it_is_not_known() {
+    for (standby, alone) in [(Some(0), "1"), (None, "1"), (Some(1), ""), (Some(2), "")] {
+        let mut asked = wanted("postgresql", json!({})).version("15");
+        asked.standby = standby;
+        for (folder, written) in [
+            (PODS, format!("{{name: ALONE, value: \"{alone}\"}}")),
+            (PROCESSES, format!("ALONE: \"{alone}\"")),
+        ] {
+            let rendered = asked.rendered_by(folder).unwrap();
+            assert!(rendered.contains(&written), "{folder}: {rendered}");
+        }
+    }
+}
+
+#[test]
+fn no_entry_of_the_catalogue_for_machines_lets_in_standbys() {
+    let entries = catalogue(MACHINES).entries();
+    let stores: Vec<&str> = entries.iter().map(|entry| entry.store.as_str()).collect();
+    for store in ["redis", "etcd", "postgresql", "kubernetes"] {
+        assert!(stores.contains(&store), "{stores:?}");
+    }
+    for entry in &entries {
+        let template = &entry.template;
+        assert_eq!(entry.limits.max_standby, Some(0), "{template}");
     }
 }
 

@@ -17,7 +17,8 @@ pub fn provision(
     group: &str,
     ordinals: Range<u32>,
 ) -> ProvisionRequest {
-    let request_id = Uuid::new_v4();
+    // As an orchestrator's, which say when they were made.
+    let request_id = Uuid::now_v7();
     let slots: Vec<Slot> = (0..)
         .zip(ordinals)
         .map(|(index, ordinal)| Slot {

@@ -2,7 +2,7 @@ use drover_client::PlatformClient;
 use drover_core::Reason;
 use drover_proto::platform::v1::{
     Capability, DeleteStorageRequest, DeprovisionRequest, KeptStorage, ListStorageRequest, Node,
-    ProvisionRequest, Storage,
+    NodeChange, ProvisionRequest, Storage, update_node_request::Update,
 };
 use uuid::Uuid;
 
@@ -145,6 +145,58 @@ pub(super) async fn kept_storage_is_listed_and_attached_again(subject: &Subject)
     let node = made(&fixture, &follower).await;
     assert_eq!(remove(&fixture, &node, false).await, Vec::<String>::new());
     assert_eq!(kept(&fixture).await, vec![], "it went with its node");
+}
+
+pub(super) async fn storage_grows_under_its_node(subject: &Subject) {
+    const GI: u64 = 1 << 30;
+    let Some((fixture, mut request)) = begin(subject).await else {
+        return;
+    };
+    request.storage = Some(Storage {
+        size_bytes: Some(GI),
+        ..Storage::default()
+    });
+    let node = made(&fixture, &request).await;
+    let grow = async |size| {
+        let change = NodeChange {
+            storage_size_bytes: Some(size),
+            spec_hash: format!("h1-{size}"),
+            ..NodeChange::default()
+        };
+        let uid = &fixture.platform.uid;
+        let request = requests::update(uid, fixture.fence(), &node, Update::Change(change));
+        fixture.update(&request).await
+    };
+    if !fixture.can(Capability::GrowStorage) {
+        refused(
+            grow(2 * GI).await,
+            Reason::CapabilityMissing,
+            "no such capability",
+        );
+        return fixture.clean().await;
+    }
+    let error = grow(0).await.expect_err("nothing is no size");
+    assert_eq!(error.fields()[0].field, "change.storage_size_bytes");
+    for size in [2 * GI, 2 * GI, GI] {
+        match grow(size).await {
+            Ok(after) => {
+                assert_eq!((&after.node_id, &after.slot), (&node.node_id, &node.slot));
+                assert_eq!(after.spec_hash, format!("h1-{size}"));
+            }
+            // A volume that nobody has made yet cannot grow.
+            Err(error) => {
+                assert!(error.message().contains("has no volume yet"), "{error}");
+                return fixture.clean().await;
+            }
+        }
+    }
+    remove(&fixture, &node, true).await;
+    let listed = kept(&fixture).await;
+    let storage = listed[0].storage.as_ref().expect("its size is known");
+    assert_eq!(storage.size_bytes, Some(2 * GI), "it never shrinks");
+    let client = client(subject);
+    let deleted = client.delete_storage(deletion(&fixture, &listed[0]), subject.patience);
+    deleted.await.expect("kept storage can be deleted");
 }
 
 pub(super) async fn storage_has_one_node_at_a_time(subject: &Subject) {

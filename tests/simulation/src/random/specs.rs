@@ -187,6 +187,7 @@ pub(super) fn cluster(random: &mut fastrand::Rng, offers: &Offers) -> pb::Cluste
         .collect();
     let probe = random.bool().then(|| ExecProbe {
         command: vec!["true".to_owned()],
+        ..ExecProbe::default()
     });
     pb::ClusterSpec {
         platforms: choices(random, platforms),

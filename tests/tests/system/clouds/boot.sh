@@ -10,9 +10,9 @@ mkdir "$directory/changed" "$directory/work" "$directory/root"
 mount -t overlay -o "lowerdir=$tree,upperdir=$directory/changed,workdir=$directory/work" machine "$directory/root"
 
 # A group of its own: systemd takes the one that it is in for its own. There may be several hierarchies in a folder, which is
-# another one for the machine, because systemd changes it.
+# another one for the machine, because systemd changes it; what else is in that folder is no hierarchy.
 groups=/sys/fs/cgroup
-[ -e $groups/cgroup.controllers ] || groups=$(echo $groups/*)
+[ -e $groups/cgroup.controllers ] || groups=$(for group in $groups/*; do ! mountpoint -q "$group" || echo "$group"; done)
 for group in $groups; do
     mkdir -p "$group/$name"
     if [ -e "$group/cpuset.cpus" ]; then

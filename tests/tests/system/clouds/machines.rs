@@ -377,6 +377,71 @@ async fn a_redis_asks_for_its_password_and_does_so_on_the_machine_that_replaces_
     site.end().await;
 }
 
+/// What a PostgreSQL answers over the network, or why it does not.
+fn sql(node: &pb::Node, password: Option<&str>, statement: &str) -> Result<String, String> {
+    let (host, port) = client(node).split_once(':').unwrap();
+    let to = format!("host={host} port={port} user=postgres dbname=postgres connect_timeout=5");
+    let mut program = Command::new("psql");
+    match password {
+        Some(password) => program.env("PGPASSWORD", password),
+        None => program.env_remove("PGPASSWORD"),
+    };
+    program.env("LC_ALL", "C").env("PGPASSFILE", "/nowhere");
+    let output = program
+        .args(["-XAtqw", "-d", &to, "-c", statement])
+        .output()
+        .unwrap();
+    let text = |said: Vec<u8>| String::from_utf8_lossy(&said).trim().to_owned();
+    if output.status.success() {
+        Ok(text(output.stdout))
+    } else {
+        Err(text(output.stderr))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_postgresql_answers_at_its_private_address_those_with_its_password_and_nobody_else() {
+    if !alone(
+        "clouds::machines::a_postgresql_answers_at_its_private_address_those_with_its_password_and_nobody_else",
+    ) {
+        return;
+    }
+    let site = Site::open().await;
+    let (name, mut spec) = declared(
+        "apiVersion: drover.dev/v1\n\
+         kind: Cluster\n\
+         metadata: {name: orders}\n\
+         spec:\n  \
+           store: {software: postgresql, version: \"15\"}\n  \
+           attributes: {settings: {work_mem: 5MB}}\n  \
+           groups: {db: {size: 1, platform: aws}}\n",
+    );
+    spec.groups[0].bootstrap = Some(pb::BootstrapSource {
+        source: Some(pb::bootstrap_source::Source::Text(PASSWORD.to_owned())),
+        render: false,
+    });
+    site.world.apply(&name, spec).await;
+    site.world.ready(&name, 1).await;
+    let node = site.nodes(&name).await.remove("db-0").unwrap();
+    let ask = |statement: &str| sql(&node, Some(PASSWORD), statement);
+    let version = until("it answers", async || ask("show server_version").ok()).await;
+    assert!(version.starts_with("15."), "{version}");
+    assert_eq!(ask("show work_mem").as_deref(), Ok("5MB"));
+    let address = site.ec2.private_address(node.platform_node_id()).unwrap();
+    let at = ask("select host(inet_server_addr())");
+    assert_eq!(at, Ok(address.to_string()));
+    let rows = ask("create table number as select generate_series(1, 20) as it");
+    assert!(rows.is_ok(), "{rows:?}");
+    assert_eq!(ask("select sum(it) from number").as_deref(), Ok("210"));
+
+    let without = sql(&node, None, "select 1").unwrap_err();
+    assert!(without.contains("no password supplied"), "{without}");
+    let wrong = sql(&node, Some("password"), "select 1").unwrap_err();
+    let refused = "password authentication failed";
+    assert!(wrong.contains(refused), "{wrong}");
+    site.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_machine_whose_packages_are_of_another_version_says_so_on_its_console() {
     if !alone(

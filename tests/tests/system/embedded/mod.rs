@@ -46,7 +46,7 @@ pub fn emulated_ec2(url: String, directory: &std::path::Path, poll: Duration) ->
     settings.common.pending_poll_interval_seconds = poll.as_secs_f64();
     settings.common.visibility_delay_seconds = 2.0;
     settings.common.call_timeout_seconds = 5.0;
-    DriverSettings::Aws(Box::new(settings))
+    DriverSettings::from(settings)
 }
 
 pub struct World {

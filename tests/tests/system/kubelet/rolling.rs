@@ -9,7 +9,7 @@ use tokio::{runtime::Handle, time::Instant};
 
 use super::{
     bench::{
-        Bench, FAILOVER, arguments, clients, etcd_at, host, led_to, password, processes, run, said,
+        Bench, PAUSE, arguments, clients, etcd_at, host, led_to, password, processes, run, said,
         signal, spec, sql, voters,
     },
     clients::{Asking, Known, Writer, Written, none_lost},
@@ -138,7 +138,7 @@ async fn etcd_in_pods_is_rolled_to_other_flags_on_its_claims_and_keeps_quorum_an
     all_run_with(&bench, "etcd", MEMBERS, &words).await;
     assert_eq!(bench.claims().await, claims, "the claim of each name stays");
     let pause = writer.longest_pause();
-    assert!(pause < FAILOVER, "nothing was acknowledged for {pause:?}");
+    assert!(pause < PAUSE, "nothing was acknowledged for {pause:?}");
     let acknowledged = writer.finish();
     each_member_has(&bench, &acknowledged).await;
     println!(

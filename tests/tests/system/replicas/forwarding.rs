@@ -260,7 +260,7 @@ async fn a_forwarded_call_has_the_rights_of_its_caller_and_nobody_can_pretend() 
     fs::write(&rules, RULES).unwrap();
     let mut site = Site { world, etcd };
     for at in 0..REPLICAS {
-        let mut server = replica(&site.world, &site.etcd, &format!("r{at}"));
+        let mut server = replica(ORCHESTRATOR, &site.world, &site.etcd, &format!("r{at}"));
         let audit = site.world.directory.path().join(format!("audit-{at}"));
         server.add(&["--access", rules.to_str().unwrap()]);
         server.add(&["--audit-log", audit.to_str().unwrap()]);
@@ -309,16 +309,21 @@ async fn a_forwarded_call_has_the_rights_of_its_caller_and_nobody_can_pretend() 
             assert_eq!(error.reason(), Reason::Unauthenticated, "{error}");
         }
     }
-    // Whoever leads has recorded each change under the name of its caller.
+    // Whoever leads has recorded each change under the name of its caller, and by whom it came.
     let leaders = (0..REPLICAS).filter(|at| {
         let log = fs::read_to_string(site.world.directory.path().join(format!("audit-{at}")));
         let log = log.unwrap();
-        let changes = log.lines().filter(|line| {
-            line.contains("\"token:writer\"")
-                && line.contains("ApplyCluster")
-                && line.contains("OK")
-        });
-        changes.count() >= REPLICAS
+        let is_change = |line: &&str| {
+            let words = ["\"token:writer\"", "ApplyCluster", "OK"];
+            words.iter().all(|word| line.contains(word))
+        };
+        let changes: Vec<&str> = log.lines().filter(is_change).collect();
+        let came_by = |other: &usize| {
+            let via = format!("\"via\":\"r{other}\"");
+            changes.iter().filter(|line| line.contains(&via)).count() == 1
+        };
+        let forwarded = (0..REPLICAS).filter(came_by).count();
+        changes.len() == REPLICAS && forwarded == REPLICAS - 1
     });
     assert_eq!(leaders.count(), 1);
 }

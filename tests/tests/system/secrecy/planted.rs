@@ -208,6 +208,7 @@ pub(crate) fn cluster(name: &str, platform: &str, more: &str) -> String {
 /// Manifests with typical mistakes and a secret in them.
 pub(crate) fn slips(secret: &str) -> Vec<(String, String)> {
     let secret = quoted(secret);
+    let part: String = secret.chars().skip(1).take(19).collect();
     let base = |kind: &str, rest: &str| {
         format!("apiVersion: drover.dev/v1\nkind: {kind}\nmetadata: {{name: slip}}\n{rest}\n")
     };
@@ -243,7 +244,7 @@ pub(crate) fn slips(secret: &str) -> Vec<(String, String)> {
         base("Secret", &format!("stringData: {{password: {secret}")),
         base(
             "Secret",
-            &format!("stringData:\n  password: |\n   {}\n x", &secret[1..20]),
+            &format!("stringData:\n  password: |\n   {part}\n x"),
         ),
         base("Secrets", &format!("stringData: {{password: {secret}}}")),
         base("secret", &format!("stringData:\n  password: {secret}")),

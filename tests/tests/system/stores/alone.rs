@@ -310,6 +310,11 @@ fn rendered(script: &EmbeddedFile) -> String {
         let (_, content) = part.content.split_once("{%- raw -%}\n").unwrap();
         whole = whole.replace(&include, content);
     }
+    // A server with standbys: the other branch is that of machines of clouds.
+    if let Some((before, rest)) = whole.split_once("{% if single is defined %}\n") {
+        let (_, counts) = rest.split_once("{% else %}\n").unwrap();
+        whole = format!("{before}{}", counts.replacen("{% endif %}\n", "", 1));
+    }
     let marks = ["{% raw %}\n", "{%- endraw %}", "{% endraw %}"];
     marks
         .iter()

@@ -1,4 +1,4 @@
-//! A disk that stands still: what reads it goes on, and what writes to it waits.
+//! A disk that stands still: what reads it goes on, and what writes to it waits. One that is full is in `impaired`.
 
 use std::{
     fs,
@@ -13,8 +13,8 @@ use crate::stores::{
     run,
 };
 
-/// A disk of its own for the storage of a node.
-struct Disk {
+/// A disk of its own for the storage of nodes.
+pub(super) struct Disk {
     at: PathBuf,
     image: PathBuf,
 }
@@ -22,7 +22,11 @@ struct Disk {
 impl Disk {
     /// Gives a node that was never started a disk.
     fn of(node: &Node) -> Self {
-        let at = node.storage();
+        Self::at(node.storage())
+    }
+
+    /// Mounts a disk at an empty directory.
+    pub(super) fn at(at: PathBuf) -> Self {
         let image = at.with_extension("ext4");
         let owner = fs::metadata(&at).unwrap();
         fs::File::create(&image)
@@ -35,6 +39,18 @@ impl Disk {
         chown(&at, Some(owner.uid()), Some(owner.gid())).unwrap();
         fs::remove_dir(at.join("lost+found")).unwrap();
         Self { at, image }
+    }
+
+    /// Fills it up, but for this number of megabytes.
+    pub(super) fn fill_but(&self, megabytes: u32) {
+        let script = "free=$(df -Pk \"$1\" | awk 'NR == 2 { print $4 }') \
+                      && fallocate -l $((free - 1024 * $2))K \"$1/.ballast\"";
+        let (at, left) = (self.at.to_str().unwrap(), megabytes.to_string());
+        does("sh", &["-c", script, "sh", at, &left]);
+    }
+
+    pub(super) fn free(&self) {
+        fs::remove_file(self.at.join(".ballast")).unwrap();
     }
 
     fn stands_still(&self) {

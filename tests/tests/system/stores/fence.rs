@@ -10,8 +10,10 @@ use drover_proto::{
 };
 
 use crate::stores::{
-    UP, active, apply, nested, object, postgresql::postgresql, real::World, run, said, server,
-    store, text, up, world,
+    UP, active, apply, nested, object,
+    postgresql::{ask_at as ask, postgresql},
+    real::World,
+    run, server, store, text, up, world,
 };
 
 fn span(seconds: i64) -> Option<prost_types::Duration> {
@@ -32,6 +34,7 @@ fn slow_to_go(version: &str, sick: &str) -> pb::Cluster {
     spec.health = Some(HealthPolicy {
         probe: Some(Probe::Exec(ExecProbe {
             command: words(&["sh", "-c", &probe]),
+            ..ExecProbe::default()
         })),
         interval: span(1),
         ..Default::default()
@@ -42,29 +45,9 @@ fn slow_to_go(version: &str, sick: &str) -> pb::Cluster {
             timeout: span(300),
             fences: false,
         }),
-        post_promote: None,
+        ..Lifecycle::default()
     });
     cluster
-}
-
-/// What a server answers within three seconds.
-fn ask(node: &pb::Node, statement: &str) -> Option<String> {
-    let (_, programs) = postgresql();
-    let psql = programs.join("psql");
-    let (host, port) = node.endpoints["client"].rsplit_once(':').unwrap();
-    let to = format!("host={host} port={port} user=postgres dbname=postgres connect_timeout=2");
-    said(&run(
-        "timeout",
-        &[
-            "3",
-            psql.to_str().unwrap(),
-            "-XAtqw",
-            "-d",
-            &to,
-            "-c",
-            statement,
-        ],
-    ))
 }
 
 async fn nodes(world: &World) -> Vec<pb::Node> {

@@ -74,6 +74,26 @@ fn primaries(psql: &str, ports: &[u16]) -> usize {
     asks.filter(|answer| answer.as_deref() == Some("f")).count()
 }
 
+/// What a server answers within three seconds.
+pub(super) fn ask_at(node: &pb::Node, statement: &str) -> Option<String> {
+    let (_, programs) = postgresql();
+    let psql = programs.join("psql");
+    let (host, port) = node.endpoints["client"].rsplit_once(':').unwrap();
+    let to = format!("host={host} port={port} user=postgres dbname=postgres connect_timeout=2");
+    said(&run(
+        "timeout",
+        &[
+            "3",
+            psql.to_str().unwrap(),
+            "-XAtqw",
+            "-d",
+            &to,
+            "-c",
+            statement,
+        ],
+    ))
+}
+
 /// A primary and two standbys under load, killed and renewed; returns the resulting world.
 async fn lose_no_row(storage: Option<pb::StorageSpec>) -> World {
     let (version, programs) = postgresql();
@@ -502,8 +522,10 @@ fn no_standby_is_promoted_while_another_one_that_lives_cannot_be_asked() {
         .collect();
     begin(&mut nodes);
     insist(&nodes[0], "create table t (x int)");
-    until("both have it", &mut nodes, |nodes| {
-        has_replayed(&nodes[0], &nodes[1]) && has_replayed(&nodes[0], &nodes[2])
+    until("both have it, and are counted", &mut nodes, |nodes| {
+        let counted = insist(&nodes[0], "show synchronous_standby_names");
+        let are = counted.contains("db-1") && counted.contains("db-2");
+        are && has_replayed(&nodes[0], &nodes[1]) && has_replayed(&nodes[0], &nodes[2])
     });
     // Only one of them receives the next row.
     let receiver = insist(&nodes[1], "select pid from pg_stat_wal_receiver");

@@ -166,6 +166,7 @@ fn a_thousand_nodes_whose_probes_all_fail_are_left_alone_and_are_ready_when_they
             let mut world = World::new(settings(), immortal()).await;
             let probe = Probe::Exec(ExecProbe {
                 command: vec!["true".to_owned()],
+                ..ExecProbe::default()
             });
             let health = HealthPolicy {
                 probe: Some(probe),

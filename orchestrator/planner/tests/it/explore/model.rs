@@ -309,6 +309,8 @@ impl Model {
                 role_change.call.in_flight = true;
             }
             Call::Relabel { .. } => unreachable!("no host has labels"),
+            Call::Grow { .. } => unreachable!("no storage grows"),
+            Call::Sole { .. } => unreachable!("no store needs standbys"),
             Call::Resource { key, asked } => self.begin_telling(key, *asked),
         }
     }

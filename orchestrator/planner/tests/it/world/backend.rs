@@ -28,6 +28,8 @@ pub struct Thing {
     pub host: Sym,
     /// Whether it has the storage of its group and ordinal.
     pub storage: bool,
+    /// Size of its storage. `None` for the default.
+    pub size: Option<u64>,
     pub phase: Phase,
     pub ready: bool,
     /// Whether it is active.
@@ -135,6 +137,7 @@ impl World {
                 group: node.group.clone(),
                 host: node.host.clone(),
                 storage: node.storage,
+                size: node.storage_size,
                 phase: Phase::Pending,
                 ready: true,
                 acts: node.role == Role::Active,

@@ -44,6 +44,7 @@ pub fn view(name: &str) -> PlatformView {
         fenced: false,
         adopts: true,
         relabels: true,
+        grows: Some(true),
         finite: false,
     }
 }
@@ -98,6 +99,7 @@ pub fn choice(platform: &str, version: &str) -> Choice {
         spec_hash: format!("{version}-{platform}").into(),
         former_hashes: Vec::new(),
         labels_hash: "".into(),
+        sizes: Default::default(),
         template: None,
     }
 }
@@ -147,6 +149,7 @@ pub fn pre_stop(seconds: u64) -> Lifecycle {
     Lifecycle {
         pre_stop: Some(hook),
         post_promote: None,
+        sole_writer: None,
     }
 }
 

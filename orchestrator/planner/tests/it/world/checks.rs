@@ -256,6 +256,8 @@ impl World {
                 let labels = choice.map(|choice| &choice.labels_hash);
                 assert!(labels.is_none_or(|it| *it == thing.labels), "{thing:?}");
             }
+            let wants = group.storage.as_ref().and_then(|it| it.size);
+            assert!(living.iter().all(|thing| thing.size >= wants), "{living:?}");
             let acting = living.iter().filter(|thing| thing.acts).count();
             assert_eq!(acting, group.size.unwrap_or(1) as usize, "{living:#?}");
             let all = (living, &self.state.nodes, self.plan().report);

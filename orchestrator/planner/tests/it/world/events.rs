@@ -94,6 +94,12 @@ impl World {
             Event::Turned(epoch, slot, role, outcome) => self.turned(epoch, slot, role, outcome),
             Event::Labels(slot, labels) => self.take_labels(slot, labels),
             Event::Relabelled(epoch, slot, told) => self.relabelled(epoch, slot, told),
+            Event::Grows(slot, size, hash) => self.enlarge(slot, size, hash),
+            Event::Grown(epoch, slot, told) => self.grown(epoch, slot, told),
+            Event::Permits(slot, allow, hears) => self.take_permission(slot, allow, hears),
+            Event::Permitted(epoch, slot, allow, outcome) => {
+                self.permitted(epoch, slot, allow, outcome);
+            }
             Event::Adopted(epoch, slot, told) => {
                 if epoch == self.epoch
                     && let Some(node) = self.state.node_mut(slot)
@@ -111,6 +117,7 @@ impl World {
                 }
             }
         }
+        self.write();
     }
 
     pub(super) fn run_hook(&mut self, slot: u64, until: Millis) {

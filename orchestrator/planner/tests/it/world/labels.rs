@@ -15,7 +15,44 @@ pub fn labelled(mut group: Group, labels: &str) -> Group {
     group
 }
 
+/// What becomes of a call that changes a node in place.
+pub(super) struct Fate {
+    /// Milliseconds until it has its effect.
+    pub(super) took: u64,
+    pub(super) happens: bool,
+    /// Whether the caller hears of it, if it waits for so long.
+    pub(super) told: bool,
+}
+
 impl World {
+    /// Draws what becomes of a call whose caller waits for so many milliseconds.
+    pub(super) fn fate(&mut self, platform: &Sym, timeout: u64) -> Fate {
+        let backend = &self.platforms[platform];
+        let (faults, reachable) = (backend.faults.role_change, backend.reachable);
+        let mut fate = Fate {
+            took: self.rng.u64(5..3_000),
+            happens: reachable,
+            told: reachable,
+        };
+        if reachable && self.chance(faults) {
+            // Lost as a request, lost as a response, or still under way when its caller gives up.
+            let fault = self.rng.u64(0..3);
+            (fate.happens, fate.told) = (fault > 0, false);
+            if fault == 2 {
+                fate.took += self.rng.u64(timeout..4 * timeout);
+            }
+        }
+        fate
+    }
+
+    /// How long a call takes that has its effect after those of before, as long as they are under way: what is asked of a
+    /// node happens in the order in which it was asked, whatever became of the callers.
+    pub(super) fn in_order(&self, took: u64, is_before: impl Fn(&Event) -> bool) -> u64 {
+        let before = self.queue.iter().filter(|(_, event)| is_before(event));
+        let last = before.map(|((at, _), _)| at + 1).max().unwrap_or_default();
+        took.max(last.saturating_sub(self.now))
+    }
+
     pub(super) fn relabel(&mut self, slot: u64) {
         let intended = self.durable.node(slot).unwrap().labels_hash.clone();
         assert_eq!(&*intended, CHANGING, "intent first");
@@ -26,23 +63,16 @@ impl World {
         let node = self.state.node(slot).unwrap();
         let group = self.groups.iter().find(|group| group.path == node.group);
         let wanted = group.unwrap().choice_for(node).unwrap().labels_hash.clone();
-        let backend = &self.platforms[&node.platform];
-        let (faults, reachable) = (backend.faults.role_change, backend.reachable);
-        let mut took = self.rng.u64(5..3_000);
-        let (mut happens, mut told) = (reachable, reachable);
-        if reachable && self.chance(faults) {
-            // Lost as a request, lost as a response, or still under way when its caller gives up.
-            let fault = self.rng.u64(0..3);
-            (happens, told) = (fault > 0, false);
-            if fault == 2 {
-                took += self.rng.u64(TIMEOUT..4 * TIMEOUT);
-            }
-        }
-        // Platforms change a node in the order in which they are asked, whatever became of the callers.
-        let pending = self.queue.iter().filter_map(|((at, _), event)| {
-            matches!(event, Event::Labels(other, _) if *other == slot).then_some(at + 1)
-        });
-        took = took.max(pending.max().unwrap_or_default().saturating_sub(self.now));
+        let platform = node.platform.clone();
+        let Fate {
+            mut took,
+            happens,
+            told,
+        } = self.fate(&platform, TIMEOUT);
+        took = self.in_order(
+            took,
+            |event| matches!(event, Event::Labels(other, _) if *other == slot),
+        );
         if happens {
             self.at(took, Event::Labels(slot, wanted.clone()));
         }

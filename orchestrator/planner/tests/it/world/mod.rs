@@ -8,19 +8,20 @@
 pub mod backend;
 pub mod build;
 mod checks;
+pub mod growth;
 pub mod infrastructure;
 pub mod labels;
+mod orders;
 mod roles;
+mod run;
+pub mod sole;
 pub mod steps;
 mod storage;
 
 pub mod addons;
 mod events;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use backend::{Backend, Faults, Thing};
 use drover_core::{
@@ -28,13 +29,10 @@ use drover_core::{
     addon::WantedAddon,
     node::{Call as Attempt, Outcome, ProbeResult, RemovalReason, Role, Seen},
     resource::{Observed, ResourceKey, Wanted},
-    spec::{Group, Health, OrphanPolicy, UpdateStrategy},
+    spec::{Group, Health, OrphanPolicy},
 };
-use drover_planner::{Call, Input, Leaving, Op, Plan, PlatformView, State, apply, plan};
+use drover_planner::{Input, Leaving, Op, Plan, PlatformView, State, plan};
 use uuid::Uuid;
-
-/// Consecutive passes without an event or a wake-up from which on the planner counts as looping.
-const MAX_ROUNDS: usize = 200;
 
 /// Size of the range of sequence numbers of a process.
 const EPOCH: u64 = 1_000_000;
@@ -73,6 +71,14 @@ pub enum Event {
     Labels(u64, Sym),
     /// A change of labels ends; with the labels if it is known to have succeeded.
     Relabelled(u64, u64, Option<Sym>),
+    /// The storage of a node grows.
+    Grows(u64, u64, Sym),
+    /// A call for that ends; with the hash that the node has then if it is known to have succeeded.
+    Grown(u64, u64, Option<Sym>),
+    /// A hook runs in a node that allows it to acknowledge alone, or ends that; with the process that hears of it.
+    Permits(u64, bool, Option<u64>),
+    /// A call for that ends: with success, a refusal, or an unknown outcome.
+    Permitted(u64, u64, bool, Result<(), bool>),
     /// A call about infrastructure or an addon takes effect.
     Effect(infrastructure::Ask),
     /// A call about infrastructure or an addon ends.
@@ -145,6 +151,7 @@ pub struct World {
     /// How long nodes live that are about to become Ready. `None` for no limit.
     pub lifetime: Option<Millis>,
     asked: storage::Asked,
+    stores: sole::Stores,
     queue: BTreeMap<(Millis, u64), Event>,
     process_start: Millis,
     epoch: u64,
@@ -206,6 +213,7 @@ impl World {
             actives: Vec::new(),
             lifetime: None,
             asked: storage::Asked::default(),
+            stores: sole::Stores::default(),
             queue: BTreeMap::new(),
             process_start: now,
             epoch: 0,
@@ -213,143 +221,6 @@ impl World {
         };
         world.start();
         world
-    }
-
-    /// Changes the desired groups.
-    pub fn want(&mut self, groups: Vec<Group>) {
-        if std::env::var_os("PLANNER_TRACE").is_some() {
-            for g in &groups {
-                let hash = g.choices.first().map(|c| &*c.spec_hash);
-                eprintln!(
-                    "at {}: want {} x{:?}+{} {hash:?} {:?}, kept: {:?}",
-                    self.now - 1_000_000_000,
-                    g.path,
-                    g.size,
-                    g.standby,
-                    g.budget(),
-                    g.storage.as_ref().map(|storage| storage.policy)
-                );
-            }
-        }
-        let gone: Vec<Sym> = self.groups.iter().map(|g| g.path.clone()).collect();
-        self.sizes
-            .extend(gone.into_iter().map(|path| (self.now, path, 0, 0)));
-        for group in &groups {
-            let mut most = group.total() as usize;
-            let rolls = group.update.strategy == UpdateStrategy::Rolling;
-            if rolls || group.expire_after.is_some() || group.management.is_some() {
-                most += group.budget().surge as usize;
-            }
-            if group.remediation.create_first && most == group.total() as usize {
-                most += 1;
-            }
-            let marked = most.max(group.total() as usize + group.budget().surge as usize);
-            self.sizes
-                .push((self.now, group.path.clone(), most, marked));
-            let actives = match group.standby {
-                0 => marked,
-                _ => group.size.unwrap_or(1) as usize,
-            };
-            self.actives.push((self.now, group.path.clone(), actives));
-        }
-        for group in &groups {
-            self.ask_size(group);
-            if let Some(storage) = &group.storage {
-                for state in [&mut self.state, &mut self.durable] {
-                    state.storage.insert(group.path.clone(), storage.policy);
-                }
-            }
-        }
-        self.leaving.extend(self.groups.iter().map(Leaving::of));
-        let kept = |one: &Leaving| groups.iter().all(|group| group.path != one.path);
-        self.leaving.retain(kept);
-        self.groups = groups;
-        self.state.generation += 1;
-        self.durable.generation += 1;
-    }
-
-    pub fn delete(&mut self) {
-        self.want(Vec::new());
-        self.state.deleting = true;
-        self.durable.deleting = true;
-    }
-
-    /// Abandons a platform. With `keep`, what it may still show is left alone.
-    pub fn abandon(&mut self, platform: &Sym, keep: bool) {
-        let uid = self.views[platform].uid.clone();
-        let left = self.platforms[platform].things.keys().cloned();
-        self.given_up.extend(left);
-        let there = |node: &&drover_core::Node| node.platform == *platform;
-        let mut ops: Vec<Op> = self
-            .state
-            .requests
-            .values()
-            .filter(|request| request.platform == *platform)
-            .map(|request| Op::Close {
-                request: request.id,
-                maybe_until: self.now,
-                settled: self.now,
-            })
-            .collect();
-        ops.extend(
-            self.state
-                .nodes
-                .iter()
-                .filter(there)
-                .map(|node| Op::RecordDropped {
-                    slot: node.slot,
-                    reason: "Abandoned",
-                    message: "".into(),
-                    lost: false,
-                }),
-        );
-        ops.push(Op::Abandon {
-            platform: platform.clone(),
-            uid,
-            keep,
-            last: true,
-        });
-        for state in [&mut self.state, &mut self.durable] {
-            apply(state, &ops, self.now);
-        }
-    }
-
-    /// Allows what an abandoned platform shows to be swept after all.
-    pub fn sweep(&mut self, platform: &Sym) {
-        let op = Op::Sweep {
-            uid: self.views[platform].uid.clone(),
-            shown_by: Some(platform.clone()),
-        };
-        for state in [&mut self.state, &mut self.durable] {
-            apply(state, std::slice::from_ref(&op), self.now);
-        }
-    }
-
-    /// Orders the adoption of what platforms show of the cluster and has no record.
-    pub fn order_adoption(&mut self) {
-        for state in [&mut self.state, &mut self.durable] {
-            state.adopt += 1;
-        }
-    }
-
-    pub fn mark(&mut self, slot: u64) {
-        for state in [&mut self.state, &mut self.durable] {
-            if let Some(node) = state.node_mut(slot) {
-                node.marked = true;
-            }
-        }
-    }
-
-    /// Names a node that is to go because its group is scaled down.
-    pub fn scale_away(&mut self, slot: u64) {
-        self.mark(slot);
-        self.state.scaled_away.insert(slot);
-        self.durable.scaled_away.insert(slot);
-    }
-
-    pub fn pause(&mut self, paused: bool) {
-        self.state.paused = paused;
-        self.durable.paused = paused;
     }
 
     pub fn set_faults(&mut self, faults: Faults) {
@@ -407,6 +278,7 @@ impl World {
             node.probe = ProbeResult::default();
             node.in_flight = drover_core::node::InFlight::unknown(&node.record);
         }
+        self.state.doubt_soles();
         for request in self.state.requests.values_mut() {
             request.in_flight.call = Attempt::default();
             request.in_flight.answer = None;
@@ -452,165 +324,6 @@ impl World {
         self.at(
             after,
             Event::Read(self.epoch, platform.clone(), self.now, shown),
-        );
-    }
-
-    /// One pass: plans, checks, makes the plan durable, makes its calls. Returns the plan.
-    pub fn pass(&mut self) -> Plan {
-        self.passes += 1;
-        let planned = self.plan_at(self.now, false);
-        let mut explained = self.plan_at(self.now, true);
-        explained.report.clear();
-        explained.renewals.clear();
-        explained.outlook.clear();
-        assert_eq!(planned, explained, "a plan is a function of its input");
-        self.trace(&planned);
-        self.check(&planned);
-        self.check_below(&planned);
-        self.check_addons(&planned);
-        self.counter += planned.ops.len() as u64;
-        let crash = self.crash.take();
-        if crash == Some(Crash::BeforeCommit) {
-            self.restart();
-            return planned;
-        }
-        self.note_storage(&planned);
-        if !planned.ops.is_empty() {
-            self.durable.next_sequence = self.state.next_sequence;
-            self.durable.skipped = self.state.skipped.clone();
-        }
-        apply(&mut self.durable, &planned.ops, self.now);
-        apply(&mut self.state, &planned.ops, self.now);
-        for op in &planned.ops {
-            if let Op::Request { .. } = op {
-                self.requested.push(self.now);
-            }
-        }
-        self.finished |= planned.finished;
-        if crash == Some(Crash::BeforeCalls) {
-            self.restart();
-            return planned;
-        }
-        for call in &planned.calls {
-            self.call(call);
-        }
-        if crash == Some(Crash::AfterCalls) {
-            self.restart();
-        }
-        planned
-    }
-
-    /// Prints what happens, for the analysis of a failing seed.
-    fn trace(&self, planned: &Plan) {
-        if std::env::var_os("PLANNER_TRACE").is_none() || planned.is_empty() {
-            return;
-        }
-        eprintln!("at {}, crash {:?}", self.now - 1_000_000_000, self.crash);
-        for op in &planned.ops {
-            match op {
-                Op::Request { nodes, request, .. } => {
-                    let slots: Vec<_> = nodes.iter().map(|n| (n.slot, n.ordinal)).collect();
-                    eprintln!("  request {} {} {slots:?}", request.id, request.group);
-                }
-                Op::Condition { .. }
-                | Op::Own { .. }
-                | Op::Adopted { .. }
-                | Op::Observed { .. } => {}
-                _ => eprintln!("  {op:?}"),
-            }
-        }
-        for call in &planned.calls {
-            eprintln!("  {call:?}");
-        }
-    }
-
-    fn call(&mut self, call: &Call) {
-        match call {
-            Call::Provision { request, deadline } => self.provision(*request, *deadline),
-            Call::Deprovision { slot } => self.deprovision(*slot),
-            Call::RoleChange { slot } => self.change_role(*slot),
-            Call::Relabel { slot } => self.relabel(*slot),
-            Call::Drain { slot, until } => self.run_hook(*slot, *until),
-            Call::Adopt { slot } => self.adopt(*slot),
-            Call::Confirm { platform } => {
-                let confirm = self.state.confirms.or_default(platform.clone());
-                assert!(!confirm.in_flight, "one complete read at a time");
-                confirm.in_flight = true;
-                self.begin_read(platform);
-            }
-            Call::Resource { key, asked } => self.ask(key, *asked),
-        }
-    }
-
-    /// Runs until nothing is left to happen or `until` is reached. Returns whether nothing is left.
-    pub fn run_until(&mut self, until: Millis) -> bool {
-        let mut rounds = 0;
-        loop {
-            let planned = self.pass();
-            if self.finished {
-                return true;
-            }
-            rounds += 1;
-            assert!(rounds < MAX_ROUNDS, "goes round in circles: {planned:?}");
-            if planned.again {
-                continue;
-            }
-            let event = self.queue.keys().next().map(|(at, _)| *at);
-            let Some(next) = planned.wake.into_iter().chain(event).min() else {
-                return true;
-            };
-            if next > until {
-                self.now = until;
-                return false;
-            }
-            if next > self.now + 1 {
-                rounds = 0;
-            }
-            self.now = self.now.max(next);
-            while let Some(entry) = self.queue.first_entry() {
-                if entry.key().0 > self.now {
-                    break;
-                }
-                let event = entry.remove();
-                self.happen(event);
-            }
-        }
-    }
-
-    /// Whether nothing is left to do or to happen.
-    pub fn is_quiet(&self) -> bool {
-        let planned = self.plan_at(self.now, false);
-        self.queue.is_empty() && planned.is_empty() && planned.wake.is_none()
-    }
-
-    /// One pass, then moves on to the next event.
-    pub fn run_one(&mut self) {
-        let planned = self.pass();
-        if self.finished || planned.again {
-            return;
-        }
-        let event = self.queue.keys().next().map(|(at, _)| *at);
-        let next = planned.wake.into_iter().chain(event).min();
-        self.now = self.now.max(next.unwrap());
-        while let Some(entry) = self.queue.first_entry() {
-            if entry.key().0 > self.now {
-                break;
-            }
-            let event = entry.remove();
-            self.happen(event);
-        }
-    }
-
-    pub fn run_for(&mut self, span: Duration) -> bool {
-        self.run_until(self.now + span.as_millis() as Millis)
-    }
-
-    /// Runs until nothing is left to happen; a day is enough for anything.
-    pub fn settle(&mut self) {
-        assert!(
-            self.run_for(Duration::from_secs(24 * 3600)),
-            "still busy after a day: {:?}",
-            self.plan()
         );
     }
 }

@@ -1,6 +1,9 @@
 //! Role changes: their effect on nodes, and how they are reported.
 
-use drover_core::node::{RemovalReason, Role};
+use drover_core::{
+    Phase,
+    node::{RemovalReason, Role},
+};
 use uuid::Uuid;
 
 use super::{Event, World, build};
@@ -60,8 +63,8 @@ impl World {
         }
     }
 
-    /// A promotion keeps those out that are to go, whether or not they live. Nobody else: whoever relies on that for a
-    /// node that stays has two that act.
+    /// A promotion keeps those out that are to go or end already, whether or not they live. Nobody else: whoever relies on
+    /// that for a node that stays has two that act.
     fn fence(&mut self, group: &str, promoted: (Uuid, u32)) {
         if !self
             .groups
@@ -78,7 +81,8 @@ impl World {
         for backend in self.platforms.values_mut() {
             for thing in backend.things.values_mut() {
                 let key = (thing.request, thing.index);
-                thing.acts &= key == promoted || !going.contains(&key);
+                let ends = *thing.group == *group && thing.phase == Phase::Deprovisioning;
+                thing.acts &= key == promoted || !(ends || going.contains(&key));
             }
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use aws_sdk_ec2::types::{
     BlockDeviceMapping, EbsBlockDevice, LaunchTemplateEbsBlockDevice,
-    LaunchTemplateInstanceNetworkInterfaceSpecification,
+    LaunchTemplateInstanceNetworkInterfaceSpecification, ResponseLaunchTemplateData,
 };
 use drover_core::{Class, Error, Result};
 
@@ -19,8 +19,14 @@ use crate::drivers::aws::{
 pub(in crate::drivers::aws) struct TemplateData {
     /// The network interface of the instance. `None` if the template has none.
     pub interface: Option<Interface>,
+    /// The id of the image. `None` if the template names none.
+    pub image: Option<String>,
     /// The volumes that would outlive the instance, so that they go with it.
     pub kept: Vec<BlockDeviceMapping>,
+    /// The other volumes, so that they go with it though the image would keep them.
+    pub others: Vec<BlockDeviceMapping>,
+    /// Devices that are left out though the image has them.
+    pub left_out: Vec<String>,
 }
 
 /// The first network interface of a template.
@@ -53,6 +59,7 @@ impl Catalogue {
                     .set_launch_template_id(template.id.clone())
                     .set_launch_template_name(template.name.clone())
                     .versions(&version)
+                    .resolve_alias(true)
                     .send()
             })
             .await;
@@ -64,19 +71,28 @@ impl Catalogue {
             .launch_template_versions()
             .first()
             .and_then(|version| version.launch_template_data());
+        let (kept, others): (Vec<_>, Vec<_>) = data
+            .map(ResponseLaunchTemplateData::block_device_mappings)
+            .unwrap_or_default()
+            .iter()
+            .filter_map(|mapping| Some((mapping.device_name()?, mapping.ebs()?)))
+            .partition(|(_, ebs)| ebs.delete_on_termination() == Some(false));
+        let left_out = data
+            .map(ResponseLaunchTemplateData::block_device_mappings)
+            .unwrap_or_default()
+            .iter()
+            .filter(|mapping| mapping.no_device().is_some())
+            .filter_map(|mapping| mapping.device_name().map(str::to_owned))
+            .collect();
         let data = Arc::new(TemplateData {
+            left_out,
             interface: data
                 .map(|data| interface(data.network_interfaces()))
                 .transpose()?
                 .flatten(),
-            kept: data
-                .map(aws_sdk_ec2::types::ResponseLaunchTemplateData::block_device_mappings)
-                .unwrap_or_default()
-                .iter()
-                .filter_map(|mapping| Some((mapping.device_name()?, mapping.ebs()?)))
-                .filter(|(_, ebs)| ebs.delete_on_termination() == Some(false))
-                .map(|(device, ebs)| deleted_with_the_node(device, ebs))
-                .collect(),
+            image: data.and_then(|data| data.image_id()).map(str::to_owned),
+            kept: deleted_with_the_node(kept),
+            others: deleted_with_the_node(others),
         });
         // The defaults of a template may change at any time.
         if !version.starts_with('$') {
@@ -111,18 +127,23 @@ fn interface(
     }
 }
 
-fn deleted_with_the_node(device: &str, ebs: &LaunchTemplateEbsBlockDevice) -> BlockDeviceMapping {
-    let ebs = EbsBlockDevice::builder()
-        .delete_on_termination(true)
-        .set_encrypted(ebs.encrypted())
-        .set_iops(ebs.iops())
-        .set_kms_key_id(ebs.kms_key_id().map(str::to_owned))
-        .set_snapshot_id(ebs.snapshot_id().map(str::to_owned))
-        .set_throughput(ebs.throughput())
-        .set_volume_size(ebs.volume_size())
-        .set_volume_type(ebs.volume_type().cloned());
-    BlockDeviceMapping::builder()
-        .device_name(device)
-        .ebs(ebs.build())
-        .build()
+fn deleted_with_the_node(
+    volumes: Vec<(&str, &LaunchTemplateEbsBlockDevice)>,
+) -> Vec<BlockDeviceMapping> {
+    let volume = |(device, ebs): (&str, &LaunchTemplateEbsBlockDevice)| {
+        let ebs = EbsBlockDevice::builder()
+            .delete_on_termination(true)
+            .set_encrypted(ebs.encrypted())
+            .set_iops(ebs.iops())
+            .set_kms_key_id(ebs.kms_key_id().map(str::to_owned))
+            .set_snapshot_id(ebs.snapshot_id().map(str::to_owned))
+            .set_throughput(ebs.throughput())
+            .set_volume_size(ebs.volume_size())
+            .set_volume_type(ebs.volume_type().cloned());
+        BlockDeviceMapping::builder()
+            .device_name(device)
+            .ebs(ebs.build())
+            .build()
+    };
+    volumes.into_iter().map(volume).collect()
 }

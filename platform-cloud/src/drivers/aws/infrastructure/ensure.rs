@@ -13,7 +13,7 @@ use super::{
     seen::{Address, KIND, RESOURCE, SEQUENCE, Thing},
     wanted::Endpoint,
 };
-use drover_platform::infrastructure::{Owner, Progress};
+use drover_platform::infrastructure::{Owner, Progress, phase_before_nodes};
 
 mod firewall;
 mod network;
@@ -70,13 +70,13 @@ impl<'a> Work<'a> {
     pub(super) fn progress(self) -> Progress {
         let mut resources = resources(&self.seen, self.endpoint);
         resources.extend(self.waiting);
-        let done = resources
-            .iter()
-            .all(|resource| resource.phase() == ResourcePhase::Ready);
+        let phase = phase_before_nodes(&resources);
         Progress {
-            poll_after: (!done).then_some(SOON),
+            // Gone: nothing was asked for that is made.
+            poll_after: (!matches!(phase, ResourcePhase::Ready | ResourcePhase::Gone))
+                .then_some(SOON),
             state: InfrastructureState {
-                phase: ResourcePhase::Unspecified.into(),
+                phase: phase.into(),
                 outputs: Some(outputs(&self.seen)),
                 resources,
             },

@@ -87,8 +87,7 @@ pub(super) async fn point(
 ) -> (ResourcePhase, String) {
     let leads_to = |id: &str| (ResourcePhase::Ready, format!("leads to {id}"));
     let Some(chosen) = choose(address, candidates) else {
-        // Nodes wait until infrastructure is ready, so an address must not wait for nodes.
-        return (ResourcePhase::Ready, "leads to no node yet".to_owned());
+        return (ResourcePhase::Pending, "leads to no node yet".to_owned());
     };
     if address.instance.as_ref() == Some(&chosen.id) {
         return leads_to(&chosen.id);
@@ -96,7 +95,7 @@ pub(super) async fn point(
     match associate(api, address, &chosen.id).await {
         Ok(()) => leads_to(&chosen.id),
         Err(error) if error.class() == Class::Unknown => {
-            (ResourcePhase::Pending, error.to_string())
+            (ResourcePhase::Unknown, error.to_string())
         }
         Err(error) => (ResourcePhase::Failed, error.to_string()),
     }

@@ -411,11 +411,14 @@ impl Address {
     fn of(address: &aws_sdk_ec2::types::Address) -> Option<Self> {
         let said = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
         let instance = said(address.instance_id());
+        let in_use = instance.is_none() && said(address.network_interface_id()).is_some();
+        // Lists show by it that it leads nowhere yet.
+        let pending = instance.is_none() && !in_use;
         Some(Self {
-            thing: Thing::new(address.allocation_id(), address.tags(), false)?,
+            thing: Thing::new(address.allocation_id(), address.tags(), pending)?,
             ip: address.public_ip().unwrap_or_default().to_owned(),
             association: said(address.association_id()),
-            in_use: instance.is_none() && said(address.network_interface_id()).is_some(),
+            in_use,
             instance,
         })
     }

@@ -313,6 +313,10 @@ pub(super) fn of_ip(ip: &Ip) -> Resource {
         made.message = format!("leads to {}", machines.join(", "));
     } else if tags.contains_key(BY) {
         "announced by the software on the machines".clone_into(&mut made.message);
+    } else if !made.owner.is_empty() {
+        made.set_phase(ResourcePhase::Pending);
+        "leads to no machine; the next one that is made in its groups has it"
+            .clone_into(&mut made.message);
     }
     made
 }

@@ -164,7 +164,7 @@ impl Metal {
         for (key, value) in spec.properties.iter().flat_map(|said| &said.fields) {
             let field = format!("spec.properties.{key}");
             let Some(Kind::StringValue(text)) = &value.kind else {
-                return Err(Error::invalid(field, "expected a text"));
+                return Err(Error::invalid(field, "expected text"));
             };
             match key.as_str() {
                 "partition" => said.partition.clone_from(text),

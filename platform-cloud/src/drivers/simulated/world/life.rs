@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use drover_core::{Error, Result};
+use drover_core::{Error, Reason, Result};
 use drover_proto::platform::v1::{Node, NodePhase, RemovalEvidence};
 use tokio::time::Instant;
 
@@ -65,10 +65,15 @@ impl World {
                 role,
                 set_labels,
                 remove_labels,
+                storage_size,
+                spec_hash,
                 ..
             } => {
                 if let Some(role) = role {
                     next.role = *role as u8;
+                }
+                if storage_size.is_some() && !self.volumes.has(number) {
+                    return Err(Error::new(Reason::Precondition, "the node has no storage"));
                 }
                 let mut labels = next.shared.labels.clone();
                 labels.retain(|key, _| !remove_labels.contains(key));
@@ -79,11 +84,15 @@ impl World {
                         "the node would have more than 64 labels",
                     ));
                 }
-                if labels != next.shared.labels {
-                    next.shared = Arc::new(Identity {
-                        labels,
-                        ..Identity::clone(&next.shared)
-                    });
+                let mut changed = Identity {
+                    labels,
+                    ..Identity::clone(&next.shared)
+                };
+                if !spec_hash.is_empty() {
+                    changed.spec_hash.clone_from(spec_hash);
+                }
+                if changed != *next.shared {
+                    next.shared = Arc::new(changed);
                 }
             }
             Change::Adopt(identity) => {
@@ -113,6 +122,11 @@ impl World {
             && let Some(wanted) = host_labels
         {
             host.lent.clone_from(wanted);
+        }
+        if let Change::Edit { storage_size, .. } = change
+            && let Some(volume) = storage_size.and_then(|size| self.volumes.grow(number, size))
+        {
+            self.write_volume(volume);
         }
         self.index(number, &before, false);
         self.index(number, &next, true);

@@ -32,13 +32,13 @@ pub(crate) enum Port {
     Name(String),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ServicePort {
     pub(crate) name: String,
     pub(crate) port: Port,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Upstream {
     pub(crate) namespace: String,
     pub(crate) name: String,
@@ -46,7 +46,7 @@ pub(crate) struct Upstream {
     pub(crate) service: Option<ServicePort>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Target {
     Service(ServicePort),
     Upstream(Upstream),

@@ -1,14 +1,14 @@
 //! What paths lead to: services, and for Gloo the upstreams that stand for them. They are found, never made.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeSet, HashMap, HashSet},
     fmt::Debug,
     future::ready,
 };
 
 use drover_core::{Error, Reason, Result};
 use futures::{
-    StreamExt,
+    StreamExt, TryStreamExt,
     future::try_join_all,
     stream::{self, BoxStream},
 };
@@ -31,7 +31,7 @@ use super::{
 };
 use crate::client::{Call, escape};
 
-/// Upstreams that are read one by one, at once; more are listed.
+/// Objects that are read one by one, at once.
 const SINGLY: usize = 16;
 
 pub(super) fn resource() -> ApiResource {
@@ -99,49 +99,63 @@ pub(super) struct Targets<'a> {
 impl Targets<'_> {
     /// The paths with what they lead to, as the kind of object says it. `field` is where they stand in the request.
     pub(super) async fn find(&self, field: &str, paths: &[Path]) -> Result<Vec<Path>> {
-        let mut services: BTreeMap<&str, Option<Service>> = BTreeMap::new();
-        for name in paths.iter().filter_map(|path| self.asks_for(path)) {
-            if !services.contains_key(name) {
-                services.insert(name, self.service(name).await?);
+        let services = self.services(paths).await?;
+        // Many paths lead to few targets.
+        let mut seen = HashSet::new();
+        let mut targets = Vec::new();
+        for (index, path) in paths.iter().enumerate() {
+            if seen.insert(&path.target) {
+                targets.push(self.target(format!("{field}[{index}]"), &path.target, &services));
             }
         }
-        let mut found = Vec::with_capacity(paths.len());
-        for (index, path) in paths.iter().enumerate() {
-            let target = match &path.target {
-                Target::Service(wanted) => {
-                    let service = match services.get(wanted.name.as_str()) {
-                        Some(None) => return Err(self.no_service(&wanted.name)),
-                        Some(Some(service)) => Some(service),
-                        None => None,
-                    };
-                    let field = format!("{field}[{index}].service.port");
-                    self.of_service(&field, service, wanted).await?
-                }
-                Target::Upstream(wanted) => {
-                    let (namespace, name) = (&wanted.namespace, &wanted.name);
-                    let found = if self.may_name(namespace) {
-                        self.objects.get(&resource(), namespace, name).await?
-                    } else {
-                        None
-                    };
-                    // One that may not be led to is not told from none: who asks may not know of it.
-                    let found = found.filter(|it| may_lead(it, self.namespace));
-                    let found = found.ok_or_else(|| {
-                        missing(format!("there is no Upstream \"{namespace}/{name}\""))
-                    })?;
-                    Target::Upstream(Upstream {
-                        service: service_of(&found, self.namespace),
-                        ..wanted.clone()
-                    })
-                }
-                Target::Opaque => Target::Opaque,
-            };
-            found.push(Path {
-                target,
-                ..path.clone()
-            });
-        }
-        Ok(found)
+        let found: HashMap<&Target, Target> =
+            stream::iter(targets).buffered(SINGLY).try_collect().await?;
+        let found = |path: &Path| Path {
+            target: found[&path.target].clone(),
+            ..path.clone()
+        };
+        Ok(paths.iter().map(found).collect())
+    }
+
+    /// A target with what it is as the kind of object says it. `field` is where its path stands in the request.
+    async fn target<'p>(
+        &self,
+        field: String,
+        target: &'p Target,
+        services: &HashMap<&str, Option<Service>>,
+    ) -> Result<(&'p Target, Target)> {
+        let found = match target {
+            Target::Service(wanted) => {
+                let service = match services.get(wanted.name.as_str()) {
+                    Some(None) => return Err(self.no_service(&wanted.name)),
+                    Some(Some(service)) => Some(service),
+                    None => None,
+                };
+                let field = format!("{field}.service.port");
+                self.of_service(&field, service, wanted).await?
+            }
+            Target::Upstream(wanted) => Target::Upstream(self.named(wanted).await?),
+            Target::Opaque => Target::Opaque,
+        };
+        Ok((target, found))
+    }
+
+    /// The upstream that a path names, with the service that it stands for.
+    async fn named(&self, wanted: &Upstream) -> Result<Upstream> {
+        let (namespace, name) = (&wanted.namespace, &wanted.name);
+        let found = if self.may_name(namespace) {
+            self.objects.get(&resource(), namespace, name).await?
+        } else {
+            None
+        };
+        // One that may not be led to is not told from none: who asks may not know of it.
+        let found = found.filter(|it| may_lead(it, self.namespace));
+        let found =
+            found.ok_or_else(|| missing(format!("there is no Upstream \"{namespace}/{name}\"")))?;
+        Ok(Upstream {
+            service: service_of(&found, self.namespace),
+            ..wanted.clone()
+        })
     }
 
     /// Whether paths may name upstreams of a namespace.
@@ -182,6 +196,16 @@ impl Targets<'_> {
             all.push(one);
         }
         Ok(all)
+    }
+
+    /// The services that have to be read, each once.
+    async fn services<'p>(&self, paths: &'p [Path]) -> Result<HashMap<&'p str, Option<Service>>> {
+        let names: BTreeSet<&str> = paths.iter().filter_map(|it| self.asks_for(it)).collect();
+        let mut reads = Vec::with_capacity(names.len());
+        for name in names {
+            reads.push(async move { Ok((name, self.service(name).await?)) });
+        }
+        stream::iter(reads).buffered(SINGLY).try_collect().await
     }
 
     async fn service(&self, name: &str) -> Result<Option<Service>> {

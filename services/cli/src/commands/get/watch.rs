@@ -60,7 +60,8 @@ impl<'a> Follower<'a> {
             return Ok(());
         }
         match self.view.format {
-            Format::Json | Format::Yaml => output::print_on(&json::line(message)?)?,
+            Format::Json => output::print_on(&json::line(message)?)?,
+            Format::Yaml => output::print_on(&json::document(message)?)?,
             Format::Name => output::print_on(&format!("{name}\n"))?,
             Format::Table | Format::Wide => {
                 self.table.rows.push(row);
@@ -84,14 +85,28 @@ impl<'a> Follower<'a> {
         if self.widths.is_some() {
             return Ok(());
         }
+        let widths = widths(&self.table);
         if matches!(self.view.format, Format::Table | Format::Wide) {
-            let text = self.table.render(self.view.header, output::colours());
+            let mut text = self.table.below(&widths, output::colours());
+            if self.view.header {
+                text.insert_str(0, &self.table.head(&widths));
+            }
             output::print_painted_on(&text)?;
         }
-        self.widths = Some(self.table.widths());
+        self.widths = Some(widths);
         self.table.rows.clear();
         Ok(())
     }
+}
+
+/// Column widths for rows that are still to come: states change, and no later one is to move the columns behind it.
+fn widths(table: &Table) -> Vec<usize> {
+    let width = |(width, name): (usize, &&str)| match *name {
+        "STATUS" => width.max(rows::STATUS_WIDTH),
+        _ => width,
+    };
+    let widths = table.widths().into_iter();
+    widths.zip(&table.header).map(width).collect()
 }
 
 fn flow(result: Outcome<()>) -> ControlFlow<Failure> {
@@ -156,6 +171,43 @@ pub(super) async fn nodes(client: &Client, name: Option<String>, view: View<'_>)
                 Change::Complete => follower.complete(),
             })
         })
-        .await?;
+        .await
+        .map_err(|error| match only {
+            Some(_) => Failure::from(error),
+            None => super::of_nodes(error),
+        })?;
     Err(failure)
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_proto::orchestrator::v1::{Node, NodeState};
+
+    use super::*;
+
+    #[test]
+    fn no_state_moves_the_columns_behind_it() {
+        let row = |state: NodeState| {
+            let node = Node {
+                platform: "local".into(),
+                state: state.into(),
+                ..Default::default()
+            };
+            rows::node(&node, false, SystemTime::now())
+        };
+        let mut table = rows::nodes(false);
+        table.rows = vec![row(NodeState::Ready)];
+        let widths = widths(&table);
+        let head = table.head(&widths);
+        for state in [NodeState::Provisioning, NodeState::Deprovisioning] {
+            table.rows = vec![row(NodeState::Ready), row(state)];
+            let text = head.clone() + &table.below(&widths, false);
+            let columns = text.lines().map(|line| {
+                let at = line.find("PLATFORM").or_else(|| line.find("local"));
+                at.unwrap()
+            });
+            let columns: Vec<usize> = columns.collect();
+            assert_eq!(columns, [columns[0]; 3], "{text}");
+        }
+    }
 }

@@ -23,7 +23,7 @@ use crate::{
     cli::LogsArgs,
     client::{Change, Client},
     failure::{Exit, Failure, Outcome},
-    output,
+    hint::Hint,
 };
 
 /// Pieces of logs that wait to be printed. When the output does not take more, the servers wait.
@@ -92,10 +92,11 @@ pub(super) async fn run(
 }
 
 fn too_many(nodes: usize, args: &LogsArgs) -> Failure {
-    let (most, target) = (args.max_log_requests, output::quoted(&args.target));
+    let most = args.max_log_requests;
+    let all = Hint::follow_logs(&args.target, nodes);
     Failure::failed(format!(
-        "{nodes} nodes, and -f holds at most {most} logs open at once; name a group or a node, or: drover logs {target} -f \
-         --max-log-requests {nodes}"
+        "{nodes} nodes, and -f holds at most {most} logs open at once; name a group or a node, or: {}",
+        all.told()
     ))
 }
 

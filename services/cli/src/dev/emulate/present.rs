@@ -110,7 +110,7 @@ async fn start(one: &Emulated, data: &DataDir) -> anyhow::Result<Started> {
                 ..aws::Settings::default()
             };
             Started {
-                driver: DriverSettings::Aws(Box::new(settings)),
+                driver: DriverSettings::from(settings),
                 url: emulator.url(),
                 end: Box::pin(async move { emulator.shutdown().await }),
             }
@@ -138,7 +138,7 @@ async fn start(one: &Emulated, data: &DataDir) -> anyhow::Result<Started> {
                 ..gcp::Settings::default()
             };
             Started {
-                driver: DriverSettings::Gcp(Box::new(settings)),
+                driver: DriverSettings::from(settings),
                 url: emulator.url(),
                 end: Box::pin(async move { emulator.shutdown().await }),
             }
@@ -169,7 +169,7 @@ async fn start(one: &Emulated, data: &DataDir) -> anyhow::Result<Started> {
                 ..digitalocean::Settings::default()
             };
             Started {
-                driver: DriverSettings::DigitalOcean(Box::new(settings)),
+                driver: DriverSettings::from(settings),
                 url: emulator.url(),
                 end: Box::pin(async move { emulator.shutdown().await }),
             }
@@ -193,7 +193,7 @@ async fn start(one: &Emulated, data: &DataDir) -> anyhow::Result<Started> {
                 ..metal::Settings::default()
             };
             Started {
-                driver: DriverSettings::Metal(Box::new(settings)),
+                driver: DriverSettings::from(settings),
                 url: emulator.url(),
                 end: Box::pin(async move { emulator.shutdown().await }),
             }

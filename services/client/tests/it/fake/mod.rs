@@ -365,6 +365,7 @@ impl ClusterService for Fake {
         resume_cluster(ResumeClusterRequest) -> ResumeClusterResponse;
         scale_group(ScaleGroupRequest) -> ScaleGroupResponse;
         replace_node(ReplaceNodeRequest) -> ReplaceNodeResponse;
+        fail_over_group(FailOverGroupRequest) -> FailOverGroupResponse;
         set_node_repair(SetNodeRepairRequest) -> SetNodeRepairResponse;
         restart_group(RestartGroupRequest) -> RestartGroupResponse;
         list_revisions(ListRevisionsRequest) -> ListRevisionsResponse;

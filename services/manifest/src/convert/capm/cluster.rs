@@ -237,7 +237,7 @@ impl<'r> Reader<'_, 'r> {
                 name = (*other).to_owned();
             }
             None if self.unresolved.insert(name.clone()) => {
-                let message = crate::no_platform(&name, registered);
+                let message = crate::words::no_platform(&name, registered);
                 let advice = format!(
                     "register one for metal-stack, or name it with the annotation {PLATFORM} of the MetalStackCluster"
                 );

@@ -12,13 +12,13 @@ const SETS: &[(&str, &str)] = &[
     ("ingress", "a list of rules"),
 ];
 const EGRESS: &[(&str, &str)] = &[
-    ("comment", "a text"),
+    ("comment", "text"),
     ("ports", "a list of ports"),
     ("protocol", "TCP or UDP"),
     ("to", "a list of CIDR ranges"),
 ];
 const INGRESS: &[(&str, &str)] = &[
-    ("comment", "a text"),
+    ("comment", "text"),
     ("ports", "a list of ports"),
     ("protocol", "TCP or UDP"),
     ("from", "a list of CIDR ranges"),

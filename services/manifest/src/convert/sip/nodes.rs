@@ -50,7 +50,7 @@ impl Reader<'_, '_> {
             };
             let at = join("spec.nodes", &kind.key);
             if groups.iter().any(|group| group.key == name) {
-                let message = format!("the {name} nodes stand here twice");
+                let message = format!("the {name} nodes are given twice");
                 self.decoder
                     .error(kind.span, &at, message, "expected them once");
                 continue;

@@ -463,7 +463,7 @@ fn what_cannot_be_converted_is_named_at_its_place() {
         ),
         (
             document("  nodes:\n    Worker: {count: {}}\n    worker: {count: {}}\n"),
-            "the worker nodes stand here twice",
+            "the worker nodes are given twice",
         ),
         (document("  {}\n"), "`spec.nodes` is missing"),
         (

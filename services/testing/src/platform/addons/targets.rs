@@ -189,8 +189,12 @@ pub(in super::super) async fn a_port_that_is_not_asked_for_is_chosen_and_kept(su
         assert_eq!(ports(&state).len(), 1, "{state:?}");
     }
     request.targets = vec![target(1)];
-    let later = fixture.settle(&request).await;
-    assert_eq!(ports(&later), ports(&state));
+    // One that is not ready yet may not show all of them.
+    let later = ports(&fixture.settle(&request).await);
+    assert!(ports(&state).iter().all(|port| later.contains(port)));
+    if subject.addons_become_ready {
+        assert_eq!(later, ports(&state));
+    }
     fixture.clean_addons().await;
 }
 

@@ -36,7 +36,7 @@ impl Place {
     async fn on(rig: &'static Rig, kind: Kind) -> Self {
         let namespace = rig.namespace().await;
         kind.install(&namespace.raw).await;
-        let server = server(rig, kind, &namespace.name).await;
+        let server = server(rig.kubeconfig(), kind, &namespace.name).await;
         let host = format!("{}.example", namespace.name);
         let place = Self {
             rig,
@@ -53,7 +53,7 @@ impl Place {
 
     /// Another server for the same.
     async fn server(&self) -> IngressBackends {
-        server(self.rig, self.kind, &self.namespace.name).await
+        server(self.rig.kubeconfig(), self.kind, &self.namespace.name).await
     }
 
     /// A service with port 80, and what Gloo's discovery would make of it.
@@ -169,9 +169,13 @@ impl Place {
     }
 }
 
-async fn server(rig: &Rig, kind: Kind, namespace: &str) -> IngressBackends {
+async fn server(
+    kubeconfig: impl AsRef<std::path::Path>,
+    kind: Kind,
+    namespace: &str,
+) -> IngressBackends {
     let settings = ClientSettings {
-        kubeconfig: Some(rig.kubeconfig().to_owned()),
+        kubeconfig: Some(kubeconfig.as_ref().to_owned()),
         ..ClientSettings::default()
     };
     let options = Options {

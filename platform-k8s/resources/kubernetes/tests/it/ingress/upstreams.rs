@@ -2,9 +2,11 @@
 
 use drover_core::Reason;
 use drover_proto::kubernetes::v1 as api;
+use drover_resources::parts::IngressRules;
+use drover_testing::kubernetes::FaultProxy;
 use serde_json::Value;
 
-use super::{INGRESS, Place, kinds::Kind, path, reason};
+use super::{INGRESS, Place, kinds::Kind, path, reason, server};
 
 async fn place() -> Place {
     let place = Place::of(Kind::VirtualService).await;
@@ -75,4 +77,24 @@ async fn a_path_may_name_its_upstream() {
         place.upsert(vec![to("legacy")]).await.unwrap(),
         ["/a  legacy"]
     );
+}
+
+#[tokio::test]
+async fn a_service_is_looked_for_once_however_many_paths_lead_to_it() {
+    for kind in [Kind::Ingress, Kind::HttpRoute, Kind::VirtualService] {
+        let mut reads = Vec::new();
+        for paths in [2, 200] {
+            let place = Place::of(kind).await;
+            place.ingress(INGRESS, &[&place.host]).await.unwrap();
+            let proxy = FaultProxy::start(place.rig).await;
+            let server = server(proxy.kubeconfig(), kind, &place.namespace.name).await;
+            let to = |at| path(&format!("/{at}"), "", ["one", "two"][at % 2]);
+            let request = place.upsert_request((0..paths).map(to).collect());
+            let rule = IngressRules::upsert(&server, request).await.unwrap();
+            assert_eq!(rule.paths.len(), paths);
+            reads.push(["services", "upstreams.gloo.solo.io"].map(|what| proxy.count("get", what)));
+        }
+        assert_eq!(reads[0], reads[1], "{kind:?}");
+        assert_ne!(reads[0], [0, 0], "{kind:?}");
+    }
 }

@@ -1,0 +1,270 @@
+//! The permission of a PostgreSQL to acknowledge alone, by its script with programs that answer as they are told.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::json;
+use tempfile::TempDir;
+
+/// Answers by what is asked, from files of the folder of the node.
+const PSQL: &str = r#"#!/bin/sh
+for query; do :; done
+[ ! -e "$DROVER_DIR/hangs" ] || exit 2
+case $query in
+    *pg_is_in_recovery*) cat "$DROVER_DIR/is-primary" ;;
+    *pg_stat_replication*) cat "$DROVER_DIR/streaming" ;;
+    'show synchronous_standby_names') ;;
+    *) exit 1 ;;
+esac
+"#;
+
+/// Ten seconds pass between two looks at the clock.
+const FAST_CLOCK: &str = r#"#!/bin/sh
+echo >>"$DROVER_DIR/looks"
+echo $((1700000000 + 10 * $(wc -l <"$DROVER_DIR/looks")))
+"#;
+
+/// A primary and a standby that its platform knows.
+struct Primary {
+    root: TempDir,
+    needs: &'static str,
+    durability: &'static str,
+}
+
+impl Primary {
+    fn new() -> Self {
+        let primary = Self {
+            root: tempfile::tempdir().unwrap(),
+            needs: "1",
+            durability: "available",
+        };
+        for folder in ["bin", "dir", "storage"] {
+            fs::create_dir(primary.root.path().join(folder)).unwrap();
+        }
+        fs::write(
+            primary.file("postgresql.sh"),
+            super::stores::script(json!({})),
+        )
+        .unwrap();
+        primary.program("postgres", "#!/bin/sh\n");
+        primary.program("psql", PSQL);
+        primary.says("is-primary", "t\n");
+        primary.says("streaming", "");
+        primary.says("role", "active\n");
+        let node = |name: &str, role: &str| {
+            json!({
+                "name": name, "id": format!("{name}-x"), "group": "db", "ordinal": 0,
+                "role": role, "host": "127.0.0.1", "ports": {"client": 1},
+            })
+        };
+        let peers = json!([node("db-0", "active"), node("db-1", "standby")]);
+        primary.says("peers.json", &peers.to_string());
+        primary
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.root.path().join(name)
+    }
+
+    fn says(&self, name: &str, content: &str) {
+        fs::write(self.file("dir").join(name), content).unwrap();
+    }
+
+    fn program(&self, name: &str, content: &str) {
+        let path = self.file("bin").join(name);
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    fn has_permission(&self) -> bool {
+        self.file("storage/sole").exists()
+    }
+
+    fn does(&self, verb: &str) -> Output {
+        let programs = std::env::var("PATH").unwrap();
+        let own = self.file("bin");
+        let mut command = Command::new("sh");
+        command.arg(self.file("postgresql.sh")).arg(verb);
+        command.env("PATH", format!("{}:{programs}", own.display()));
+        command.env("BIN", own).stdin(Stdio::null());
+        command.envs([
+            ("SYNCHRONOUS", self.needs),
+            ("DURABILITY", self.durability),
+            ("BORN", "active"),
+            ("DROVER_NODE_ID", "db-0-x"),
+            ("DROVER_NODE_NAME", "db-0"),
+            ("DROVER_GROUP", "db"),
+            ("DROVER_HOST", "127.0.0.1"),
+            ("DROVER_PORT_CLIENT", "1"),
+        ]);
+        for (name, path) in [
+            ("DROVER_DIR", "dir"),
+            ("DROVER_STORAGE", "storage"),
+            ("DROVER_PEERS", "dir/peers.json"),
+            ("DROVER_ROLE_FILE", "dir/role"),
+        ] {
+            command.env(name, self.file(path));
+        }
+        command.output().unwrap()
+    }
+
+    #[track_caller]
+    fn is_permitted(&self) {
+        let answer = self.does("sole");
+        assert!(answer.status.success(), "{answer:?}");
+        assert!(self.has_permission());
+    }
+
+    #[track_caller]
+    fn is_refused(&self, why: &str) {
+        let answer = self.does("sole");
+        let said = String::from_utf8_lossy(&answer.stderr);
+        assert!(!answer.status.success() && said.contains(why), "{answer:?}");
+        let left = fs::read_dir(self.file("storage")).unwrap().count();
+        assert_eq!(left, 0, "a permission that nobody knows of");
+    }
+}
+
+#[test]
+fn a_primary_that_nobody_follows_is_permitted_to_go_on_alone() {
+    let primary = Primary::new();
+    primary.is_permitted();
+    // Whatever came since.
+    primary.says("streaming", "db-1\n");
+    primary.is_permitted();
+    let files = fs::read_dir(primary.file("storage")).unwrap().count();
+    assert_eq!(files, 1);
+}
+
+#[test]
+fn who_follows_but_is_no_standby_of_the_group_does_not_count() {
+    let primary = Primary::new();
+    primary.says("streaming", "pg_receivewal\ndb-7\n");
+    primary.is_permitted();
+}
+
+#[test]
+fn a_primary_with_fewer_standbys_than_it_needs_is_permitted_to_go_on_alone() {
+    let mut primary = Primary::new();
+    primary.needs = "2";
+    primary.says("streaming", "db-1\n");
+    primary.is_permitted();
+}
+
+#[test]
+fn a_primary_whose_standbys_follow_needs_no_permission() {
+    let primary = Primary::new();
+    primary.says("streaming", "db-1\n");
+    primary.is_refused("it needs no permission: 1 standbys follow");
+}
+
+#[test]
+fn a_strict_primary_is_never_permitted_to_go_on_alone() {
+    let mut primary = Primary::new();
+    primary.durability = "strict";
+    primary.is_refused("durability is strict");
+}
+
+#[test]
+fn only_an_active_primary_that_answers_is_permitted_to_go_on_alone() {
+    for (file, content, why) in [
+        ("is-primary", "f\n", "it is no primary"),
+        ("role", "standby\n", "it is no primary"),
+        ("hangs", "", "it is no primary"),
+    ] {
+        let primary = Primary::new();
+        primary.says(file, content);
+        primary.is_refused(why);
+    }
+}
+
+#[test]
+fn a_permission_that_comes_late_is_not_taken() {
+    let primary = Primary::new();
+    primary.program("date", FAST_CLOCK);
+    primary.is_refused("this took too long");
+}
+
+#[test]
+fn a_permission_does_not_end_without_the_node_itself() {
+    let primary = Primary::new();
+    primary.is_permitted();
+    fs::write(primary.file("storage/sole"), "1 db-1\n").unwrap();
+    primary.program("date", FAST_CLOCK);
+    let answer = primary.does("together");
+    let said = String::from_utf8_lossy(&answer.stderr);
+    assert!(!answer.status.success(), "{answer:?}");
+    assert!(
+        said.contains("not yet") && said.contains("1 of db-1"),
+        "{said}"
+    );
+    assert!(primary.has_permission());
+    let asks = |name: &str| name.starts_with("together");
+    let left = fs::read_dir(primary.file("dir")).unwrap();
+    let mut left = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert!(!left.any(|name| asks(&name)), "it is asked no more");
+}
+
+#[test]
+fn a_primary_that_counts_nobody_gives_a_permission_of_before_back() {
+    let mut primary = Primary::new();
+    primary.is_permitted();
+    primary.needs = "0";
+    let answer = primary.does("together");
+    assert!(answer.status.success(), "{answer:?}");
+    assert!(!primary.has_permission());
+}
+
+/// Has a primary stop that its server outlives until it is told to end. Returns whether that was waited for.
+fn waits_before_it_stops(primary: &Primary) -> bool {
+    primary.program("date", FAST_CLOCK);
+    let data = primary.file("storage/postgresql");
+    fs::create_dir(&data).unwrap();
+    let mut server = Command::new("sleep").arg("600").spawn().unwrap();
+    let pid = format!("{}\n", server.id());
+    fs::write(data.join("postmaster.pid"), pid).unwrap();
+    let answer = primary.does("stop");
+    assert!(answer.status.success(), "{answer:?}");
+    assert!(!server.wait().unwrap().success(), "it was told to end");
+    let looks = fs::read_to_string(primary.file("dir/looks"));
+    looks.is_ok_and(|looks| looks.lines().count() > 1)
+}
+
+#[test]
+fn a_primary_that_is_to_stop_serves_while_enough_hear_it_but_not_for_ever() {
+    let primary = Primary::new();
+    primary.says("streaming", "db-1\n");
+    assert!(waits_before_it_stops(&primary));
+}
+
+#[test]
+fn a_primary_that_nobody_is_about_to_take_over_from_stops_at_once() {
+    // Nobody hears it; it acknowledges alone; it hangs; it counts nobody.
+    for (streaming, file, needs) in [
+        ("pg_receivewal\n", "storage/any", "1"),
+        ("db-1\n", "storage/sole", "1"),
+        ("db-1\n", "dir/misses", "1"),
+        ("db-1\n", "storage/any", "0"),
+    ] {
+        let mut primary = Primary::new();
+        primary.needs = needs;
+        primary.says("streaming", streaming);
+        fs::write(primary.file(file), "").unwrap();
+        assert!(!waits_before_it_stops(&primary), "{file}, needs {needs}");
+    }
+}
+
+#[test]
+fn a_word_that_the_script_does_not_know_is_refused_with_those_that_it_knows() {
+    let answer = Primary::new().does("alone");
+    let said = String::from_utf8_lossy(&answer.stderr);
+    assert!(!answer.status.success(), "{answer:?}");
+    assert!(
+        said.contains("run, alive, promote, sole, together or stop"),
+        "{said}"
+    );
+}
