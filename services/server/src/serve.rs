@@ -4,6 +4,7 @@ mod connection;
 mod entrance;
 mod hosts;
 mod listener;
+mod rest;
 
 use std::{
     io,

@@ -15,7 +15,10 @@ use hyper::body::Incoming;
 use tonic::{body::Body, transport::server::TcpConnectInfo};
 use tracing::Instrument;
 
-use super::hosts::{Hosts, Wrong};
+use super::{
+    hosts::{Hosts, Wrong},
+    rest::Whole,
+};
 use crate::{
     audit::{Audit, Digested, Entry},
     calls::{BodyTimeout, Calls, Due, MESSAGE_TIMEOUT, Rights},
@@ -58,7 +61,8 @@ impl tower::Service<Request<Incoming>> for Visit {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        let mut request = Whole::of(request);
         let content = request.headers().get(header::CONTENT_TYPE);
         let grpc = content.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
         if let Err(wrong) = self.entrance.hosts.judge(&request, grpc) {
@@ -123,7 +127,7 @@ impl Entrance {
     }
 
     /// Handles a plain HTTP request, with the same limits as gRPC.
-    async fn plain(mut self, mut request: Request<Incoming>) -> Response<Body> {
+    async fn plain(mut self, mut request: Request<Whole>) -> Response<Body> {
         let _in_flight = self.grpc.tracker().token();
         let exempt = OWN_PATHS.contains(&request.uri().path());
         let mut record = Record::start(&self.paths, &request);

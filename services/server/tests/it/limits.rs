@@ -316,6 +316,36 @@ async fn calls_taken_back_by_the_thousand_end_their_connection() {
     .await;
 }
 
+/// Answers come before their requests have arrived: what is still on its way is no violation of the protocol, of which a
+/// connection may have few.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_are_refused_at_once_leave_their_connection_to_others() {
+    let fixture = start(ServerSettings::default()).await;
+    let channel = channel(fixture.running.address());
+    let large = Bytes::from(vec![b'x'; 100_000]);
+    let calls = (0..3000).map(|number| {
+        let (mut channel, large) = (channel.clone(), large.clone());
+        async move {
+            let request = Request::post("http://localhost/drover.platform.v1.Nothing/Do")
+                .header("content-type", "application/grpc")
+                .body(tonic::body::Body::new(http_body_util::Full::new(large)))
+                .unwrap();
+            std::future::poll_fn(|cx| tower::Service::poll_ready(&mut channel, cx))
+                .await
+                .unwrap();
+            let answer = timeout(PATIENCE, tower::Service::call(&mut channel, request)).await;
+            let answer = answer
+                .unwrap()
+                .unwrap_or_else(|error| panic!("call {number}: {error:?}"));
+            let status = tonic::Status::from_header_map(answer.headers());
+            assert_eq!(status.unwrap().code(), Code::Unimplemented);
+        }
+    });
+    futures::stream::iter(calls)
+        .for_each_concurrent(4, |call| call)
+        .await;
+}
+
 #[tokio::test]
 async fn pings_and_settings_that_nobody_reads_the_answers_of_are_not_collected() {
     let fixture = start(ServerSettings::default()).await;
