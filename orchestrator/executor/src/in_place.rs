@@ -18,58 +18,41 @@ const STORAGE_TIMEOUT: Duration = Duration::from_secs(30);
 type Wanted = (Sym, wire::NodeChange);
 
 /// How a kind of change is asked for.
-struct How {
+pub(super) struct How {
     kind: Kind,
     needs: wire::Capability,
     timeout: Duration,
     /// `None` if no group says so any more.
     wanted: fn(&ClusterState, &Node) -> Option<Wanted>,
+    /// With the hash of what the node is now.
+    end: fn(u64, Result<Sym>) -> CallEnd,
 }
 
-/// Has the host of a node get the labels that its group wants now.
-pub(super) async fn relabel(
-    executor: &Executor,
-    cluster: &Cluster,
-    slot: u64,
-    urgency: Urgency,
-) -> Option<Ended> {
-    let how = How {
-        kind: Kind::Relabel,
-        needs: wire::Capability::RelabelHosts,
-        timeout: LABELS_TIMEOUT,
-        wanted: labels,
-    };
-    let answer = change(executor, cluster, slot, urgency, how).await?;
-    let end = CallEnd::Relabel { slot, answer };
-    Some(Ended::new(end, executor.clock.now(), urgency))
-}
+/// The host of a node gets the labels that its group wants now.
+pub(super) const LABELS: How = How {
+    kind: Kind::Relabel,
+    needs: wire::Capability::RelabelHosts,
+    timeout: LABELS_TIMEOUT,
+    wanted: labels,
+    end: |slot, answer| CallEnd::Relabel { slot, answer },
+};
 
-/// Has the storage of a node grow to the size that its group wants now.
-pub(super) async fn grow(
-    executor: &Executor,
-    cluster: &Cluster,
-    slot: u64,
-    urgency: Urgency,
-) -> Option<Ended> {
-    let how = How {
-        kind: Kind::Grow,
-        needs: wire::Capability::GrowStorage,
-        timeout: STORAGE_TIMEOUT,
-        wanted: storage,
-    };
-    let answer = change(executor, cluster, slot, urgency, how).await?;
-    let end = CallEnd::Grow { slot, answer };
-    Some(Ended::new(end, executor.clock.now(), urgency))
-}
+/// The storage of a node grows to the size that its group wants now.
+pub(super) const STORAGE: How = How {
+    kind: Kind::Grow,
+    needs: wire::Capability::GrowStorage,
+    timeout: STORAGE_TIMEOUT,
+    wanted: storage,
+    end: |slot, answer| CallEnd::Grow { slot, answer },
+};
 
-/// Answers the hash of what the node is now.
-async fn change(
+pub(super) async fn change(
     executor: &Executor,
     cluster: &Cluster,
     slot: u64,
     urgency: Urgency,
     how: How,
-) -> Option<Result<Sym>> {
+) -> Option<Ended> {
     let (platform, request, wanted) = {
         let inner = cluster.lock();
         let node = inner.state().node(slot)?;
@@ -121,7 +104,8 @@ async fn change(
     if let Err(error) = &answer {
         tracing::debug!(cluster = %cluster.name(), slot, kind = ?how.kind, %error, "a node could not be changed in place");
     }
-    Some(answer)
+    let end = (how.end)(slot, answer);
+    Some(Ended::new(end, executor.clock.now(), urgency))
 }
 
 /// The labels that the host of a node is to have.

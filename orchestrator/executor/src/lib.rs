@@ -59,8 +59,12 @@ impl Executor {
                 deprovision::deprovision(self, cluster, slot, urgency).await
             }
             Call::RoleChange { slot } => role_change::change(self, cluster, slot).await,
-            Call::Relabel { slot } => in_place::relabel(self, cluster, slot, urgency).await,
-            Call::Grow { slot } => in_place::grow(self, cluster, slot, urgency).await,
+            Call::Relabel { slot } => {
+                in_place::change(self, cluster, slot, urgency, in_place::LABELS).await
+            }
+            Call::Grow { slot } => {
+                in_place::change(self, cluster, slot, urgency, in_place::STORAGE).await
+            }
             Call::Sole { slot, allow } => Some(sole::change(self, cluster, slot, allow).await),
             Call::Drain { slot, until } => Some(self.drain(cluster, slot, until).await),
             Call::Adopt { slot } => adopt::adopt(self, cluster, slot, urgency).await,

@@ -84,17 +84,7 @@ impl World {
     }
 
     pub(super) fn grown(&mut self, epoch: u64, slot: u64, told: Option<Sym>) {
-        let now = self.now;
-        let Some(node) = self.state.node_mut(slot).filter(|_| epoch == self.epoch) else {
-            return;
-        };
-        let change = node.in_flight.growth.get_or_insert_default();
-        change.call.in_flight = false;
-        if told.is_none() {
-            change.call.failures = change.call.failures.saturating_add(1);
-            change.call.next = now + 1_000;
-        }
-        change.done = told;
+        self.changed_in_place(epoch, slot, told, |calls| &mut calls.growth);
     }
 
     /// Sizes of the storage of all living nodes of a group.

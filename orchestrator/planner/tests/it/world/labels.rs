@@ -1,6 +1,10 @@
 //! Labels of hosts: how they are changed, and how that is reported.
 
-use drover_core::{Sym, node::CHANGING, spec::Group};
+use drover_core::{
+    Sym,
+    node::{CHANGING, InFlight, InPlace},
+    spec::Group,
+};
 
 use super::{Event, World};
 
@@ -107,11 +111,22 @@ impl World {
     }
 
     pub(super) fn relabelled(&mut self, epoch: u64, slot: u64, told: Option<Sym>) {
+        self.changed_in_place(epoch, slot, told, |calls| &mut calls.relabel);
+    }
+
+    /// A change of a living node was answered, or not in time.
+    pub(super) fn changed_in_place(
+        &mut self,
+        epoch: u64,
+        slot: u64,
+        told: Option<Sym>,
+        of: fn(&mut InFlight) -> &mut Option<Box<InPlace>>,
+    ) {
         let now = self.now;
         let Some(node) = self.state.node_mut(slot).filter(|_| epoch == self.epoch) else {
             return;
         };
-        let change = node.in_flight.relabel.get_or_insert_default();
+        let change = of(&mut node.in_flight).get_or_insert_default();
         change.call.in_flight = false;
         if told.is_none() {
             change.call.failures = change.call.failures.saturating_add(1);
