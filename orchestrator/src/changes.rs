@@ -19,6 +19,7 @@ pub(crate) struct Changes {
 struct Ring {
     first: u64,
     uids: VecDeque<Uuid>,
+    followers: usize,
 }
 
 impl Default for Changes {
@@ -27,6 +28,7 @@ impl Default for Changes {
             ring: Mutex::new(Ring {
                 first: 1,
                 uids: VecDeque::new(),
+                followers: 0,
             }),
             newest: watch::Sender::new(0),
         }
@@ -41,11 +43,12 @@ impl Changes {
         }
         let newest = {
             let mut ring = self.ring.lock();
-            ring.uids.push_back(uid);
-            if ring.uids.len() > REMEMBERED {
+            // Before the new one is added, because a full ring would double its memory for it.
+            if ring.uids.len() == REMEMBERED {
                 ring.uids.pop_front();
                 ring.first += 1;
             }
+            ring.uids.push_back(uid);
             ring.first + ring.uids.len() as u64 - 1
         };
         self.newest.send_replace(newest);
@@ -54,7 +57,8 @@ impl Changes {
     /// Follows the changes from now on.
     pub(crate) fn follow(self: &Arc<Self>) -> Follower {
         let changed = self.newest.subscribe();
-        let ring = self.ring.lock();
+        let mut ring = self.ring.lock();
+        ring.followers += 1;
         Follower {
             changes: self.clone(),
             next: ring.first + ring.uids.len() as u64,
@@ -69,6 +73,18 @@ pub(crate) struct Follower {
     changes: Arc<Changes>,
     next: u64,
     changed: watch::Receiver<u64>,
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        let mut ring = self.changes.ring.lock();
+        ring.followers -= 1;
+        if ring.followers == 0 {
+            // Nobody else can read them: a follower begins after the newest change.
+            ring.first += ring.uids.len() as u64;
+            ring.uids = VecDeque::new();
+        }
+    }
 }
 
 impl Follower {
@@ -93,5 +109,56 @@ impl Follower {
             // The sender lives as long as the ring does.
             self.changed.changed().await.ok()?;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    fn id(n: usize) -> Uuid {
+        Uuid::from_u128(n as u128)
+    }
+
+    fn next(follower: &mut Follower) -> Option<Vec<Uuid>> {
+        follower.next().now_or_never().unwrap()
+    }
+
+    #[test]
+    fn a_follower_reads_what_changes_after_it_began_whether_others_have_ended_or_not() {
+        let changes = Arc::new(Changes::default());
+        changes.cluster(id(1));
+        let mut first = changes.follow();
+        changes.cluster(id(2));
+        let mut second = changes.follow();
+        changes.cluster(id(3));
+        assert_eq!(next(&mut first), Some(vec![id(2), id(3)]));
+        drop(first);
+        changes.cluster(id(4));
+        assert_eq!(next(&mut second), Some(vec![id(3), id(4)]));
+        changes.cluster(id(5));
+        drop(second);
+        assert_eq!(changes.ring.lock().uids.capacity(), 0);
+        changes.cluster(id(6));
+        let mut third = changes.follow();
+        assert!(third.next().now_or_never().is_none());
+        changes.cluster(id(7));
+        assert_eq!(next(&mut third), Some(vec![id(7)]));
+    }
+
+    #[test]
+    fn the_ring_remembers_so_many_changes_and_takes_no_more_memory() {
+        let changes = Arc::new(Changes::default());
+        let (mut behind, mut just) = (changes.follow(), changes.follow());
+        changes.cluster(id(0));
+        assert_eq!(next(&mut just), Some(vec![id(0)]));
+        for n in 1..=REMEMBERED {
+            changes.cluster(id(n));
+        }
+        assert_eq!(next(&mut just).unwrap().len(), REMEMBERED);
+        assert_eq!(next(&mut behind), None);
+        assert!(changes.ring.lock().uids.capacity() <= REMEMBERED);
     }
 }

@@ -37,10 +37,10 @@ impl Planner {
         let views = self.platforms.views(inner);
         let wanted = suggestions.groups.as_ref();
         let known: &[Group] = wanted.map_or(&inner.spec().groups, |groups| groups);
-        let (groups, leaving): (&[Group], Arc<Vec<Leaving>>) = if inner.state().deleting {
+        let (groups, leaving): (&[Group], Arc<[Leaving]>) = if inner.state().deleting {
             let all = known.iter().map(Leaving::of);
             let all = all.chain(inner.leaving().iter().cloned());
-            (&[], Arc::new(all.collect()))
+            (&[], all.collect())
         } else {
             (known, inner.leaving().clone())
         };

@@ -17,6 +17,9 @@ const BULK_RUNNING: usize = 64;
 /// Maximum concurrent passes for node failures and take-overs.
 const URGENT_RUNNING: usize = 256;
 
+/// Places for which memory is kept while the queue is empty.
+const KEPT: usize = 64;
+
 /// Far longer than the lock is held.
 const LOCKED: Duration = Duration::from_secs(10);
 
@@ -222,6 +225,7 @@ impl Queue {
                 inner.enqueue(cluster, urgency);
             }
         }
+        inner.shrink();
         drop(inner);
         self.changed.notify_one();
     }
@@ -253,6 +257,8 @@ impl Queue {
             inner.enqueue(cluster, Urgency::Bulk);
             drop(inner);
             self.changed.notify_one();
+        } else {
+            inner.shrink();
         }
     }
 
@@ -264,6 +270,11 @@ impl Queue {
     /// Waits for a push, an earlier timer, or a worker that finishes.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
+    }
+
+    /// Whether clusters wait in bulk for a worker.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.inner.lock().bulk.is_empty()
     }
 
     /// Number of clusters that wait for a worker.
@@ -329,6 +340,16 @@ impl Inner {
         };
         self.places.insert(cluster, Place::Queued(urgency, since));
         self.lane(urgency).push_back(cluster);
+    }
+
+    /// Frees the memory of many clusters, such as all after a start, once none has a place any more.
+    fn shrink(&mut self) {
+        if self.places.is_empty() {
+            self.places.shrink_to(KEPT);
+            self.urgent.shrink_to(KEPT);
+            self.bulk.shrink_to(KEPT);
+            self.asked.shrink_to(KEPT);
+        }
     }
 }
 
@@ -420,6 +441,19 @@ mod tests {
         queue.push(id(1000), Urgency::Urgent);
         assert_eq!(pop(&queue, 0), Some((id(1000), Urgency::Urgent)));
         assert_eq!(queue.depth(), 100 - BULK_RUNNING);
+    }
+
+    #[test]
+    fn an_empty_queue_does_not_keep_the_memory_of_a_full_one() {
+        let queue = Queue::default();
+        for n in 0..10_000 {
+            queue.push(id(n), Urgency::Bulk);
+        }
+        while let Some((cluster, _)) = pop(&queue, 0) {
+            queue.done(cluster);
+        }
+        let inner = queue.inner.lock();
+        assert!(inner.places.capacity() < 1_000 && inner.bulk.capacity() < 1_000);
     }
 
     #[test]

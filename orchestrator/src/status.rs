@@ -449,7 +449,7 @@ fn group_status(inner: &ClusterState, visible: &Visible, group: &Group) -> pb::G
         status.updated_ready += u32::from(current && serves && !node.marked);
         let rolls = group.update.strategy == UpdateStrategy::Rolling;
         let dead = node.is_dead() || node.removal.is_some();
-        let grows = node.in_flight.growth.is_some();
+        let grows = node.in_flight.changes.growth.is_some();
         status.renewing += u32::from(!dead && (node.marked || !current && (rolls || grows)));
         status.unknown += u32::from(!seen);
     }

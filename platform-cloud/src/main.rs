@@ -22,6 +22,10 @@ use drover_replicante::ReplicanteSettings;
 use drover_server::{Binary, ServerSettings, Shutdown};
 use serde::{Deserialize, Serialize};
 
+/// Nodes are many small pieces of memory, of which the system's allocator takes a noticeable part of all time.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const BINARY: Binary = Binary {
     name: "drover-platform-cloud",
     version: env!("CARGO_PKG_VERSION"),

@@ -67,6 +67,8 @@ impl Simulated {
             seed: Some(1),
             boot_delay: delay,
             ready_delay: delay,
+            // Who made what is not asked here, and would be kept for each node.
+            ledger: false,
             ..SimulatedSettings::default()
         };
         let platform = PlatformServer::open(Settings::from(settings))

@@ -213,11 +213,19 @@ impl ClusterState {
             }
             CallEnd::Relabel { slot, answer } => {
                 let node = self.state.node_mut(slot)?;
-                change_ended(node.in_flight.relabel.get_or_insert_default(), answer, now);
+                change_ended(
+                    node.in_flight.changes.relabel.get_or_insert_default(),
+                    answer,
+                    now,
+                );
             }
             CallEnd::Grow { slot, answer } => {
                 let node = self.state.node_mut(slot)?;
-                change_ended(node.in_flight.growth.get_or_insert_default(), answer, now);
+                change_ended(
+                    node.in_flight.changes.growth.get_or_insert_default(),
+                    answer,
+                    now,
+                );
             }
             CallEnd::Sole {
                 slot,
@@ -282,9 +290,12 @@ fn hook_ended(node: &mut Node, ran: Result<()>, now: Millis) {
         Err(error) if may_run_again(&error) => retry_later(&mut node.in_flight.call, &error, now),
         // A template may suggest a hook to a platform that cannot run any. A hook of the user was refused at apply.
         Err(error) if error.reason() == Reason::CapabilityMissing => {
-            node.in_flight.hook = Some(Box::new(Ok(())));
+            node.in_flight.changes.hook = Some(Box::new(Ok(())));
         }
-        ran => node.in_flight.hook = Some(Box::new(ran.map_err(|error| error.message().into()))),
+        ran => {
+            node.in_flight.changes.hook =
+                Some(Box::new(ran.map_err(|error| error.message().into())))
+        }
     }
 }
 
@@ -295,7 +306,7 @@ fn role_change_ended(
     now: Millis,
 ) {
     let intended = node.role;
-    let change = node.in_flight.role_change.get_or_insert_default();
+    let change = node.in_flight.changes.role_change.get_or_insert_default();
     change.call.in_flight = false;
     match answer {
         Ok(()) => change.done = intended == role,
@@ -308,7 +319,8 @@ fn role_change_ended(
 }
 
 fn sole_ended(node: &mut Node, allow: bool, answer: Result<(), RoleChangeFailure>, now: Millis) {
-    let Some(change) = (node.in_flight.sole.as_deref_mut()).filter(|change| change.allow == allow)
+    let Some(change) =
+        (node.in_flight.changes.sole.as_deref_mut()).filter(|change| change.allow == allow)
     else {
         return;
     };

@@ -1,22 +1,19 @@
 //! The stored record of a cluster: our own messages, independent of the wire format.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
 use bytes::Bytes;
 use drover_core::{
     Error, Millis, Node, NodeState, Result, Sym,
     node::{
-        CHANGING, Former, Origin, Reached, Record, Removal, RemovalReason, Request,
+        Adopted, CHANGING, Former, Origin, Reached, Record, Removal, RemovalReason, Request,
         RequestInFlight, Role, Seen, SeenAddress,
     },
     storage::{Policy, Retention},
 };
 use drover_planner::{
     BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, Rollout, SmallMap,
-    Sole, State, Subject,
+    SmallSet, Sole, State, Subject,
 };
 use parking_lot::Mutex;
 use prost::Message;
@@ -180,12 +177,12 @@ pub(crate) fn encode_node(node: &Node) -> Bytes {
         retain: node.removal.is_some_and(|removal| removal.retain),
         drain: node.removal.map_or(0, |removal| removal.drain),
         agent_address: node.seen.agent_address.to_string(),
-        adoption: node.adoption.as_deref().map(|former| FormerRow {
+        adoption: node.adopted.former.as_ref().map(|former| FormerRow {
             owner: former.owner.to_string(),
             request: former.request.to_string(),
             index: former.index,
         }),
-        given_id: node.given_id.as_ref().map(ToString::to_string),
+        given_id: node.adopted.given_id.as_ref().map(ToString::to_string),
         reached: node.reached.as_deref().map(encode_reached),
     }
     .encode_to_vec()
@@ -234,6 +231,7 @@ fn origin(row: &NodeRow, interner: &Interner, before: Option<&Node>) -> Result<A
             && *origin.class == *row.class
             && *origin.version == *row.version
             && origin.storage_size == row.storage_size
+            && origin.storage == row.storage
     };
     let before = before.map(|node| &node.origin);
     if let Some(before) = before.filter(|origin| is_same(origin)) {
@@ -250,6 +248,7 @@ fn origin(row: &NodeRow, interner: &Interner, before: Option<&Node>) -> Result<A
         version: like(&row.version, |it| &it.version),
         spec_hash: like(&row.spec_hash, |it| &it.spec_hash),
         storage_size: row.storage_size,
+        storage: row.storage,
     }))
 }
 
@@ -304,20 +303,20 @@ pub fn decode_node(
             marked: false,
             stable: row.stable,
             role,
-            storage: row.storage,
             node_id: row.node_id.map(Into::into),
-            given_id: row.given_id.map(Into::into),
             removal,
             settled: row.settled,
             maybe_until: row.maybe_until,
             reached: (row.reached).map(|reached| Box::new(decode_reached(reached, interner))),
-            adoption: row.adoption.map(|former| {
-                Box::new(Former {
+            adopted: Adopted {
+                given_id: row.given_id.map(Into::into),
+                former: row.adoption.map(|former| Former {
                     owner: former.owner.into(),
                     request: former.request.into(),
                     index: former.index,
-                })
-            }),
+                }),
+            }
+            .into(),
         })
     })
 }
@@ -367,7 +366,7 @@ pub fn decode_request(bytes: &Bytes, interner: &Interner) -> Result<(Request, By
 
 /// Encodes what a record says of its cluster as a whole.
 pub(crate) fn encode_head(state: &State) -> Bytes {
-    let backends = |all: &BTreeSet<(Sym, Sym)>| -> Vec<Used> {
+    let backends = |all: &SmallSet<(Sym, Sym)>| -> Vec<Used> {
         let all = all.iter();
         all.map(|(platform, uid)| Used {
             platform: platform.to_string(),

@@ -368,7 +368,7 @@ impl Maker<'_> {
             return;
         };
         let node = self.state.node(sole.slot);
-        let change = node.and_then(|node| node.in_flight.sole.as_deref());
+        let change = node.and_then(|node| node.in_flight.changes.sole.as_deref());
         if to.is_none() {
             // Otherwise it had no permission, or has an event of its own.
             if change.is_some_and(|change| !change.allow && change.done) {

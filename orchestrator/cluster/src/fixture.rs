@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use drover_core::{
-    Node, NodeState,
+    Node, NodeState, Rare,
     node::{Origin, Record, Request, RequestInFlight, Role},
     spec::OrphanPolicy,
 };
@@ -83,6 +83,7 @@ pub fn node(slot: u64, state: NodeState) -> Node {
             version: "".into(),
             spec_hash: "h".into(),
             storage_size: None,
+            storage: false,
         }),
         slot,
         index: 0,
@@ -99,14 +100,12 @@ pub fn node(slot: u64, state: NodeState) -> Node {
         marked: false,
         stable: false,
         role: Role::Active,
-        storage: false,
         node_id: Some("i-1".into()),
         removal: None,
         settled: 0,
         maybe_until: 0,
-        given_id: None,
         reached: None,
-        adoption: None,
+        adopted: Rare::default(),
     })
 }
 

@@ -1,7 +1,7 @@
 //! Start and stop order of groups: the suggestions of templates, merged with the user's settings, and the settings that
 //! removed groups keep as long as they have nodes.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use drover_core::{
     Error, Result,
@@ -75,9 +75,9 @@ impl From<LeavingRow> for Leaving {
 ///
 /// # Errors
 /// `Internal` if the stored data cannot be decoded.
-pub(crate) fn leaving(desired: &Desired) -> Result<Vec<Leaving>> {
+pub(crate) fn leaving(desired: &Desired) -> Result<Arc<[Leaving]>> {
     let Some(bytes) = desired.extra.get(LEAVING) else {
-        return Ok(Vec::new());
+        return Ok(Arc::default());
     };
     let list = LeavingList::decode(bytes.as_slice())
         .map_err(|_| Error::internal("the stored groups that leave cannot be read"))?;
@@ -150,7 +150,8 @@ pub(crate) fn fill_in(group: &mut Group, defaults: &wire::TemplateDefaults) -> b
         changed |= group.management.is_some();
     }
     if let Some(suggested) = &defaults.lifecycle {
-        let whole = hooks(group.lifecycle.clone(), suggested);
+        let own = group.lifecycle.as_deref().cloned();
+        let whole = hooks(own, suggested).map(Box::new);
         changed |= group.lifecycle != whole;
         group.lifecycle = whole;
     }

@@ -50,7 +50,7 @@ pub fn build(
             render: bootstrap.render,
             parse_only: false,
         }),
-        storage: spec.storage.as_ref().map(drover_convert::spec::to_storage),
+        storage: (spec.storage.as_deref()).map(drover_convert::spec::to_storage),
         infrastructure: resources::outputs(&inner.state, &request.platform),
         ..wire::ProvisionRequest::default()
     }

@@ -1,6 +1,6 @@
 //! One cluster: desired, recorded and observed state, and the calls in flight.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use drover_core::{
@@ -8,7 +8,7 @@ use drover_core::{
     node::InFlight,
     spec::{Group, MAX_GROUPS},
 };
-use drover_planner::{BackOffKind, Leaving, Skipped, State};
+use drover_planner::{BackOffKind, Leaving, Skipped, SmallMap, State};
 use drover_store::{ClusterRow, Desired, DigestKey, Head, Versioned};
 use uuid::Uuid;
 
@@ -28,16 +28,17 @@ use crate::{
 pub struct ClusterState {
     pub(crate) desired: Versioned<Desired>,
     pub(crate) spec: Arc<Resolved>,
+    /// Without its encoded state, which every step encodes from `state`.
     pub(crate) head: Versioned<Head>,
     pub(crate) state: State,
     /// Open requests, encoded as they are sent.
-    pub(crate) bodies: HashMap<Uuid, Bytes>,
+    pub(crate) bodies: SmallMap<Uuid, Bytes>,
     /// First slot of each request.
-    pub(crate) first_slots: HashMap<Uuid, u64>,
+    pub(crate) first_slots: SmallMap<Uuid, u64>,
     /// Defaults from templates.
     pub(crate) defaults: Option<Defaults>,
     /// Removed groups that still have nodes.
-    pub(crate) leaving: Arc<Vec<Leaving>>,
+    pub(crate) leaving: Arc<[Leaving]>,
     /// Why the plan cannot be stored, and is therefore not carried out; since when. `None` as long as no failure is
     /// known.
     pub(crate) unstored: Option<(Error, Millis)>,
@@ -58,14 +59,16 @@ impl ClusterState {
     ) -> Result<Self> {
         let ClusterRow {
             uid,
-            desired,
+            mut desired,
             head,
             nodes,
             requests,
             resources: rows,
             ..
         } = row;
-        let head = head.unwrap_or_else(|| Versioned {
+        // A slice would keep all that was read together with it.
+        desired.value.spec = Bytes::copy_from_slice(&desired.value.spec);
+        let mut head = head.unwrap_or_else(|| Versioned {
             value: empty_head(),
             revision: 0,
         });
@@ -78,7 +81,8 @@ impl ClusterState {
         state.skipped = Skipped::of(&head.value.skipped);
         state.count_from(first);
         state.observed_generation = head.value.observed_generation;
-        codec::decode_head(&head.value.state, &mut state, interner)?;
+        let encoded = std::mem::take(&mut head.value.state);
+        codec::decode_head(&encoded, &mut state, interner)?;
         resources::codec::load(rows, &mut state, interner)?;
         state.nodes.reserve_exact(nodes.len());
         for node in nodes {
@@ -89,7 +93,7 @@ impl ClusterState {
         }
         state.nodes.sort_by_key(|node| node.slot);
         state.doubt_soles();
-        let mut bodies = HashMap::new();
+        let mut bodies = SmallMap::new();
         for (_, bytes) in requests {
             let (request, body) = codec::decode_request(&bytes, interner)?;
             bodies.insert(request.id, body);
@@ -106,7 +110,7 @@ impl ClusterState {
         spec: Arc<Resolved>,
         head: Versioned<Head>,
         state: State,
-        bodies: HashMap<Uuid, Bytes>,
+        bodies: SmallMap<Uuid, Bytes>,
     ) -> Self {
         let mut inner = Self {
             first_slots: first_slots(&state),
@@ -137,7 +141,7 @@ impl ClusterState {
             next_sequence: 1,
             ..State::default()
         };
-        Self::of(desired, spec, head, state, HashMap::new())
+        Self::of(desired, spec, head, state, SmallMap::new())
     }
 }
 
@@ -172,12 +176,11 @@ fn empty_head() -> Head {
     head
 }
 
-fn first_slots(state: &State) -> HashMap<Uuid, u64> {
-    let mut first = HashMap::new();
+fn first_slots(state: &State) -> SmallMap<Uuid, u64> {
+    let mut first = SmallMap::new();
     for node in &state.nodes {
-        first
-            .entry(node.request)
-            .or_insert(node.slot.saturating_sub(u64::from(node.index)));
+        let slot = node.slot.saturating_sub(u64::from(node.index));
+        first.or_insert(node.request, slot);
     }
     first
 }
@@ -191,7 +194,7 @@ impl ClusterState {
         self.state.deleting = desired.delete_time_ms.is_some();
         self.state.paused = desired.paused.is_some();
         // If unreadable, groups are removed unordered.
-        self.leaving = Arc::new(order::leaving(desired).unwrap_or_default());
+        self.leaving = order::leaving(desired).unwrap_or_default();
         self.state.adopt = adopt_order(desired);
         let uid = self.state.uid;
         // If unreadable, nothing is restarted.
@@ -276,7 +279,7 @@ impl ClusterState {
         &self.spec
     }
 
-    /// The head of the record, as it is stored.
+    /// The head of the record, as it is stored, but without its encoded state.
     #[must_use]
     pub fn head(&self) -> &Versioned<Head> {
         &self.head
@@ -301,7 +304,7 @@ impl ClusterState {
 
     /// Removed groups that still have nodes.
     #[must_use]
-    pub fn leaving(&self) -> &Arc<Vec<Leaving>> {
+    pub fn leaving(&self) -> &Arc<[Leaving]> {
         &self.leaving
     }
 

@@ -141,6 +141,7 @@ impl ClusterState {
             value: done.head,
             revision: done.revision,
         };
+        self.head.value.state = Bytes::new();
         self.bodies.extend(bodies);
         for op in &plan.ops {
             self.committed(op, &mut stepped);
@@ -150,10 +151,6 @@ impl ClusterState {
             let living: BTreeSet<Uuid> = self.state.nodes.iter().map(|node| node.request).collect();
             self.first_slots
                 .retain(|request, _| living.contains(request));
-        }
-        if self.bodies.is_empty() {
-            // Most clusters have no open requests most of the time.
-            self.bodies.shrink_to_fit();
         }
         self.mark_called(&plan.calls);
         stepped
@@ -171,9 +168,8 @@ impl ClusterState {
                 }
             }
             Op::TakeOrphan { node } if node.removal.is_none() => {
-                self.first_slots
-                    .entry(node.request)
-                    .or_insert(node.slot.saturating_sub(u64::from(node.index)));
+                let first = node.slot.saturating_sub(u64::from(node.index));
+                self.first_slots.or_insert(node.request, first);
                 if node.seen.phase == Phase::Running {
                     stepped.probe.push(Track {
                         group: node.group.clone(),
@@ -201,6 +197,7 @@ impl ClusterState {
                 Call::RoleChange { slot } => {
                     if let Some(node) = self.state.node_mut(*slot) {
                         node.in_flight
+                            .changes
                             .role_change
                             .get_or_insert_default()
                             .call
@@ -209,14 +206,14 @@ impl ClusterState {
                 }
                 Call::Relabel { slot } => {
                     if let Some(node) = self.state.node_mut(*slot) {
-                        let change = node.in_flight.relabel.get_or_insert_default();
+                        let change = node.in_flight.changes.relabel.get_or_insert_default();
                         change.done = None;
                         change.call.in_flight = true;
                     }
                 }
                 Call::Grow { slot } => {
                     if let Some(node) = self.state.node_mut(*slot) {
-                        let change = node.in_flight.growth.get_or_insert_default();
+                        let change = node.in_flight.changes.growth.get_or_insert_default();
                         change.done = None;
                         change.call.in_flight = true;
                     }
@@ -224,7 +221,7 @@ impl ClusterState {
                 Call::Sole { slot, allow } => {
                     if let Some(node) = self.state.node_mut(*slot) {
                         let first = || Box::new(SoleChange::first());
-                        let change = node.in_flight.sole.get_or_insert_with(first);
+                        let change = node.in_flight.changes.sole.get_or_insert_with(first);
                         change.begin(*allow);
                     }
                 }

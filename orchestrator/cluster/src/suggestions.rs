@@ -8,7 +8,7 @@ use drover_core::{
 };
 use drover_proto::platform::v1 as wire;
 
-use crate::{ClusterState, order, template};
+use crate::{ClusterState, Resolved, order, template};
 
 /// The suggestions that plans are made with, and what has to be told because they changed.
 #[derive(Clone, Debug)]
@@ -16,8 +16,8 @@ pub(crate) struct Defaults {
     suggestions: Suggestions,
     /// Whether other templates became known and nobody was told yet.
     news: bool,
-    /// The probe of each group.
-    asked: Vec<(Sym, Option<Probe>)>,
+    /// The spec that they complete. Together they say how nodes are probed.
+    spec: Arc<Resolved>,
     /// Whether nodes are not probed yet as the suggested health demands.
     unprobed: bool,
 }
@@ -28,7 +28,7 @@ pub struct Suggestions {
     /// The generation and the etags of the platforms that they were made from.
     made_of: (u64, Vec<Sym>),
     /// Suggested health, by position of the group in the spec. Empty if there is none.
-    pub health: Arc<Vec<Option<Health>>>,
+    pub health: Arc<[Option<Health>]>,
     /// The groups with everything filled in. `None` if they are as in the spec.
     pub groups: Option<Arc<Vec<Group>>>,
 }
@@ -48,7 +48,7 @@ impl ClusterState {
     /// having been promoted.
     pub fn lifecycle(&self, path: &str) -> Option<Lifecycle> {
         let of = |groups: &[Group]| groups.iter().find(|g| *g.path == *path).cloned();
-        let own = of(&self.spec.groups)?.lifecycle;
+        let own = of(&self.spec.groups)?.lifecycle.map(|own| *own);
         let suggested = self
             .defaults
             .as_ref()
@@ -57,7 +57,7 @@ impl ClusterState {
             return own;
         };
         if self.wanted().is_some() {
-            return Some(last);
+            return Some(*last);
         }
         Some(own.unwrap_or_default().or(&last))
     }
@@ -90,12 +90,14 @@ impl ClusterState {
             filled |= defaults.is_some_and(|defaults| order::fill_in(group, defaults));
             filled |= template::fill_in(group, &self.spec.software, handshakes);
         }
-        if health.iter().all(Option::is_none) {
-            health = Vec::new();
-        }
+        let health: Arc<[_]> = if health.iter().all(Option::is_none) {
+            Arc::default()
+        } else {
+            health.into()
+        };
         Suggestions {
             made_of,
-            health: Arc::new(health),
+            health,
             groups: filled.then(|| Arc::new(groups)),
         }
     }
@@ -115,35 +117,27 @@ impl ClusterState {
         let unprobed = before.is_some_and(|before| {
             before.unprobed || before.suggestions.health != suggestions.health
         });
-        let asked = self.asked(&suggestions.health);
-        let was = before.map_or_else(Vec::new, |before| before.asked.clone());
-        self.forget_other_probes(&was, &asked);
+        let others: Vec<Sym> = before.map_or_else(Vec::new, |before| {
+            let was = probes(&before.spec, &before.suggestions.health);
+            let now = probes(&self.spec, &suggestions.health);
+            let others = now.into_iter().filter(|(path, probe)| {
+                let mut was = was.iter();
+                was.any(|(before, old)| before == path && old != probe)
+            });
+            others.map(|(path, _)| path.clone()).collect()
+        });
+        self.forget_probes(&others);
         self.defaults = Some(Defaults {
             suggestions,
             news,
-            asked,
+            spec: self.spec.clone(),
             unprobed,
         });
     }
 
-    fn asked(&self, defaults: &[Option<Health>]) -> Vec<(Sym, Option<Probe>)> {
-        let groups = self.spec.groups.iter().enumerate();
-        groups
-            .map(|(at, group)| {
-                let suggested = || defaults.get(at).and_then(Option::as_ref);
-                let health = group.health.as_ref().or_else(suggested);
-                (group.path.clone(), health.map(|it| it.probe.clone()))
-            })
-            .collect()
-    }
-
-    /// Forgets results of probes that were replaced: they say nothing about the new probes.
-    fn forget_other_probes(&mut self, was: &[(Sym, Option<Probe>)], now: &[(Sym, Option<Probe>)]) {
-        let other = |(path, probe): &&(Sym, Option<Probe>)| {
-            let mut was = was.iter();
-            was.any(|(before, old)| before == path && old != probe)
-        };
-        for (path, _) in now.iter().filter(other) {
+    /// Forgets results of probes of groups whose probe was replaced: they say nothing about the new one.
+    fn forget_probes(&mut self, groups: &[Sym]) {
+        for path in groups {
             for node in &mut self.state.nodes {
                 if node.group == *path {
                     let troubled = drover_planner::is_troubled(node);
@@ -179,6 +173,21 @@ impl ClusterState {
         let defaults = self.defaults.as_mut();
         defaults.is_some_and(|defaults| std::mem::take(&mut defaults.unprobed))
     }
+}
+
+/// The probe of each group, by its path.
+fn probes<'a>(
+    spec: &'a Resolved,
+    suggested: &'a [Option<Health>],
+) -> Vec<(&'a Sym, Option<&'a Probe>)> {
+    let groups = spec.groups.iter().enumerate();
+    groups
+        .map(|(at, group)| {
+            let suggested = || suggested.get(at).and_then(Option::as_ref);
+            let health = group.health.as_deref().or_else(suggested);
+            (&group.path, health.map(|it| &it.probe))
+        })
+        .collect()
 }
 
 fn can_exec(handshake: &wire::Platform) -> bool {

@@ -66,7 +66,7 @@ pub(super) async fn adopt(
 
 fn message(cluster: &Cluster, inner: &ClusterState, slot: u64) -> Option<wire::UpdateNodeRequest> {
     let node = inner.state().node(slot)?;
-    let former = node.adoption.as_deref()?;
+    let former = node.adopted.former.as_ref()?;
     let adoption = wire::NodeAdoption {
         cluster_id: cluster.name().to_string(),
         key: Some(wire::SlotKey {

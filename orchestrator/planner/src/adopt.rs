@@ -7,8 +7,8 @@ use std::{
 };
 
 use drover_core::{
-    Millis, Node, NodeState, Phase, Sym,
-    node::{CHANGING, Former, Origin, Record, Role, Seen},
+    Millis, Node, NodeState, Phase, Rare, Sym,
+    node::{Adopted, CHANGING, Former, Origin, Record, Role, Seen},
     spec::{Group, OrphanPolicy},
 };
 use uuid::Uuid;
@@ -258,12 +258,12 @@ impl Planner<'_> {
                 ordinal,
                 host: orphan
                     .seen
-                    .host_id
+                    .host
+                    .id
                     .as_deref()
                     .map(Into::into)
                     .unwrap_or_default(),
                 role: orphan.role,
-                storage: self.orphan_storage(&orphan.group).0,
                 state: state_of(orphan.seen.phase),
                 message: "had no record and is kept".into(),
                 ..blank(
@@ -276,6 +276,7 @@ impl Planner<'_> {
                         version: orphan.version.clone(),
                         spec_hash: orphan.spec_hash.clone(),
                         storage_size: None,
+                        storage: self.orphan_storage(&orphan.group).0,
                         platform: platform.clone(),
                     },
                     node_id,
@@ -284,11 +285,11 @@ impl Planner<'_> {
             })
         };
         if let Some(new_id) = rename.filter(|_| ordinal != orphan.ordinal) {
-            node.adoption = Some(Box::new(Former {
+            node.adopted.former = Some(Former {
                 owner: self.state.uid.to_string().into(),
                 request: orphan.request.to_string().into(),
                 index: Some(orphan.index),
-            }));
+            });
             let origin = node.origin_mut();
             origin.request = new_id();
             // The lost store may have assigned higher numbers than those that are visible here.
@@ -350,11 +351,12 @@ impl Planner<'_> {
                 ordinal: free.ordinal(&spec.path, recorded),
                 role,
                 host: one.host.clone(),
-                // Its storage is treated as that of its group: it is better to retain it needlessly than to delete it.
-                storage: spec.storage.is_some(),
                 message: "belonged to somebody else and is kept".into(),
-                given_id: (!one.id.is_empty()).then(|| one.id.clone()),
-                adoption: Some(Box::new(one.former.clone())),
+                adopted: Adopted {
+                    given_id: (!one.id.is_empty()).then(|| one.id.clone()),
+                    former: Some(one.former.clone()),
+                }
+                .into(),
                 ..blank(
                     Origin {
                         request: new_id(),
@@ -366,6 +368,8 @@ impl Planner<'_> {
                         // It counts as up to date: a user who wants it replaced restarts the group.
                         spec_hash: spec.choices[choice].spec_hash.clone(),
                         storage_size: spec.storage.as_ref().and_then(|it| it.size),
+                        // Treated as that of its group: it is better to retain it needlessly than to delete it.
+                        storage: spec.storage.is_some(),
                         platform: platform.clone(),
                     },
                     node_id,
@@ -473,13 +477,11 @@ fn blank(origin: Origin, node_id: &str, now: Millis) -> Record {
         marked: false,
         stable: false,
         role: Role::Active,
-        storage: false,
         node_id: Some(node_id.into()),
         removal: None,
         settled: now,
         maybe_until: now,
-        given_id: None,
         reached: None,
-        adoption: None,
+        adopted: Rare::default(),
     }
 }

@@ -131,7 +131,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                     node.message = format!("preStop: {failed}").into();
                 }
                 node.in_flight.call = drover_core::node::Call::default();
-                node.in_flight.hook = None;
+                node.in_flight.changes.hook = None;
             }
         }
         Op::RecordDropped { slot, .. } => {
@@ -160,7 +160,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
             let Some(node) = state.node_mut(*slot) else {
                 return;
             };
-            node.adoption = None;
+            node.adopted.former = None;
             node.state = crate::adopt::state_of(node.seen.phase);
             node.state_time = now;
             (node.reason, node.message) = (drover_core::Sym::default(), Box::default());
@@ -245,7 +245,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 let origin = node.origin_mut();
                 origin.spec_hash = spec_hash.clone();
                 origin.storage_size = Some(*storage_size);
-                node.in_flight.growth = None;
+                node.in_flight.changes.growth = None;
             }
         }
         Op::Template { slot, digest } => {
@@ -257,14 +257,17 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
             if let Some(node) = state.node_mut(*slot) {
                 node.role = *role;
                 // The failures count until the promotion succeeds: whether another node is tried depends on them.
-                node.in_flight.role_change = match role {
+                node.in_flight.changes.role_change = match role {
                     Role::Active => None,
-                    Role::Promoting | Role::Demoting | Role::Standby => {
-                        node.in_flight.role_change.take().map(|mut role_change| {
+                    Role::Promoting | Role::Demoting | Role::Standby => node
+                        .in_flight
+                        .changes
+                        .role_change
+                        .take()
+                        .map(|mut role_change| {
                             role_change.done = false;
                             role_change
-                        })
-                    }
+                        }),
                 };
             }
         }
@@ -277,7 +280,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
             if let Some(node) = state.node_mut(*slot) {
                 node.labels_hash = hash.clone();
                 if **hash != *CHANGING {
-                    node.in_flight.relabel = None;
+                    node.in_flight.changes.relabel = None;
                 }
             }
         }
@@ -310,7 +313,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
         } => {
             state.sole.insert(group.clone(), *sole);
             if *doubt && let Some(node) = state.node_mut(sole.slot) {
-                node.in_flight.sole = Some(Box::new(SoleChange::unknown()));
+                node.in_flight.changes.sole = Some(Box::new(SoleChange::unknown()));
             }
         }
         Op::Sole {
@@ -318,7 +321,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
         } => {
             if let Some(sole) = state.sole.remove(group)
                 && let Some(node) = state.node_mut(sole.slot)
-                && let Some(change) = &mut node.in_flight.sole
+                && let Some(change) = &mut node.in_flight.changes.sole
             {
                 change.ended();
             }

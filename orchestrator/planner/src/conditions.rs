@@ -1,13 +1,25 @@
 //! Conditions of the cluster and its groups after a plan, and the completion of a deletion.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::LazyLock};
 
-use drover_core::{error::cut, node::Role, words};
+use drover_core::{Sym, error::cut, node::Role, words};
 
 use crate::{BackOffKey, Condition, ConditionKey, ConditionKind, Op, Planner};
 
 /// Consecutive failures after which the removal of a node counts as blocked.
 const STUCK_REMOVALS: u8 = 3;
+/// Reason of conditions that hold as long as everything is as it should be.
+const AS_WANTED: &str = "AsWanted";
+
+/// A reason as it is recorded. The one that every cluster has most of the time is allocated once.
+fn shared(reason: &str) -> Sym {
+    static SHARED: LazyLock<Sym> = LazyLock::new(|| AS_WANTED.into());
+    if reason == AS_WANTED {
+        SHARED.clone()
+    } else {
+        reason.into()
+    }
+}
 
 impl Planner<'_> {
     /// Sets a condition. The first cause that a plan gives wins.
@@ -17,7 +29,7 @@ impl Planner<'_> {
         self.holds.entry(key).or_insert_with(|| match before {
             Some(same) if *same.reason == *reason && *same.message == *message => same.clone(),
             _ => Condition {
-                reason: reason.into(),
+                reason: shared(reason),
                 message: cut(message.to_owned()).into(),
                 since: before.map_or(now, |condition| condition.since),
             },
@@ -30,7 +42,7 @@ impl Planner<'_> {
             return;
         }
         let whole = |kind| ConditionKey {
-            group: "".into(),
+            group: Sym::default(),
             kind,
         };
         if self.state.paused {
@@ -99,7 +111,7 @@ impl Planner<'_> {
                 && !self.rolls(&group.path);
             all &= ready;
             if ready {
-                self.hold(key, "AsWanted", "");
+                self.hold(key, AS_WANTED, "");
             }
         }
         if looks {
@@ -110,13 +122,13 @@ impl Planner<'_> {
             .iter()
             .any(|mark| mark.group == crate::NO_GROUP && !mark.forgotten);
         let key = ConditionKey {
-            group: "".into(),
+            group: Sym::default(),
             kind: ConditionKind::Ready,
         };
         // What was not ready does not become it unseen.
         let known = !looks || self.state.conditions.contains_key(&key);
         if all && !others && known {
-            self.hold(key, "AsWanted", "");
+            self.hold(key, AS_WANTED, "");
         }
     }
 
@@ -170,7 +182,7 @@ impl Planner<'_> {
             return;
         }
         let key = ConditionKey {
-            group: "".into(),
+            group: Sym::default(),
             kind: ConditionKind::DeletionBlocked,
         };
         self.hold(key, reason, &words.join("; "));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use drover_core::{
-    Millis, Node, NodeState, Sym,
+    Millis, Node, NodeState, Rare, Sym,
     node::{Call as Attempt, Origin, Record, Request, RequestInFlight, Role},
     spec::Choice,
     words,
@@ -353,6 +353,7 @@ impl Planner<'_> {
             version: spec.version.clone(),
             spec_hash: wanted.spec_hash.clone(),
             storage_size: spec.storage.as_ref().and_then(|it| it.size),
+            storage: spec.storage.is_some(),
         });
         let nodes = (0_u32..)
             .zip(&ordinals)
@@ -378,14 +379,12 @@ impl Planner<'_> {
                     } else {
                         Role::Standby
                     },
-                    storage: spec.storage.is_some(),
                     node_id: None,
                     removal: None,
                     settled: 0,
                     maybe_until: 0,
-                    given_id: None,
                     reached: None,
-                    adoption: None,
+                    adopted: Rare::default(),
                 })
             })
             .collect();

@@ -34,7 +34,7 @@ impl Planner<'_> {
         );
         // Nothing is run inside a node that is not ours yet.
         let dead = self.marks[at].dead
-            || node.adoption.is_some()
+            || node.is_adopting()
             || node.seen.gone
             || matches!(reason, RemovalReason::Dead | RemovalReason::Orphan);
         if dead || !ran || !may || node.node_id.is_none() {
@@ -71,7 +71,7 @@ impl Planner<'_> {
                 node.seen.phase,
                 Phase::Running | Phase::Unseen | Phase::Unknown
             ) && !node.seen.gone;
-            let over: Option<Option<Box<str>>> = match &node.in_flight.hook {
+            let over: Option<Option<Box<str>>> = match &node.in_flight.changes.hook {
                 Some(ended) => Some((**ended).clone().err()),
                 None if !runs => Some(hooked.then(|| "the node ended".into())),
                 // A hook that is in flight ends with its call.

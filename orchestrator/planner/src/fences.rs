@@ -18,7 +18,7 @@ impl Planner<'_> {
         let sick = || {
             let removal = node.removal.map(|removal| removal.reason);
             let ends = node.seen.phase == Phase::Deprovisioning;
-            let lost = node.seen.lost_host.is_some();
+            let lost = node.seen.host.lost.is_some();
             mark.sick || removal == Some(RemovalReason::Sick) || lost || ends
         };
         // What is being promoted may be through.
@@ -58,7 +58,7 @@ impl Planner<'_> {
     pub(crate) fn is_given_up(&self, at: usize) -> bool {
         let group = usize::from(self.marks[at].group);
         self.is_fenced(at)
-            && self.state.nodes[at].seen.lost_host.is_some()
+            && self.state.nodes[at].seen.host.lost.is_some()
             && self.own(group).any(|other| self.marks[other].available)
     }
 

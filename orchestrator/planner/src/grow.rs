@@ -52,7 +52,7 @@ impl Planner<'_> {
         let path = &self.input.groups[group].path;
         let node = &self.state.nodes[at];
         let (slot, platform) = (node.slot, &node.platform);
-        let change = node.in_flight.growth.as_deref();
+        let change = node.in_flight.changes.growth.as_deref();
         if let Some(change) = change.filter(|change| change.call.failures > 0) {
             let message = format!("storage of {}: {}", node.name(), change.message);
             let key = ConditionKey {

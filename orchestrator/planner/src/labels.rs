@@ -45,7 +45,7 @@ impl Planner<'_> {
         let path = &self.input.groups[group].path;
         let node = &self.state.nodes[at];
         let (slot, platform) = (node.slot, &node.platform);
-        let change = node.in_flight.relabel.as_deref();
+        let change = node.in_flight.changes.relabel.as_deref();
         if let Some(change) = change.filter(|change| change.call.failures > 0) {
             let message = format!("labels of {}: {}", node.name(), change.message);
             let key = ConditionKey {

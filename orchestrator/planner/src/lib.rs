@@ -55,7 +55,7 @@ pub use platform::{Domains, Limits, PlatformView, Shortage, is_troubled, most_tr
 pub use resources::{DRIFT_INTERVAL, RELEASE_TIMEOUT, ResourceChange};
 pub use rows::Rows;
 pub use skipped::Skipped;
-pub use small::SmallMap;
+pub use small::{SmallMap, SmallSet};
 pub use state::{
     BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, Foreign, Orphan,
     ResourceOrphan, Rollout, Sole, State, Subject,

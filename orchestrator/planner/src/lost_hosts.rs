@@ -81,7 +81,7 @@ impl Planner<'_> {
         let (mark, node) = (&self.marks[at], &self.state.nodes[at]);
         let ended = mark.fresh && matches!(node.seen.phase, Phase::Failed | Phase::Terminated);
         let awaited = mark.visible && !mark.dead && !ended && (mark.leaving || mark.sick);
-        node.seen.lost_host.as_deref().filter(|_| awaited)
+        node.seen.host.lost.as_deref().filter(|_| awaited)
     }
 }
 

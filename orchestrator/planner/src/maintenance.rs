@@ -35,7 +35,7 @@ impl Planner<'_> {
     /// When a node is to be replaced because of announced maintenance. `None` if it is not.
     fn due_for_maintenance(&self, at: usize) -> Option<Millis> {
         let node = &self.state.nodes[at];
-        let maintenance = node.seen.maintenance.as_deref()?;
+        let maintenance = node.seen.host.maintenance.as_deref()?;
         if maintenance.kind != MaintenanceKind::Stop || self.stays_until_stopped(at).is_some() {
             return None;
         }
@@ -91,7 +91,7 @@ impl Planner<'_> {
         let mut words = Vec::new();
         for at in self.own(group) {
             let node = &self.state.nodes[at];
-            let announced = node.seen.maintenance.as_deref();
+            let announced = node.seen.host.maintenance.as_deref();
             let Some(maintenance) = announced.filter(|_| !self.marks[at].dead) else {
                 continue;
             };

@@ -139,7 +139,7 @@ impl<'a> Planner<'a> {
     /// The health policy of a group: its own, else that of its template, else the default.
     pub(crate) fn health(&self, group: u16) -> &'a Health {
         let own = self.input.groups.get(usize::from(group));
-        own.and_then(|group| group.health.as_ref())
+        own.and_then(|group| group.health.as_deref())
             .or_else(|| self.suggested_health(group))
             .unwrap_or(&DEFAULT_HEALTH)
     }

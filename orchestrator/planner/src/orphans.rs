@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use drover_core::{
-    Node, NodeState, Sym,
+    Node, NodeState, Rare, Sym,
     node::{Origin, Record, Removal, RemovalReason, Seen},
     spec::OrphanPolicy,
 };
@@ -197,6 +197,7 @@ impl<'a> Planner<'a> {
                     version: Sym::default(),
                     spec_hash: Sym::default(),
                     storage_size: None,
+                    storage,
                 }),
                 slot: self.next_slot,
                 index: orphan.index,
@@ -213,7 +214,6 @@ impl<'a> Planner<'a> {
                 marked: false,
                 stable: false,
                 role: drover_core::node::Role::Active,
-                storage,
                 node_id: Some(node_id.into()),
                 removal: Some(Removal {
                     reason: RemovalReason::Orphan,
@@ -223,9 +223,8 @@ impl<'a> Planner<'a> {
                 }),
                 settled: now,
                 maybe_until: now,
-                given_id: None,
                 reached: None,
-                adoption: None,
+                adopted: Rare::default(),
             })
         };
         node.keep_id(&orphan.id, self.state.uid);

@@ -38,7 +38,11 @@ impl Skipped {
     fn skip(&mut self, from: u64, to: u64) {
         match self.0.last_mut() {
             Some(last) if last.1 == from => last.1 = to,
-            _ => self.0.push((from, to)),
+            _ => {
+                // Most records have a single range.
+                self.0.reserve_exact(1);
+                self.0.push((from, to));
+            }
         }
         let over = self.0.len().saturating_sub(MOST);
         self.0.drain(..over);

@@ -50,7 +50,7 @@ impl Planner<'_> {
             return;
         }
         if recorded == Some(to) {
-            let change = node.in_flight.sole.clone().unwrap_or_default();
+            let change = node.in_flight.changes.sole.clone().unwrap_or_default();
             if change.call.in_flight {
                 return;
             }
@@ -79,7 +79,7 @@ impl Planner<'_> {
     /// Drops the record of a node that has no permission for certain, and never had.
     fn end_refused(&mut self, group: usize) -> bool {
         let recorded = self.sole(group).and_then(|sole| self.state.node(sole.slot));
-        let change = recorded.and_then(|node| node.in_flight.sole.as_deref());
+        let change = recorded.and_then(|node| node.in_flight.changes.sole.as_deref());
         let refused = change.is_some_and(|it| it.allow && it.refused && !it.call.in_flight);
         if refused {
             self.forget_sole(group);
@@ -91,7 +91,7 @@ impl Planner<'_> {
     pub(crate) fn is_stuck_alone(&self, at: usize) -> bool {
         let node = &self.state.nodes[at];
         let sole = self.state.sole.get(&node.group);
-        let change = node.in_flight.sole.as_deref();
+        let change = node.in_flight.changes.sole.as_deref();
         sole.is_some_and(|sole| sole.slot == node.slot)
             && change.is_some_and(|change| change.call.failures >= STUCK)
     }
@@ -102,7 +102,7 @@ impl Planner<'_> {
         }
         let path = &self.input.groups[group].path;
         let node = &self.state.nodes[at];
-        let (name, change) = (node.name(), node.in_flight.sole.as_deref());
+        let (name, change) = (node.name(), node.in_flight.changes.sole.as_deref());
         let why = change.map_or("", |change| &change.message);
         let message = format!(
             "the permission of {name} to acknowledge alone does not end: {why}. Until it does, no standby takes over. To do \
@@ -118,7 +118,7 @@ impl Planner<'_> {
     /// Has the hook run in the active node, after it is recorded.
     fn call_sole(&mut self, group: usize, at: usize, to: Sole, allow: bool) {
         let path = &self.input.groups[group].path;
-        let change = self.state.nodes[at].in_flight.sole.as_deref();
+        let change = self.state.nodes[at].in_flight.changes.sole.as_deref();
         let mut next = match change.filter(|change| change.allow == allow) {
             Some(change) => change.call.next,
             None => 0,

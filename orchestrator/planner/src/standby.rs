@@ -53,7 +53,7 @@ impl Planner<'_> {
     /// Evaluates the result of a role change, or retries it.
     fn follow_turn(&mut self, group: usize, at: usize) {
         let (spec, node) = (&self.input.groups[group], &self.state.nodes[at]);
-        let role_change = node.in_flight.role_change.as_deref();
+        let role_change = node.in_flight.changes.role_change.as_deref();
         if role_change.is_some_and(|role_change| role_change.done) {
             let role = match node.role {
                 Role::Promoting | Role::Active => Role::Active,
@@ -102,6 +102,7 @@ impl Planner<'_> {
         }
         let next = node
             .in_flight
+            .changes
             .role_change
             .as_ref()
             .map_or(0, |role_change| role_change.call.next);
@@ -157,6 +158,7 @@ impl Planner<'_> {
             let (slot, name) = (node.slot, node.name());
             let next = node
                 .in_flight
+                .changes
                 .role_change
                 .as_ref()
                 .map_or(0, |role_change| role_change.call.next);
@@ -267,7 +269,7 @@ impl Planner<'_> {
     }
 
     fn failures(&self, at: usize) -> u8 {
-        let role_change = self.state.nodes[at].in_flight.role_change.as_ref();
+        let role_change = self.state.nodes[at].in_flight.changes.role_change.as_ref();
         role_change.map_or(0, |role_change| role_change.call.failures)
     }
 

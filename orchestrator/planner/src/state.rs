@@ -10,7 +10,7 @@ use drover_core::{
 };
 use uuid::Uuid;
 
-use crate::{Skipped, SmallMap};
+use crate::{Skipped, SmallMap, SmallSet};
 
 /// An active node that may have acknowledged what nobody else has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,9 +70,9 @@ pub struct State {
     /// Conditions that hold.
     pub conditions: SmallMap<ConditionKey, Condition>,
     /// Every backend ever used: name of the platform, uid.
-    pub used: BTreeSet<(Sym, Sym)>,
+    pub used: SmallSet<(Sym, Sym)>,
     /// Abandoned backends. What they still show of the cluster is left alone.
-    pub abandoned: BTreeSet<(Sym, Sym)>,
+    pub abandoned: SmallSet<(Sym, Sym)>,
     /// Number of the last order to adopt what platforms show of the cluster and has no record. 0 if there was none.
     pub adopt: u64,
     /// Number of the last such order that was carried out.
@@ -114,7 +114,7 @@ impl State {
         let slots: Vec<u64> = self.sole.values().map(|sole| sole.slot).collect();
         for slot in slots {
             if let Some(node) = self.node_mut(slot) {
-                node.in_flight.sole = Some(Box::new(SoleChange::unknown()));
+                node.in_flight.changes.sole = Some(Box::new(SoleChange::unknown()));
             }
         }
     }

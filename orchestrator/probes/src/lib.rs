@@ -208,8 +208,8 @@ impl Probes {
 impl Probes {
     /// The health policy of a group: its own, that of its template, or the default.
     fn health(&self, inner: &mut ClusterState, group: usize) -> Option<Health> {
-        if let Some(health) = inner.spec().groups.get(group)?.health.clone() {
-            return Some(health);
+        if let Some(health) = inner.spec().groups.get(group)?.health.as_deref() {
+            return Some(health.clone());
         }
         let handshakes = self.platforms.handshakes(&inner.spec().groups);
         let suggestions = inner.suggestions(&handshakes);

@@ -42,6 +42,10 @@ const NODE_BYTES: usize = 96;
 const CLUSTER_BYTES: usize = 160;
 /// Changes within this period are sent together.
 const GATHER: Duration = Duration::from_millis(5);
+/// The same while many clusters change: each of them is told of once instead of at every step.
+const GATHER_MANY: Duration = Duration::from_millis(50);
+/// Number of clusters that change within [`GATHER`] from which they are many.
+const MANY: usize = 64;
 
 /// The kind of objects that a watch is about.
 trait Subject: Send + 'static {
@@ -166,19 +170,10 @@ async fn step<S: Subject>(
                 watch.owed = Some(watch.subject.heartbeat(mark));
             }
             changed = watch.follower.next() => {
-                let mut changed = changed;
-                if let Some(uids) = &mut changed {
-                    tokio::time::sleep(GATHER).await;
-                    match watch.follower.next().now_or_never() {
-                        None => {}
-                        Some(None) => changed = None,
-                        Some(Some(more)) => {
-                            uids.extend(more);
-                            uids.sort_unstable();
-                            uids.dedup();
-                        }
-                    }
-                }
+                let changed = match changed {
+                    Some(uids) => watch.gather(uids).await,
+                    None => None,
+                };
                 if !watch.note(changed) {
                     return Some((Err(too_slow()), watch));
                 }
@@ -188,6 +183,22 @@ async fn step<S: Subject>(
 }
 
 impl<S: Subject> Watch<S> {
+    /// Adds what changes shortly after these clusters. `None` if more changed than is remembered.
+    async fn gather(&mut self, mut uids: Vec<Uuid>) -> Option<Vec<Uuid>> {
+        for period in [GATHER, GATHER_MANY - GATHER] {
+            tokio::time::sleep(period).await;
+            if let Some(more) = self.follower.next().now_or_never() {
+                uids.extend(more?);
+                uids.sort_unstable();
+                uids.dedup();
+            }
+            if uids.len() < MANY {
+                break;
+            }
+        }
+        Some(uids)
+    }
+
     /// Queues changed clusters. On `None` the watch has fallen too far behind: it ends, and `false` is returned.
     fn note(&mut self, changed: Option<Vec<Uuid>>) -> bool {
         let Some(uids) = changed else {

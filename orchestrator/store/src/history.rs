@@ -104,7 +104,7 @@ struct Log {
 }
 
 /// Enough for a watch to lag hundreds of commits behind; older changes are read from the store.
-const HISTORY_BYTES: usize = 4 * 1024 * 1024;
+const HISTORY_BYTES: usize = 2 * 1024 * 1024;
 
 impl History {
     /// Creates an empty log for a store at this revision.

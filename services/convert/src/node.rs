@@ -96,18 +96,18 @@ pub fn observe(
         seen.addresses = node.addresses.iter().map(address).collect();
         changed = true;
     }
-    if seen.host_id.as_deref() != node.host_id.as_deref() {
-        seen.host_id = node.host_id.as_deref().map(Into::into);
+    if seen.host.id.as_deref() != node.host_id.as_deref() {
+        seen.host.id = node.host_id.as_deref().map(Into::into);
         changed = true;
     }
     let lost = lost_host(node);
-    if seen.lost_host.as_deref() != lost.as_ref() {
-        seen.lost_host = lost.map(Box::new);
+    if seen.host.lost.as_deref() != lost.as_ref() {
+        seen.host.lost = lost.map(Box::new);
         changed = true;
     }
     let announced = node.maintenance.as_ref().map(maintenance);
-    if seen.maintenance.as_deref() != announced.as_ref() {
-        seen.maintenance = announced.map(Box::new);
+    if seen.host.maintenance.as_deref() != announced.as_ref() {
+        seen.host.maintenance = announced.map(Box::new);
         changed = true;
     }
     changed
@@ -261,11 +261,15 @@ pub fn to_node(node: &Node, around: &Around<'_>) -> pb::Node {
             node.reason.to_string()
         },
         message: if let Some(role_change) =
-            node.in_flight.role_change.as_ref().filter(|role_change| {
-                node.message.is_empty()
-                    && role_change.call.failures > 0
-                    && node.role == Role::Promoting
-            }) {
+            node.in_flight
+                .changes
+                .role_change
+                .as_ref()
+                .filter(|role_change| {
+                    node.message.is_empty()
+                        && role_change.call.failures > 0
+                        && node.role == Role::Promoting
+                }) {
             format!(
                 "promotion failed {}, the last: {}",
                 words::count(role_change.call.failures, "time"),
@@ -303,8 +307,8 @@ pub fn to_node(node: &Node, around: &Around<'_>) -> pb::Node {
         spec_hash: node.spec_hash.to_string(),
         attempts: node.attempts,
         addresses: addresses.collect(),
-        maintenance: seen.maintenance.as_deref().map(to_maintenance),
-        host_id: (seen.host_id.as_deref())
+        maintenance: seen.host.maintenance.as_deref().map(to_maintenance),
+        host_id: (seen.host.id.as_deref())
             .or((!node.host.is_empty()).then_some(&*node.host))
             .map(ToOwned::to_owned),
     }
@@ -330,7 +334,7 @@ mod tests {
                 ..platform::Node::default()
             };
             let changed = observe(&mut seen, &node, 1, &mut |text| text.into());
-            (changed, seen.lost_host.as_deref().cloned())
+            (changed, seen.host.lost.as_deref().cloned())
         };
         let silent = LostHost {
             name: "worker-1".into(),
@@ -370,7 +374,10 @@ mod tests {
                 ..platform::Node::default()
             };
             let changed = observe(&mut seen, &node, 1, &mut |text| text.into());
-            (changed, seen.maintenance.as_deref().map(to_maintenance))
+            (
+                changed,
+                seen.host.maintenance.as_deref().map(to_maintenance),
+            )
         };
         observed(None);
         let same = Some(announced.clone());

@@ -1,21 +1,16 @@
 //! Names: validation, and names that are derived from others.
 
-use std::sync::Arc;
-
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-/// String shared by many records: cloning it only increments a counter.
-pub type Sym = Arc<str>;
+/// String shared by many records: cloning it only increments a counter. It is one pointer, half of an `Arc<str>`, because
+/// records consist of such strings. An empty one is not allocated.
+pub type Sym = arcstr::ArcStr;
 
-/// Creates a shared string. An empty one is not allocated.
+/// Creates a shared string.
 #[must_use]
 pub fn sym(text: &str) -> Sym {
-    if text.is_empty() {
-        Sym::default()
-    } else {
-        text.into()
-    }
+    text.into()
 }
 
 /// Maximum length of a cluster name. With the prefixes and suffixes that platforms add, it must fit into a label of 63

@@ -7,12 +7,14 @@ mod record;
 mod request;
 mod seen;
 
-pub use in_flight::{Call, HookResult, InFlight, InPlace, RoleChange, SoleChange};
+pub use in_flight::{Call, Changes, HookResult, InFlight, InPlace, RoleChange, SoleChange};
 pub use record::{
-    CHANGING, Former, NodeState, Origin, Reached, Record, Removal, RemovalReason, Role,
+    Adopted, CHANGING, Former, NodeState, Origin, Reached, Record, Removal, RemovalReason, Role,
 };
 pub use request::{Answer, Outcome, Request, RequestInFlight};
-pub use seen::{LostHost, Maintenance, MaintenanceKind, Phase, ProbeResult, Seen, SeenAddress};
+pub use seen::{
+    LostHost, Maintenance, MaintenanceKind, Phase, ProbeResult, Seen, SeenAddress, SeenHost,
+};
 
 /// Milliseconds since the Unix epoch, from the clock that the caller passes in.
 pub type Millis = u64;

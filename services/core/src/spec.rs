@@ -157,7 +157,7 @@ pub struct Placement {
     /// Spread over topology keys.
     pub spread: Vec<Spread>,
     /// Labels that the machine must have. `None` for any machine.
-    pub selector: Option<Selector>,
+    pub selector: Option<Box<Selector>>,
     /// Named machines, by the platform's ids; only in a group of nodes. Empty for any machine.
     pub hosts: Vec<Sym>,
 }

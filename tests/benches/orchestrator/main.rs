@@ -23,6 +23,10 @@ use drover_tests::{
 use futures::StreamExt;
 use tokio::time::Instant;
 
+/// The allocator of the platform servers, one of which runs in this process.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Concurrent calls while clusters are applied.
 const CALLERS: usize = 64;
 

@@ -180,7 +180,7 @@ fn a_complete_read_without_the_node_is_evidence_unless_a_warning_explains_it() {
 #[test]
 fn a_node_that_is_being_adopted_and_still_there_is_not_missing() {
     let mut state = state();
-    state.state.node_mut(SLOT).unwrap().adoption = Some(Box::new(Former::default()));
+    state.state.node_mut(SLOT).unwrap().adopted.former = Some(Former::default());
     assert!(!is_missing(&mut state, &["i-1"], &[]));
     assert!(is_missing(&mut state, &[], &[]));
 }

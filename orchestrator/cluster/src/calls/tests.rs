@@ -143,7 +143,7 @@ fn a_hook_that_may_not_have_run_is_run_again_and_any_other_failure_is_final() {
         let mut state = state();
         let ran = Err(error(reason));
         state.call_ended(CallEnd::PreStop { slot: SLOT, ran }, NOW);
-        assert_eq!(node(&state).in_flight.hook, None, "{reason:?}");
+        assert_eq!(node(&state).in_flight.changes.hook, None, "{reason:?}");
         assert!(node(&state).in_flight.call.next > NOW, "{reason:?}");
     }
     for (ran, result) in [
@@ -155,7 +155,10 @@ fn a_hook_that_may_not_have_run_is_run_again_and_any_other_failure_is_final() {
     ] {
         let mut state = state();
         state.call_ended(CallEnd::PreStop { slot: SLOT, ran }, NOW);
-        assert_eq!(node(&state).in_flight.hook.as_deref(), Some(&result));
+        assert_eq!(
+            node(&state).in_flight.changes.hook.as_deref(),
+            Some(&result)
+        );
         assert!(!node(&state).in_flight.call.in_flight);
     }
 }
@@ -172,7 +175,13 @@ fn a_role_that_was_taken_counts_only_while_it_is_the_intended_one() {
         };
         state.call_ended(end, NOW);
         assert_eq!(
-            node(&state).in_flight.role_change.as_ref().unwrap().done,
+            node(&state)
+                .in_flight
+                .changes
+                .role_change
+                .as_ref()
+                .unwrap()
+                .done,
             done
         );
     }
@@ -190,7 +199,7 @@ fn a_role_change_is_refused_only_if_every_attempt_certainly_did_nothing() {
             answer,
         };
         state.call_ended(end, NOW);
-        let change = node(&state).in_flight.role_change.clone().unwrap();
+        let change = node(&state).in_flight.changes.role_change.clone().unwrap();
         (change.refused, change.call.failures)
     };
     assert_eq!(end(Reason::NotSent), (true, 1));
@@ -284,7 +293,7 @@ fn labels_of_a_host_are_confirmed_by_their_hash_and_a_failure_waits_longer_each_
     let mut state = state();
     let end = |state: &mut ClusterState, answer| {
         state.call_ended(CallEnd::Relabel { slot: SLOT, answer }, NOW);
-        node(state).in_flight.relabel.clone().unwrap()
+        node(state).in_flight.changes.relabel.clone().unwrap()
     };
     let failed = end(&mut state, Err(error(Reason::Unavailable)));
     assert_eq!((failed.call.failures, &*failed.message), (1, "no"));

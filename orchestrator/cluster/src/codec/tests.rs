@@ -17,6 +17,7 @@ fn every_durable_part_of_a_node_survives() {
                 version: "1".into(),
                 spec_hash: "h".into(),
                 storage_size: Some(5 << 30),
+                storage: true,
             }),
             slot: 7,
             index: 2,
@@ -33,7 +34,6 @@ fn every_durable_part_of_a_node_survives() {
             marked: false,
             stable: true,
             role: *ROLES.get(at).unwrap_or(&Role::Active),
-            storage: true,
             node_id: Some("i-1".into()),
             removal: REMOVALS.get(at).map(|reason| Removal {
                 reason: *reason,
@@ -43,7 +43,6 @@ fn every_durable_part_of_a_node_survives() {
             }),
             settled: 13,
             maybe_until: 14,
-            given_id: (at % 2 == 1).then(|| "web-0-7stfh".into()),
             reached: (at % 2 == 0).then(|| {
                 Box::new(Reached {
                     addresses: [SeenAddress {
@@ -55,13 +54,15 @@ fn every_durable_part_of_a_node_survives() {
                     endpoints: [("client".into(), "10.0.0.1:80".into())].into(),
                 })
             }),
-            adoption: (at % 2 == 1).then(|| {
-                Box::new(Former {
+            adopted: Adopted {
+                given_id: (at % 2 == 1).then(|| "web-0-7stfh".into()),
+                former: (at % 2 == 1).then(|| Former {
                     owner: "o".into(),
                     request: "r".into(),
                     index: Some(0),
-                })
-            }),
+                }),
+            }
+            .into(),
         };
         let seen = Seen {
             agent_address: "grpc://10.0.0.1:7".into(),

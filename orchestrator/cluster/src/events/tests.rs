@@ -8,7 +8,7 @@ fn node(slot: u64, state: NodeState) -> Node {
         let origin = node.origin_mut();
         origin.group = "data/hot".into();
         origin.platform = "local".into();
-        node.storage = true;
+        origin.storage = true;
         node.seen.provider_id = "local://host/7".into();
     })
 }

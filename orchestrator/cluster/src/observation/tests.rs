@@ -150,7 +150,7 @@ fn a_dead_node_that_nothing_records_is_no_orphan() {
 fn a_node_that_is_being_adopted_is_no_orphan() {
     let mut state = state();
     let record = &mut state.state.nodes[0];
-    record.adoption = Some(Box::new(Former::default()));
+    record.adopted.former = Some(Former::default());
     assert!(record.is_adopting());
     let mut node = shown(&state, wire::NodePhase::Running);
     node.slot.as_mut().unwrap().request_id = Uuid::from_u128(50).to_string();

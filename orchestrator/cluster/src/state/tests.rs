@@ -1,8 +1,8 @@
 use drover_core::{
     NodeState, Phase,
     node::{
-        Answer, Call, Node, Outcome, Removal, RemovalReason, Request, RequestInFlight, Role,
-        RoleChange,
+        Answer, Call, Former, Node, Outcome, Removal, RemovalReason, Request, RequestInFlight,
+        Role, RoleChange,
     },
     resource::{Asked, ResourceAnswer, ResourceKey, ResourceKind, ResourceRecord},
 };
@@ -172,7 +172,7 @@ fn what_is_asked_of_a_node_goes_on_unless_its_record_is_a_step_further() {
     let flying = |node: Node| {
         with(node, |node| {
             node.in_flight.call = FLYING;
-            node.in_flight.hook = Some(Box::new(Ok(())));
+            node.in_flight.changes.hook = Some(Box::new(Ok(())));
             node.seen.phase = Phase::Running;
             node.seen.node_id = "i-1".into();
         })
@@ -184,7 +184,7 @@ fn what_is_asked_of_a_node_goes_on_unless_its_record_is_a_step_further() {
     };
     let same = carried(leaving(5), leaving(5));
     assert_eq!(
-        (same.in_flight.call, same.in_flight.hook.is_some()),
+        (same.in_flight.call, same.in_flight.changes.hook.is_some()),
         (FLYING, true)
     );
     assert_eq!(same.seen.phase, Phase::Running);
@@ -192,8 +192,8 @@ fn what_is_asked_of_a_node_goes_on_unless_its_record_is_a_step_further() {
     for (old, new) in [(node(), leaving(0)), (leaving(5), leaving(0))] {
         let further = carried(old, new);
         assert_eq!(
-            (further.in_flight.call, further.in_flight.hook),
-            (Call::default(), None)
+            (further.in_flight.call, &further.in_flight.changes.hook),
+            (Call::default(), &None)
         );
     }
 }
@@ -209,12 +209,20 @@ fn the_change_of_another_role_is_not_the_change_of_this_one() {
     };
     let old = with(node(), |node| {
         node.role = Role::Promoting;
-        node.in_flight.role_change = Some(Box::new(role_change.clone()));
+        node.in_flight.changes.role_change = Some(Box::new(role_change.clone()));
     });
     for (role, kept) in [(Role::Promoting, Some(role_change)), (Role::Active, None)] {
         let mut new = state(with(node(), |node| node.role = role), None);
         keep_unrecorded(state(old.clone(), None), &mut new);
-        assert_eq!(new.nodes[0].in_flight.role_change.as_deref().cloned(), kept);
+        assert_eq!(
+            new.nodes[0]
+                .in_flight
+                .changes
+                .role_change
+                .as_deref()
+                .cloned(),
+            kept
+        );
     }
 }
 
@@ -264,7 +272,7 @@ fn what_an_addon_was_told_and_confirmed_is_known_after_its_record_was_read_again
 fn a_change_of_labels_and_a_call_go_on_unless_the_record_has_others_or_is_adopted() {
     let flying = with(node(), |node| {
         node.in_flight.call = FLYING;
-        node.in_flight.relabel = Some(Box::default());
+        node.in_flight.changes.relabel = Some(Box::default());
     });
     let after = |change: fn(&mut Node)| {
         let mut new = state(with(node(), change), None);
@@ -273,7 +281,7 @@ fn a_change_of_labels_and_a_call_go_on_unless_the_record_has_others_or_is_adopte
     };
     assert_eq!(after(|_| {}), flying.in_flight);
     let other = after(|node| node.labels_hash = "l".into());
-    assert_eq!((other.call, other.relabel), (FLYING, None));
-    let adopted = after(|node| node.adoption = Some(Box::default()));
+    assert_eq!((other.call, &other.changes.relabel), (FLYING, &None));
+    let adopted = after(|node| node.adopted.former = Some(Former::default()));
     assert_eq!(adopted.call, Call::default());
 }

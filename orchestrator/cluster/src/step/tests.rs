@@ -49,6 +49,24 @@ fn a_step_writes_the_rows_that_its_operations_concern_and_no_others() {
 }
 
 #[test]
+fn the_encoded_state_is_in_every_step_and_not_kept_in_memory() {
+    let mut state = state();
+    state.state.adopted = 7;
+    let step = state.encode_step(&[], &[], NOW);
+    let mut read = State::default();
+    codec::decode_head(&step.head.state, &mut read, &Interner::default()).unwrap();
+    assert_eq!(read.adopted, 7);
+    let done = StepDone {
+        revision: 2,
+        last_seq: step.head.last_seq(),
+        head: step.head.clone(),
+    };
+    state.commit(&Plan::default(), Vec::new(), done, NOW);
+    assert_eq!(state.head.value.state, Bytes::new());
+    assert_eq!(state.encode_step(&[], &[], NOW).head, step.head);
+}
+
+#[test]
 fn a_record_that_is_dropped_is_deleted() {
     let dropped = Op::RecordDropped {
         slot: 2,
@@ -139,6 +157,7 @@ fn calls_are_marked_so_that_no_other_plan_makes_them_too() {
         .node(2)
         .unwrap()
         .in_flight
+        .changes
         .role_change
         .as_ref()
         .unwrap();

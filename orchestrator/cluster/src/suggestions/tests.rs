@@ -51,7 +51,7 @@ fn suggest(etag: &str, probe: Probe) -> Suggestions {
     };
     Suggestions {
         made_of: (0, vec![etag.into()]),
-        health: Arc::new(vec![Some(health)]),
+        health: [Some(health)].into(),
         groups: None,
     }
 }

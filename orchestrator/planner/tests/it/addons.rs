@@ -282,7 +282,11 @@ fn nodes_that_stand_by_are_told_as_such_until_they_are_promoted() {
         for call in &planned.calls {
             if let Call::RoleChange { slot } = call {
                 let node = world.state.node_mut(*slot).unwrap();
-                node.in_flight.role_change.get_or_insert_default().done = true;
+                node.in_flight
+                    .changes
+                    .role_change
+                    .get_or_insert_default()
+                    .done = true;
             }
         }
         if !asked(&planned).is_empty() {

@@ -451,10 +451,10 @@ fn what_was_taken_in_is_updated_within_the_budget_and_after_its_first_probes() {
     let (mut world, _) = behind_with(1, wanted);
     world.run_for(HOUR);
     let mut next = at_version(wanted(6), "v2");
-    next.health = Some(Health {
+    next.health = Some(Box::new(Health {
         probe: Probe::Tcp { port: None },
         ..Health::default()
-    });
+    }));
     world.want(vec![next]);
     world.order_adoption();
     let pass = |world: &mut World| {

@@ -28,13 +28,13 @@ fn stores() -> World {
         reason: reason.into(),
         message: message.into(),
     });
-    world.groups[0].health = Some(Health {
+    world.groups[0].health = Some(Box::new(Health {
         probe: Probe::Exec {
             command: vec!["alive".to_owned()],
             impairments: impairments.into(),
         },
         ..Health::default()
-    });
+    }));
     for slot in [1, 2] {
         probed(&mut world, slot, 0);
     }

@@ -38,7 +38,7 @@ fn host(name: &str) -> LostHost {
 fn loses_host(world: &mut World, slot: u64, host: LostHost) {
     let seen = &mut world.state.node_mut(slot).unwrap().seen;
     seen.ready = Some(false);
-    seen.lost_host = Some(Box::new(host));
+    seen.host.lost = Some(Box::new(host));
 }
 
 /// A node that is not ready for so long that it is sick.

@@ -35,7 +35,7 @@ fn announce(world: &mut World, slot: u64, kind: MaintenanceKind, start: Millis) 
         message: "a reboot, or worse".into(),
     };
     let seen = &mut world.state.node_mut(slot).unwrap().seen;
-    seen.maintenance = Some(Box::new(maintenance));
+    seen.host.maintenance = Some(Box::new(maintenance));
 }
 
 fn said(world: &World) -> Option<(String, String)> {
@@ -156,7 +156,7 @@ fn what_a_node_survives_or_what_nobody_understands_is_shown_and_not_acted_on() {
     let both = format!("{restart}. db-2: a reboot, or worse; nothing is done ahead of it");
     assert_eq!(said(&world), shown("Restart", &both));
     for slot in [1, 3] {
-        world.state.node_mut(slot).unwrap().seen.maintenance = None;
+        world.state.node_mut(slot).unwrap().seen.host.maintenance = None;
     }
     run(&mut world);
     assert_eq!(said(&world), None);

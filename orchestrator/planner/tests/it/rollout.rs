@@ -237,10 +237,10 @@ fn a_node_that_has_to_be_ready_for_longer_than_the_deadline_does_not_block_its_u
 fn after_a_restart_an_update_waits_until_this_process_has_heard_of_the_nodes() {
     let mut world = world(rolling(0, 1));
     let mut group = at_version(world.groups[0].clone(), "v2");
-    group.health = Some(Health {
+    group.health = Some(Box::new(Health {
         probe: Probe::Tcp { port: None },
         ..Health::default()
-    });
+    }));
     world.want(vec![group]);
     assert_eq!(run(&mut world, Made::Ready), [], "none was asked");
     let answers = |world: &mut World, slot: u64| {

@@ -162,12 +162,12 @@ impl Fleet {
             .map(|(seed, (interval, threshold))| {
                 let mut world = World::new(seed, &["a"]);
                 let mut one = group("data", 1, &["a"]);
-                one.health = Some(Health {
+                one.health = Some(Box::new(Health {
                     probe: Probe::Tcp { port: None },
                     interval: Duration::from_secs(*interval),
                     failure_threshold: *threshold,
                     ..Health::default()
-                });
+                }));
                 world.want(vec![one]);
                 world
             });
@@ -252,10 +252,10 @@ fn a_thousand_clusters_whose_probes_never_reached_anybody_lose_nothing() {
     for seed in 0..1_000 {
         let mut world = World::new(seed, &["a"]);
         let mut one = group("data", 1, &["a"]);
-        one.health = Some(Health {
+        one.health = Some(Box::new(Health {
             probe: Probe::Tcp { port: None },
             ..Health::default()
-        });
+        }));
         world.want(vec![one]);
         world.run_for(Duration::from_secs(20));
         world.state.nodes[0].probe.good = 0;

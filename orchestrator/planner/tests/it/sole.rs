@@ -311,11 +311,11 @@ fn carry_out(world: &mut World, permits: bool) -> Vec<u64> {
         let now = world.now;
         for node in &mut world.state.nodes {
             node.seen.gone |= node.removal.is_some();
-            let turns = node.in_flight.role_change.as_mut();
+            let turns = node.in_flight.changes.role_change.as_mut();
             if let Some(change) = turns.filter(|change| change.call.in_flight) {
                 (change.call.in_flight, change.done) = (false, true);
             }
-            let sole = node.in_flight.sole.as_mut();
+            let sole = node.in_flight.changes.sole.as_mut();
             if let Some(change) = sole.filter(|change| permits && change.call.in_flight) {
                 change.succeeded(now);
             }

@@ -39,6 +39,7 @@ pub(crate) fn step(world: &mut World) -> Plan {
             Call::RoleChange { slot } => {
                 let node = world.state.node_mut(*slot).unwrap();
                 node.in_flight
+                    .changes
                     .role_change
                     .get_or_insert_default()
                     .call
@@ -132,6 +133,7 @@ fn answer(world: &mut World, slot: u64, outcome: Result<(), bool>) {
         .node_mut(slot)
         .unwrap()
         .in_flight
+        .changes
         .role_change
         .as_mut()
         .unwrap();
@@ -406,6 +408,7 @@ fn an_update_renews_standby_nodes_first_and_an_active_one_when_one_of_them_can_t
             node.seen.gone |= node.removal.is_some();
             if let Some(role_change) = node
                 .in_flight
+                .changes
                 .role_change
                 .as_mut()
                 .filter(|role_change| role_change.call.in_flight)

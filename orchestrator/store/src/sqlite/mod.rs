@@ -93,7 +93,7 @@ impl SqliteBackend {
         let started =
             writer::start(&mut writing, options.max_bytes).map_err(|e| cannot(&path, &e))?;
         let reading = (0..READERS)
-            .map(|_| open_connection(&path, OpenFlags::SQLITE_OPEN_READ_ONLY))
+            .map(|_| open_reader(&path))
             .collect::<rusqlite::Result<Vec<_>>>()
             .map_err(|e| cannot(&path, &e))?;
 
@@ -138,6 +138,15 @@ fn open_connection(path: &Path, mode: OpenFlags) -> rusqlite::Result<Connection>
     let connection = Connection::open_with_flags(path, mode | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
     connection.set_prepared_statement_cache_capacity(32);
+    Ok(connection)
+}
+
+/// Cache of a reader, in KiB as a negative number: scans read nearly every page once.
+const READER_CACHE: i64 = -256;
+
+fn open_reader(path: &Path) -> rusqlite::Result<Connection> {
+    let connection = open_connection(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+    connection.pragma_update(None, "cache_size", READER_CACHE)?;
     Ok(connection)
 }
 

@@ -33,7 +33,7 @@ pub(super) struct Job {
 /// The next task of the writer.
 pub(super) enum Work {
     Batch(Vec<Job>),
-    /// Nothing waits; a lease may have ended.
+    /// Nothing waits; a lease may have ended, or the time to wait is over.
     Leases,
     Closed,
 }

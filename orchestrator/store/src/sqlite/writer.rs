@@ -31,6 +31,9 @@ const SLOW_SYNC: Duration = Duration::from_millis(2);
 /// Length of the write-ahead log in pages at which it is checkpointed: a longer log makes urgent commits wait longer.
 const CHECKPOINT_PAGES: i32 = 1000;
 
+/// Time without work after which the page cache is freed.
+const IDLE: Duration = Duration::from_secs(1);
+
 /// State of the database when it was opened.
 pub(super) struct Started {
     pub(super) revision: Revision,
@@ -140,20 +143,30 @@ impl Writer {
     }
 
     pub(super) fn run(mut self) {
+        // When the page cache is freed. `None` if nothing was written since.
+        let mut idle: Option<Instant> = None;
         loop {
             let until = self.leases.lock().first_end();
+            let until = until.into_iter().chain(idle).min();
             let work = self.queue.take(until, self.sync > SLOW_SYNC);
             let ended = self.leases.lock().take_ended(Instant::now());
             if !ended.is_empty() {
                 self.end(ended);
+                idle = Some(Instant::now() + IDLE);
             }
             match work {
                 Work::Batch(jobs) => {
                     self.commit(jobs);
                     self.checkpoint();
+                    idle = Some(Instant::now() + IDLE);
                 }
                 Work::Leases => {}
                 Work::Closed => return,
+            }
+            if idle.is_some_and(|at| at <= Instant::now()) {
+                idle = None;
+                // What `PRAGMA shrink_memory` does. A failure costs memory only.
+                let _ = self.connection.release_memory();
             }
         }
     }

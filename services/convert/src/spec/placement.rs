@@ -28,7 +28,8 @@ impl Reader {
                 .selector
                 .as_ref()
                 .map(|it| selector(&format!("{at}.placement.selector"), it, &mut self.wrong))
-                .filter(|selector| !selector.is_empty()),
+                .filter(|selector| !selector.is_empty())
+                .map(Box::new),
             hosts: from.hosts.iter().map(|host| host.as_str().into()).collect(),
         }
     }
@@ -125,7 +126,7 @@ pub fn to_placement(from: &Placement) -> Option<platform::Placement> {
     });
     Some(platform::Placement {
         spread: spread.collect(),
-        selector: from.selector.as_ref().map(to_selector),
+        selector: from.selector.as_deref().map(to_selector),
         failure_domains: from.failure_domains.clone(),
     })
 }

@@ -1,7 +1,10 @@
 //! Calls for nodes that are in flight or wait for their next attempt, known to this process only.
 
 use super::{Millis, Record, Role};
-use crate::name::Sym;
+use crate::{
+    name::Sym,
+    rare::{Empty, Rare},
+};
 
 /// A call for a node that is in flight or waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,6 +22,13 @@ pub struct Call {
 pub struct InFlight {
     /// The pending call for this node: its removal, or before that its pre-stop hook.
     pub call: Call,
+    /// Changes of a node that stays, and the result of its hook.
+    pub changes: Rare<Changes>,
+}
+
+/// What is asked of a node besides its removal.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Changes {
     /// Pending role change. `None` if none is pending and none has failed since the node got its role.
     pub role_change: Option<Box<RoleChange>>,
     /// Pending change of the labels of its host. `None` if none is pending.
@@ -31,6 +41,16 @@ pub struct InFlight {
     pub hook: Option<Box<HookResult>>,
 }
 
+impl Empty for Changes {
+    const EMPTY: &'static Self = &Self {
+        role_change: None,
+        relabel: None,
+        growth: None,
+        sole: None,
+        hook: None,
+    };
+}
+
 impl InFlight {
     /// What an earlier process may have begun without this one knowing how it ended: a node that is being promoted may be
     /// active already.
@@ -40,8 +60,12 @@ impl InFlight {
             doubt: true,
             ..RoleChange::default()
         };
-        Self {
+        let changes = Changes {
             role_change: (record.role == Role::Promoting).then(|| Box::new(doubt())),
+            ..Changes::default()
+        };
+        Self {
+            changes: changes.into(),
             ..Self::default()
         }
     }
@@ -50,13 +74,19 @@ impl InFlight {
     /// not the one that is wanted, and each stage of a removal or adoption begins without a call.
     #[must_use]
     pub fn follow(mut self, before: &Record, after: &Record) -> Self {
-        self.role_change = self.role_change.filter(|_| before.role == after.role);
-        self.relabel = (self.relabel).filter(|_| before.labels_hash == after.labels_hash);
-        self.growth = (self.growth).filter(|_| before.spec_hash == after.spec_hash);
-        if before.removal != after.removal || before.is_adopting() != after.is_adopting() {
+        let stage = before.removal != after.removal || before.is_adopting() != after.is_adopting();
+        if stage {
             self.call = Call::default();
-            self.hook = None;
         }
+        let was = self.changes.take();
+        let changes = Changes {
+            role_change: was.role_change.filter(|_| before.role == after.role),
+            relabel: (was.relabel).filter(|_| before.labels_hash == after.labels_hash),
+            growth: was.growth.filter(|_| before.spec_hash == after.spec_hash),
+            sole: was.sole,
+            hook: was.hook.filter(|_| !stage),
+        };
+        self.changes = changes.into();
         self
     }
 }

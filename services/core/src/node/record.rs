@@ -7,6 +7,7 @@ use uuid::Uuid;
 use super::{Millis, SeenAddress};
 use crate::{
     name::{self, Sym},
+    rare::{Empty, Rare},
     storage::Retention,
 };
 
@@ -31,6 +32,8 @@ pub struct Origin {
     pub spec_hash: Sym,
     /// Size in bytes of the storage that this hash is over. `None` if not known, or the platform's default.
     pub storage_size: Option<u64>,
+    /// Whether its nodes were requested with storage.
+    pub storage: bool,
 }
 
 /// A slot, identified by (request, index) and created at most once. All of it but `marked` is durable.
@@ -70,13 +73,8 @@ pub struct Record {
     pub stable: bool,
     /// Intended role in its group.
     pub role: Role,
-    /// Whether it was requested with storage.
-    pub storage: bool,
     /// The platform's id of the node.
     pub node_id: Option<Box<str>>,
-    /// For adopted nodes: the id that the node was created with and that its agent reports, if it differs from the id
-    /// of the slot.
-    pub given_id: Option<Box<str>>,
     /// Removal intent; irrevocable.
     pub removal: Option<Removal>,
     /// From when on no call can create it any more: the deadline of the last attempt. 0 while its request is open.
@@ -85,8 +83,24 @@ pub struct Record {
     pub maybe_until: Millis,
     /// Where it was last reached, for addons while its platform does not show it. `None` if no addon has it as a target.
     pub reached: Option<Box<Reached>>,
+    /// What only a node has that was not created in this slot.
+    pub adopted: Rare<Adopted>,
+}
+
+/// What is recorded of a node that was not created in its slot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Adopted {
+    /// The id that the node was created with and that its agent reports, if it differs from the id of the slot.
+    pub given_id: Option<Box<str>>,
     /// Previous owner, until the platform has assigned this slot to the node. `None` once it has.
-    pub adoption: Option<Box<Former>>,
+    pub former: Option<Former>,
+}
+
+impl Empty for Adopted {
+    const EMPTY: &'static Self = &Self {
+        given_id: None,
+        former: None,
+    };
 }
 
 impl Deref for Record {
@@ -230,7 +244,7 @@ impl Record {
     /// The id of the node (`data-hot-1-x7k2p`), derived from the uid of its cluster.
     #[must_use]
     pub fn id(&self, owner: Uuid) -> String {
-        if let Some(given) = &self.given_id {
+        if let Some(given) = &self.adopted.given_id {
             return given.to_string();
         }
         name::node_id(&self.group, self.ordinal, owner, self.request, self.index)
@@ -239,7 +253,7 @@ impl Record {
     /// Keeps the id with which the node was created. `id` is empty if not known.
     pub fn keep_id(&mut self, id: &str, owner: Uuid) {
         if !id.is_empty() && id != self.id(owner) {
-            self.given_id = Some(id.into());
+            self.adopted.given_id = Some(id.into());
         }
     }
 
@@ -263,7 +277,7 @@ impl Record {
     /// it.
     #[must_use]
     pub fn is_adopting(&self) -> bool {
-        self.adoption.is_some()
+        self.adopted.former.is_some()
     }
 
     /// Whether the platform is known to have accepted it.

@@ -1,7 +1,10 @@
 //! What platforms and probes show of a node, known to this process only.
 
 use super::Millis;
-use crate::name::Sym;
+use crate::{
+    name::Sym,
+    rare::{Empty, Rare},
+};
 
 /// Lifecycle phase of a node as reported by the backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -60,13 +63,28 @@ pub struct Seen {
     pub message: Box<str>,
     /// All its addresses.
     pub addresses: Box<[SeenAddress]>,
+    /// The machine under it.
+    pub host: Rare<SeenHost>,
+}
+
+/// The machine under a node, as far as its platform shows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SeenHost {
     /// The claimed host.
-    pub host_id: Option<Box<str>>,
+    pub id: Option<Box<str>>,
     /// The machine that a created node is on, while nobody there answers for it. `None` if one does, or if the platform
     /// does not tell.
-    pub lost_host: Option<Box<LostHost>>,
-    /// What the backend has announced for the machine under it.
+    pub lost: Option<Box<LostHost>>,
+    /// What the backend has announced for it.
     pub maintenance: Option<Box<Maintenance>>,
+}
+
+impl Empty for SeenHost {
+    const EMPTY: &'static Self = &Self {
+        id: None,
+        lost: None,
+        maintenance: None,
+    };
 }
 
 /// Maintenance that the backend has announced for the machine under a node, which runs as before until then.

@@ -12,7 +12,8 @@ use crate::{
     storage::{Retention, Storage},
 };
 
-/// A group of nodes with all inherited settings merged in.
+/// A group of nodes with all inherited settings merged in. Every cluster keeps its groups in memory, so what is large and
+/// often absent is boxed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Group {
     /// Path (`data/hot`).
@@ -34,19 +35,19 @@ pub struct Group {
     /// Where nodes may be placed.
     pub placement: Placement,
     /// User data for new nodes.
-    pub bootstrap: Option<Bootstrap>,
+    pub bootstrap: Option<Box<Bootstrap>>,
     /// Keys of secrets by the names that templates use for them.
     pub secrets: BTreeMap<String, SecretRef>,
     /// Storage of each node.
-    pub storage: Option<Storage>,
+    pub storage: Option<Box<Storage>>,
     /// Order in which its nodes are created and removed. `None` for the template's default, or else parallel.
     pub management: Option<Management>,
     /// Lifecycle hooks that run inside its nodes. `None` for the template's default, or else no hooks.
-    pub lifecycle: Option<Lifecycle>,
+    pub lifecycle: Option<Box<Lifecycle>>,
     /// Paths of the groups of nodes that are created and rolled before it, and deleted after it.
     pub depends_on: Vec<Sym>,
     /// When a node is considered healthy. `None` for the template's default, or else the default policy.
-    pub health: Option<Health>,
+    pub health: Option<Box<Health>>,
     /// How unhealthy nodes are handled.
     pub remediation: Remediation,
     /// How changes are rolled out to existing nodes.

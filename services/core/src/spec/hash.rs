@@ -81,7 +81,7 @@ pub(super) fn spec_hashes(cluster: &ClusterSpec, group: &Group, choice: &Choice)
 
 fn hashes_over(cluster: &ClusterSpec, group: &Group, choice: &Choice) -> Vec<Sym> {
     let unsized_ones = unsized_over(cluster, group, choice);
-    let sized = |one: Unsized| one.with(group.storage.as_ref());
+    let sized = |one: Unsized| one.with(group.storage.as_deref());
     unsized_ones.into_iter().map(sized).collect()
 }
 

@@ -223,13 +223,13 @@ impl Walk<'_> {
             version: name::sym(version),
             attributes: settings.attributes,
             placement: settings.placement.unwrap_or_default(),
-            bootstrap: settings.bootstrap,
+            bootstrap: settings.bootstrap.map(Box::new),
             secrets: settings.secrets,
-            storage: settings.storage,
+            storage: settings.storage.map(Box::new),
             management: settings.management,
-            lifecycle: settings.lifecycle,
+            lifecycle: settings.lifecycle.map(Box::new),
             depends_on: Vec::new(),
-            health: settings.health,
+            health: settings.health.map(Box::new),
             remediation: settings.remediation.unwrap_or_default(),
             update: settings.update.unwrap_or_default(),
             max_in_flight: settings.max_in_flight,
@@ -264,11 +264,12 @@ impl Walk<'_> {
             choice.pool = pool(
                 &choice.class,
                 &choice.properties,
-                group.placement.selector.as_ref(),
+                group.placement.selector.as_deref(),
             );
             choice.sizes = Sizes::of(self.cluster, &group, &choice);
             let mut hashes = spec_hashes(self.cluster, &group, &choice);
             choice.spec_hash = hashes.pop().unwrap_or_default();
+            hashes.shrink_to_fit();
             choice.former_hashes = hashes;
             group.choices.push(choice);
         }

@@ -53,11 +53,11 @@ impl Disk {
         fs::remove_file(self.at.join(".ballast")).unwrap();
     }
 
-    fn stands_still(&self) {
+    pub(super) fn stands_still(&self) {
         does("fsfreeze", &["--freeze", self.at.to_str().unwrap()]);
     }
 
-    fn goes_on(&self) {
+    pub(super) fn goes_on(&self) {
         does("fsfreeze", &["--unfreeze", self.at.to_str().unwrap()]);
     }
 }

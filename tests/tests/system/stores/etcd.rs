@@ -1,6 +1,7 @@
 //! etcd: members that join, leave and go on with what they have, without an orchestrator.
 
 mod aside;
+mod impaired;
 mod renewal;
 
 use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt};

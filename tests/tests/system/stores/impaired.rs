@@ -1,5 +1,5 @@
 //! Servers that serve, but lack something: room on their disk, or connections. People are told; nobody takes over from them,
-//! and nobody replaces them. Those of Redis are in `redis::impaired`.
+//! and nobody replaces them. Those of Redis and etcd are in `redis::impaired` and `etcd::impaired`.
 
 use std::{
     cell::RefCell,

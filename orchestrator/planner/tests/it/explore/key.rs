@@ -50,6 +50,7 @@ impl Model {
             let removal = node.removal;
             let removal = removal.map(|r| (r.reason.as_str(), ago(r.since), ago(r.drain)));
             node.in_flight
+                .changes
                 .hook
                 .as_ref()
                 .map(|hook| hook.is_ok())
@@ -85,7 +86,7 @@ impl Model {
             )
                 .hash(&mut hash);
             (node.role, &*node.template).hash(&mut hash);
-            if let Some(role_change) = &node.in_flight.role_change {
+            if let Some(role_change) = &node.in_flight.changes.role_change {
                 (
                     role_change.call.in_flight,
                     role_change.call.failures,

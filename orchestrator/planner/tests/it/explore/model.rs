@@ -301,7 +301,7 @@ impl Model {
             }
             Call::RoleChange { slot } => {
                 let node = self.state.node_mut(*slot).unwrap();
-                let role_change = node.in_flight.role_change.get_or_insert_default();
+                let role_change = node.in_flight.changes.role_change.get_or_insert_default();
                 assert!(
                     !role_change.call.in_flight,
                     "one change of a role at a time"
@@ -360,7 +360,12 @@ impl Model {
                 });
             }
             let turning = |role_change: &drover_core::node::RoleChange| role_change.call.in_flight;
-            if node.in_flight.role_change.as_deref().is_some_and(turning)
+            if node
+                .in_flight
+                .changes
+                .role_change
+                .as_deref()
+                .is_some_and(turning)
                 && self.views[&node.platform].visible
             {
                 let slot = node.slot;

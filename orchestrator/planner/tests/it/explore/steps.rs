@@ -68,7 +68,7 @@ impl Model {
                     Step::Drained(_) => Ok(()),
                     _ => Err("exit code 1".into()),
                 };
-                node.in_flight.hook = Some(Box::new(ended));
+                node.in_flight.changes.hook = Some(Box::new(ended));
             }
             Step::Removed(slot) => {
                 let node = self.state.node_mut(slot).unwrap();
@@ -163,7 +163,7 @@ impl Model {
             return;
         };
         let (key, role) = ((node.request, node.index), node.role);
-        if let Some(role_change) = node.in_flight.role_change.as_mut() {
+        if let Some(role_change) = node.in_flight.changes.role_change.as_mut() {
             role_change.call.in_flight = false;
             role_change.done = failure.is_none();
             if let Some(refused) = failure {
@@ -290,7 +290,7 @@ impl Model {
             self.make(id, usize::MAX);
         }
         let turning = |node: &drover_core::Node| {
-            let role_change = node.in_flight.role_change.as_ref();
+            let role_change = node.in_flight.changes.role_change.as_ref();
             role_change
                 .is_some_and(|role_change| role_change.call.in_flight)
                 .then_some(node.slot)
@@ -338,7 +338,7 @@ impl Model {
             let drain = node.removal.map_or(0, |removal| removal.drain);
             if node.in_flight.call.in_flight && drain > 0 && drain <= self.now {
                 node.in_flight.call.in_flight = false;
-                node.in_flight.hook = Some(Box::new(Err("late".into())));
+                node.in_flight.changes.hook = Some(Box::new(Err("late".into())));
             }
         }
         self.end_late_telling();

@@ -372,7 +372,7 @@ impl World {
         let node = node.clone();
         let (uid, epoch) = (self.state.uid, self.epoch);
         let id = node.node_id.clone().unwrap().to_string();
-        let former = node.adoption.clone().unwrap();
+        let former = node.adopted.former.clone().unwrap();
         let backend = &self.platforms[&node.platform];
         let (faults, reachable) = (backend.faults.adopt, backend.reachable);
         let fails = self.chance(faults);

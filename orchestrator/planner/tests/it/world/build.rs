@@ -81,10 +81,10 @@ pub fn group(path: &str, size: u32, platforms: &[&str]) -> Group {
 
 /// A group whose nodes have storage with this policy.
 pub fn stored(mut group: Group, policy: Policy) -> Group {
-    group.storage = Some(Storage {
+    group.storage = Some(Box::new(Storage {
         policy,
         ..Storage::default()
-    });
+    }));
     group
 }
 
@@ -140,34 +140,28 @@ pub fn of_template(mut group: Group, digest: &str) -> Group {
 }
 
 /// A pre-stop hook with this timeout.
-pub fn pre_stop(seconds: u64) -> Lifecycle {
+pub fn pre_stop(seconds: u64) -> Box<Lifecycle> {
     let hook = Hook {
         exec: vec!["leave".to_owned()],
         timeout: Duration::from_secs(seconds),
         fences: false,
     };
-    Lifecycle {
+    Box::new(Lifecycle {
         pre_stop: Some(hook),
         post_promote: None,
         sole_writer: None,
-    }
+    })
 }
 
 /// A hook for promotions that keeps the former active node out.
-pub fn fencing(group: Group) -> Group {
+pub fn fencing(mut group: Group) -> Group {
     let hook = Hook {
         exec: vec!["promote".to_owned()],
         timeout: Duration::from_secs(60),
         fences: true,
     };
-    let lifecycle = Lifecycle {
-        post_promote: Some(hook),
-        ..group.lifecycle.unwrap_or_default()
-    };
-    Group {
-        lifecycle: Some(lifecycle),
-        ..group
-    }
+    group.lifecycle.get_or_insert_default().post_promote = Some(hook);
+    group
 }
 
 pub fn sym(text: &str) -> Sym {

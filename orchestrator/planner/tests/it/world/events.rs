@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use drover_core::{
     Millis, Phase, Sym,
     error::Reason,
-    node::{Answer, Maintenance, Role, Seen},
+    node::{Answer, Maintenance, Role, Seen, SeenHost},
 };
 use drover_planner::{Foreign, Orphan};
 use uuid::Uuid;
@@ -69,9 +69,9 @@ impl World {
                 {
                     node.in_flight.call.in_flight = false;
                     match how {
-                        Some(true) => node.in_flight.hook = Some(Box::new(Ok(()))),
+                        Some(true) => node.in_flight.changes.hook = Some(Box::new(Ok(()))),
                         Some(false) => {
-                            node.in_flight.hook = Some(Box::new(Err("exit code 1".into())));
+                            node.in_flight.changes.hook = Some(Box::new(Err("exit code 1".into())));
                         }
                         None => node.in_flight.call.next = self.now + 1_000,
                     }
@@ -250,7 +250,7 @@ impl World {
             }
             node.seen.phase = thing.phase;
             node.seen.ready = Some(thing.ready);
-            node.seen.maintenance = thing.maintenance.map(|(kind, start)| {
+            node.seen.host.maintenance = thing.maintenance.map(|(kind, start)| {
                 Box::new(Maintenance {
                     kind,
                     start,
@@ -286,7 +286,11 @@ impl World {
                     phase: thing.phase,
                     ready: Some(thing.ready),
                     last: at,
-                    host_id: (!thing.host.is_empty()).then(|| (&*thing.host).into()),
+                    host: SeenHost {
+                        id: (!thing.host.is_empty()).then(|| (&*thing.host).into()),
+                        ..SeenHost::default()
+                    }
+                    .into(),
                     addresses: address.into_iter().collect(),
                     ..Seen::default()
                 }),

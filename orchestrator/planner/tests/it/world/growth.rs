@@ -18,7 +18,7 @@ pub fn sized(mut group: Group, size: u64) -> Group {
         policy: Policy::default(),
         ..Storage::default()
     };
-    group.storage = Some(storage.clone());
+    group.storage = Some(Box::new(storage.clone()));
     for choice in &mut group.choices {
         let version = choice.spec_hash.split('-').next().unwrap_or_default();
         let spec = ClusterSpec {
@@ -48,7 +48,7 @@ pub fn sized(mut group: Group, size: u64) -> Group {
 impl World {
     pub(super) fn grow(&mut self, slot: u64) {
         let node = self.state.node_mut(slot).unwrap();
-        let change = node.in_flight.growth.get_or_insert_default();
+        let change = node.in_flight.changes.growth.get_or_insert_default();
         assert!(!change.call.in_flight, "one change of storage at a time");
         (change.call.in_flight, change.done) = (true, None);
         let node = self.state.node(slot).unwrap();

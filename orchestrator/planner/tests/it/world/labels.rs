@@ -61,7 +61,7 @@ impl World {
         let intended = self.durable.node(slot).unwrap().labels_hash.clone();
         assert_eq!(&*intended, CHANGING, "intent first");
         let node = self.state.node_mut(slot).unwrap();
-        let change = node.in_flight.relabel.get_or_insert_default();
+        let change = node.in_flight.changes.relabel.get_or_insert_default();
         assert!(!change.call.in_flight, "one change of labels at a time");
         (change.call.in_flight, change.done) = (true, None);
         let node = self.state.node(slot).unwrap();

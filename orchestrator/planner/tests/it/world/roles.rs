@@ -12,7 +12,7 @@ impl World {
     pub(super) fn change_role(&mut self, slot: u64) {
         let faults = {
             let node = self.state.node_mut(slot).unwrap();
-            let role_change = node.in_flight.role_change.get_or_insert_default();
+            let role_change = node.in_flight.changes.role_change.get_or_insert_default();
             assert!(
                 !role_change.call.in_flight,
                 "one change of a role at a time"
@@ -95,7 +95,7 @@ impl World {
         if node.role != role {
             return;
         }
-        let role_change = node.in_flight.role_change.get_or_insert_default();
+        let role_change = node.in_flight.changes.role_change.get_or_insert_default();
         role_change.call.in_flight = false;
         role_change.done = outcome.is_ok();
         if let Err(refused) = outcome {

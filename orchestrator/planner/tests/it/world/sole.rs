@@ -325,7 +325,7 @@ impl World {
         outcome: Result<(), bool>,
     ) {
         let node = self.state.node(slot).filter(|_| epoch == self.epoch);
-        let change = node.and_then(|node| node.in_flight.sole.as_ref());
+        let change = node.and_then(|node| node.in_flight.changes.sole.as_ref());
         if change.is_some_and(|change| change.allow == allow && change.call.in_flight) {
             self.answer_sole(slot, outcome);
         }
@@ -335,7 +335,7 @@ impl World {
     pub fn begin_sole(&mut self, slot: u64, allow: bool) {
         let node = self.state.node_mut(slot).unwrap();
         let first = || Box::new(SoleChange::first());
-        let change = node.in_flight.sole.get_or_insert_with(first);
+        let change = node.in_flight.changes.sole.get_or_insert_with(first);
         assert!(
             !change.call.in_flight,
             "one change of a permission at a time"
@@ -347,7 +347,7 @@ impl World {
     pub fn answer_sole(&mut self, slot: u64, outcome: Result<(), bool>) {
         let (now, next) = (self.now, self.now + 1_000);
         let node = self.state.node_mut(slot).unwrap();
-        let change = node.in_flight.sole.as_mut().unwrap();
+        let change = node.in_flight.changes.sole.as_mut().unwrap();
         assert!(change.call.in_flight, "nothing is under way");
         change.call.in_flight = false;
         match outcome {

@@ -241,7 +241,7 @@ fn user_data_is_inherited_and_part_of_what_makes_a_node() {
     let hash = |group: Group| group.choices[0].spec_hash.clone();
     let plain = hash(groups(None, None));
     let inherited = groups(Some(data("x", false)), None);
-    assert_eq!(inherited.bootstrap, Some(data("x", false)));
+    assert_eq!(inherited.bootstrap.as_deref(), Some(&data("x", false)));
     let own = groups(Some(data("y", true)), Some(data("x", false)));
     assert_eq!(hash(inherited.clone()), hash(own));
     assert_ne!(hash(inherited.clone()), plain);
@@ -330,7 +330,8 @@ fn storage_is_inherited_and_makes_nodes_and_its_fate_does_not() {
         settings: outer.clone(),
         ..Default::default()
     };
-    assert_eq!(spec.resolve().unwrap()[0].storage, outer.storage);
+    let group = spec.resolve().unwrap().remove(0);
+    assert_eq!(group.storage.as_deref(), outer.storage.as_ref());
     let hash = |change: &dyn Fn(&mut Storage)| {
         let group = resolved(with_storage(&|group| {
             change(group.settings.storage.as_mut().unwrap());

@@ -96,7 +96,7 @@ impl Sampler {
 
 const MEMBERS: &str = "every node is a member, and nobody else";
 
-async fn are_members(world: &World, ports: &Ports, count: usize) {
+pub(super) async fn are_members(world: &World, ports: &Ports, count: usize) {
     world
         .until_within(UP, MEMBERS, async |world| {
             has_members(world, ports, count).await
@@ -110,7 +110,7 @@ async fn has_members(world: &World, ports: &Ports, count: usize) -> bool {
     world.is_ready("etcd", count).await && voters(&ports.lock().unwrap()) == nodes
 }
 
-fn quickly(flags: &[(&str, &str)]) -> Struct {
+pub(super) fn quickly(flags: &[(&str, &str)]) -> Struct {
     // Disk performance of the test machine is not under test.
     let mut all = BTreeMap::from([("unsafe-no-fsync", "true")]);
     all.extend(flags.iter().copied());
