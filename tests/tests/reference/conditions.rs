@@ -165,8 +165,8 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
     (
         "Impaired",
         "group",
-        "Nodes serve, but their probes found that they lack something: DiskFull, ConnectionsExhausted, or another reason that their template or `health.exec.impairments` declares. None is replaced for it, and nobody takes over. The message names the nodes and says what they lack.",
-        "What the message says: make room (`storage.size`), end sessions or allow more. It ends when a probe finds it no more.",
+        "Nodes serve, but their probes found that they lack something: DiskFull, ConnectionsExhausted, QuotaExceeded, or another reason that their template or `health.exec.impairments` declares. None is replaced for it, and nobody takes over. The message names the nodes and says what they lack.",
+        "What the message says: make room (`storage.size`; in etcd by hand), end sessions or allow more. It ends when a probe finds it no more.",
     ),
     (
         "ProbeUnreachable",

@@ -111,7 +111,13 @@ impl Queue {
     }
 
     /// Waits for work, at most until `until`. Returns all urgent transactions, then as many bulk ones as a batch takes.
-    pub(super) fn take(&self, until: Option<Instant>, slow_sync: bool) -> Work {
+    /// Until `gather`, bulk ones alone wait for more.
+    pub(super) fn take(
+        &self,
+        until: Option<Instant>,
+        gather: Option<Instant>,
+        slow_sync: bool,
+    ) -> Work {
         let mut waiting = self.waiting.lock();
         while waiting.urgent.is_empty() && waiting.bulk.is_empty() {
             if waiting.closed {
@@ -135,6 +141,14 @@ impl Queue {
         } else {
             BULK_BATCH
         };
+        if let Some(gather) = gather {
+            while waiting.urgent.is_empty() && waiting.bulk.len() < most_bulk && !waiting.closed {
+                let left = gather.saturating_duration_since(Instant::now());
+                if left.is_zero() || self.changed.wait_for(&mut waiting, left).timed_out() {
+                    break;
+                }
+            }
+        }
         let mut batch =
             Vec::with_capacity(waiting.urgent.len() + most_bulk.min(waiting.bulk.len()));
         let mut bytes = 0;

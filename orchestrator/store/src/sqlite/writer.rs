@@ -28,6 +28,12 @@ use crate::{
 /// Duration of a sync above which larger batches are worth their latency.
 const SLOW_SYNC: Duration = Duration::from_millis(2);
 
+/// Transactions of a batch from which on others are likely to follow it at once.
+const BUSY_BATCH: usize = 4;
+/// Time from the begin of such a batch until the next one, unless that is full or an urgent transaction comes: a sync costs
+/// as much for one as for many.
+const GATHER: Duration = Duration::from_millis(4);
+
 /// Length of the write-ahead log in pages at which it is checkpointed: a longer log makes urgent commits wait longer.
 const CHECKPOINT_PAGES: i32 = 1000;
 
@@ -145,10 +151,11 @@ impl Writer {
     pub(super) fn run(mut self) {
         // When the page cache is freed. `None` if nothing was written since.
         let mut idle: Option<Instant> = None;
+        let mut gather: Option<Instant> = None;
         loop {
             let until = self.leases.lock().first_end();
             let until = until.into_iter().chain(idle).min();
-            let work = self.queue.take(until, self.sync > SLOW_SYNC);
+            let work = self.queue.take(until, gather, self.sync > SLOW_SYNC);
             let ended = self.leases.lock().take_ended(Instant::now());
             if !ended.is_empty() {
                 self.end(ended);
@@ -156,6 +163,7 @@ impl Writer {
             }
             match work {
                 Work::Batch(jobs) => {
+                    gather = (jobs.len() >= BUSY_BATCH).then(|| Instant::now() + GATHER);
                     self.commit(jobs);
                     self.checkpoint();
                     idle = Some(Instant::now() + IDLE);
