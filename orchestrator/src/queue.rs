@@ -272,11 +272,6 @@ impl Queue {
         self.changed.notified().await;
     }
 
-    /// Whether clusters wait in bulk for a worker.
-    pub(crate) fn is_busy(&self) -> bool {
-        !self.inner.lock().bulk.is_empty()
-    }
-
     /// Number of clusters that wait for a worker.
     pub(crate) fn depth(&self) -> usize {
         let inner = self.inner.lock();

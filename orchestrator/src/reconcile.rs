@@ -14,7 +14,7 @@ use crate::{
     queue::{Queue, WorkItem},
     records::Records,
     tasks::Tasks,
-    trace::{PassTrace, Passed},
+    trace::PassTrace,
     waiter::Waiters,
 };
 
@@ -34,9 +34,6 @@ const REST: u32 = 19;
 const MIN_REST: Duration = Duration::from_millis(1);
 /// Maximum rest.
 const MAX_REST: Duration = Duration::from_millis(100);
-/// Rest after a change in bulk while other clusters wait: one plan then covers what calls and watches report of it. Most
-/// plans of a cluster that is being created would otherwise find that nothing has come yet.
-const SETTLE: Duration = Duration::from_millis(15);
 /// Maximum number of plans in one pass, so that other clusters get their turn.
 const MAX_ROUNDS: usize = 64;
 
@@ -71,12 +68,7 @@ impl Reconciler {
                 };
                 let worker = self.clone();
                 self.tasks.spawn(async move {
-                    let bulk = item.urgency == Urgency::Bulk;
-                    let passed = worker.pass(&cluster, item).await;
-                    let mut rest = (passed.planned * REST).min(MAX_REST);
-                    if bulk && passed.changed && worker.queue.is_busy() {
-                        rest = rest.max(SETTLE);
-                    }
+                    let rest = (worker.pass(&cluster, item).await * REST).min(MAX_REST);
                     if rest < MIN_REST {
                         return worker.queue.done(uid);
                     }
@@ -100,16 +92,16 @@ impl Reconciler {
         }
     }
 
-    /// Plans a cluster that the queue yielded.
-    pub(crate) async fn pass(&self, cluster: &Arc<Cluster>, item: WorkItem) -> Passed {
+    /// Plans a cluster that the queue yielded. Returns the time spent on planning, without waiting.
+    pub(crate) async fn pass(&self, cluster: &Arc<Cluster>, item: WorkItem) -> Duration {
         let urgency = item.urgency;
         let mut trace = PassTrace::begin(cluster, item);
         let broken = self.rounds(cluster, urgency, &mut trace).await.err();
-        let passed = trace.end(broken.as_ref());
+        let planned = trace.end(broken.as_ref());
         if let Some(waiter) = self.waiters.of(cluster.uid()) {
             waiter.planned(broken);
         }
-        passed
+        planned
     }
 
     async fn rounds(

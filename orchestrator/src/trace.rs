@@ -11,14 +11,6 @@ use tokio::time::Instant;
 
 use crate::queue::WorkItem;
 
-/// What a pass took and did.
-pub(crate) struct Passed {
-    /// Time spent on planning, without waiting.
-    pub(crate) planned: Duration,
-    /// Whether it changed the record.
-    pub(crate) changed: bool,
-}
-
 /// Measures a pass. A pass that no caller requested only gets a span if it does something.
 pub(crate) struct PassTrace {
     cluster: Arc<Cluster>,
@@ -74,12 +66,9 @@ impl PassTrace {
         })
     }
 
-    /// Ends the pass; on an error, its changes are not known to be durable.
-    pub(crate) fn end(self, error: Option<&Error>) -> Passed {
-        let passed = Passed {
-            planned: self.planned,
-            changed: self.changes > 0,
-        };
+    /// Ends the pass; on an error, its changes are not known to be durable. Returns the time spent on planning.
+    pub(crate) fn end(self, error: Option<&Error>) -> Duration {
+        let planned = self.planned;
         let outcome = match error {
             Some(_) => "failed",
             None if self.changes + self.calls > 0 => "done",
@@ -89,7 +78,7 @@ impl PassTrace {
         metrics::histogram!("drover_pass_duration_seconds")
             .record(self.began.elapsed().as_secs_f64());
         let Some(mut span) = self.span.filter(Span::is_recorded) else {
-            return passed;
+            return planned;
         };
         span.set("drover.cluster.name", self.cluster.name().to_string());
         span.set("drover.cluster.uid", self.cluster.uid().to_string());
@@ -99,6 +88,6 @@ impl PassTrace {
         if let Some(error) = error {
             span.fail(reason_name(error.reason()), "");
         }
-        passed
+        planned
     }
 }
