@@ -53,10 +53,6 @@ pub(super) async fn provision(
     };
     let answer = envelope
         .send(async |open| {
-            let left = executor.clock.until(deadline);
-            if left < LEAST {
-                return Err(not_sent(&platform));
-            }
             let (mut message, reference) = request::decode(&body)?;
             if let Some(bootstrap) = &mut message.bootstrap {
                 let data = executor.vault.user_data(cluster.uid(), &reference).await?;
@@ -65,6 +61,11 @@ pub(super) async fn provision(
             message.secrets = executor.vault.template_secrets(&reference).await?;
             message.fence = Some(open.fence.clone());
             message.expected_instance_id.clone_from(&open.instance);
+            // After the reads: nothing may arrive after the deadline, from which on the request counts as settled.
+            let left = executor.clock.until(deadline);
+            if left < LEAST {
+                return Err(not_sent(&platform));
+            }
             let registered = open.registered.clone();
             let hidden = request::hidden(&message, reference.is_secret());
             let answer = open

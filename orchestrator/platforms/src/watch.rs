@@ -88,6 +88,9 @@ async fn connection(platforms: &Arc<Platforms>, registered: &Arc<Registered>) ->
     let fenced = has(&handshake, wire::Capability::Fence);
     let instance = handshake.instance_id.clone();
     let uid = handshake.uid.clone();
+    // A server that was started again knows of no lead and believes whoever asks first, so it is only asked by whoever has
+    // the lead since that start.
+    platforms.store.confirm(&platforms.shards).await?;
     registered.platform.connected(client.clone(), handshake);
     if fenced && !registered.platform.is_fenced() {
         fence(platforms, &client, &uid, &instance).await?;

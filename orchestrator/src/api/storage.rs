@@ -159,6 +159,8 @@ impl Storage {
                 ),
             ));
         }
+        // After the list, during which the lead may have been lost.
+        self.store.in_touch()?;
         let (uid, instance) = registered.platform.identity();
         let message = wire::DeleteStorageRequest {
             expected_platform_uid: uid,

@@ -3,7 +3,8 @@
 //! A process that is killed leaves its port closed, and its machine says so at once. The leader is then asked by way of the
 //! store whether it lives, since its address may be that of something in front of it. One that stands still, or whose
 //! machine or network is lost, leaves no answer at all: then its lease has to run out. A wrong judgement costs a change of
-//! the lead and nothing else, since a former leader is fenced.
+//! the lead and nothing else: a former leader is fenced, in the store and at platforms, and looks whether it still leads
+//! before it meets a platform's server that was started again.
 
 use std::{net::SocketAddr, time::Duration};
 

@@ -48,16 +48,21 @@ impl Platform {
             let inner = self.inner.lock();
             (inner.normal.clone(), inner.urgent.clone())
         };
-        let reserved = (urgency == Urgency::Urgent)
-            .then(|| urgent.try_acquire_owned().ok())
-            .flatten();
-        let permit = match reserved {
-            Some(permit) => permit,
-            None => tokio::time::timeout(PERMIT_WAIT, normal.acquire_owned())
-                .await
-                .ok()?
-                .ok()?,
+        let permit = async {
+            if urgency == Urgency::Bulk {
+                return normal.acquire_owned().await;
+            }
+            // Whichever is free first: bulk calls may queue for the others by the thousand.
+            tokio::select! {
+                biased;
+                permit = urgent.acquire_owned() => permit,
+                permit = normal.acquire_owned() => permit,
+            }
         };
+        let permit = tokio::time::timeout(PERMIT_WAIT, permit)
+            .await
+            .ok()?
+            .ok()?;
         // Paced after the permit is held, so that callers that wait for one do not accumulate a burst.
         let pause = self.pace(now());
         if pause > 0 {

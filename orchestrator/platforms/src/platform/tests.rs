@@ -1,5 +1,7 @@
 //! Visibility of a platform, and the effects of call results.
 
+use drover_core::Urgency;
+
 use super::calls::{BREAKER_FAILURES, BREAKER_FIRST, CAPACITY_FIRST};
 use super::*;
 
@@ -14,13 +16,49 @@ fn platform() -> Platform {
 }
 
 fn connect(platform: &Platform) {
+    connect_with(platform, wire::Limits::default());
+}
+
+fn connect_with(platform: &Platform, limits: wire::Limits) {
     let routes = tonic::service::Routes::default();
     let client = PlatformClient::new(drover_client::in_process(routes));
     let handshake = wire::Platform {
         uid: "u".into(),
+        limits: Some(limits),
         ..wire::Platform::default()
     };
     platform.connected(client, handshake);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_urgent_call_does_not_wait_behind_those_in_bulk() {
+    let platform = Arc::new(platform());
+    let limits = wire::Limits {
+        max_concurrent_calls: Some(8),
+        ..wire::Limits::default()
+    };
+    connect_with(&platform, limits);
+    let wait = |urgency| {
+        let platform = platform.clone();
+        tokio::spawn(async move { platform.permit(urgency, || 1).await })
+    };
+    let mut in_flight = Vec::new();
+    for _ in 0..7 {
+        in_flight.push(wait(Urgency::Bulk).await.unwrap().unwrap());
+    }
+    let first = wait(Urgency::Urgent).await.unwrap().unwrap();
+    let waiting: Vec<_> = (0..100).map(|_| wait(Urgency::Bulk)).collect();
+    tokio::task::yield_now().await;
+    let next = wait(Urgency::Urgent);
+    tokio::task::yield_now().await;
+    drop(first);
+    let soon = tokio::time::timeout(Duration::from_secs(1), next).await;
+    assert!(soon.expect("it has its turn").unwrap().is_some());
+    assert!(waiting.iter().all(|bulk| !bulk.is_finished()));
+    // While none of those that are reserved is free, it takes its turn among the others.
+    let _reserved = wait(Urgency::Urgent).await.unwrap().unwrap();
+    drop((waiting, in_flight));
+    assert!(wait(Urgency::Urgent).await.unwrap().is_some());
 }
 
 #[test]

@@ -17,7 +17,7 @@ use drover_proto::{
     platform::v1::platform_service_server::{PlatformService, PlatformServiceServer},
 };
 use drover_secrets::Vault;
-use drover_store::{Clock, Revision, Store};
+use drover_store::{Clock, Revision, Store, backend::Backend};
 use drover_testing::{store::MemoryBackend, wait::until};
 use futures::{Stream, stream};
 use parking_lot::Mutex;
@@ -183,6 +183,7 @@ struct World {
     notes: Arc<Notes>,
     platforms: Arc<Platforms>,
     store: Arc<Store>,
+    backend: Arc<MemoryBackend>,
     stop: CancellationToken,
 }
 
@@ -190,7 +191,8 @@ impl World {
     async fn new(handshake: wire::Platform) -> Self {
         let script = Script::default();
         *script.handshake.lock() = handshake;
-        let store = Store::open(Arc::new(MemoryBackend::new())).await.unwrap();
+        let backend = Arc::new(MemoryBackend::new());
+        let store = Store::open(backend.clone()).await.unwrap();
         let shards = store.take_all().await.unwrap();
         let store = Arc::new(store);
         let digests = Arc::new(store.digest_key().await.unwrap());
@@ -211,8 +213,20 @@ impl World {
             notes,
             platforms,
             store,
+            backend,
             stop: CancellationToken::new(),
         }
+    }
+
+    /// Another replica takes the lead, as it does of one that it found dead. This one has not noticed yet.
+    async fn lead_is_taken(&self) -> Store {
+        let replicas = self.store.replicas().await.unwrap();
+        let this = replicas.iter().find(|replica| replica.is_this).unwrap();
+        self.backend.revoke(this.lease.unwrap()).await.unwrap();
+        let other = Store::open(self.backend.clone()).await.unwrap();
+        other.take_all().await.unwrap();
+        assert!(self.store.holds(), "as far as it knows");
+        other
     }
 
     /// Registers the platform as bound to the backend `uid`, and follows it.
@@ -308,6 +322,49 @@ async fn what_a_watch_shows_is_told_in_its_order_and_the_first_snapshot_ends_onc
     let told = world.notes.of_nodes();
     assert_eq!(told[5..], ["begun sim", "complete "]);
     assert!(platform.platform.is_fenced());
+}
+
+/// A server that was started again knows of no lead: it believes whoever asks first.
+#[tokio::test(start_paused = true)]
+async fn a_platform_that_was_started_again_is_not_met_by_a_former_leader() {
+    let world = World::new(watched()).await;
+    let registered = world.follow("sim", "backend").await;
+    world.notes.until("begun sim").await;
+    let asked = || {
+        let count = |of: &AtomicUsize| of.load(Ordering::Relaxed);
+        (count(&world.script.handshakes), count(&world.script.fences))
+    };
+    let before = asked();
+    let _other = world.lead_is_taken().await;
+    world.script.handshake.lock().instance_id = "second".to_owned();
+    world.script.cut.notify_one();
+    let what = "it is asked several times";
+    until(what, async || (asked().0 >= before.0 + 2).then_some(())).await;
+    assert_eq!(asked().1, before.1, "it is not fenced");
+    assert_eq!(
+        registered.platform.identity().1,
+        "first",
+        "calls mean the first start"
+    );
+}
+
+/// The catalogue is read anew by a call of its own, which may meet another start of the server than the watch.
+#[tokio::test(start_paused = true)]
+async fn another_start_of_the_server_is_taken_in_by_the_next_connection_only() {
+    let world = World::new(watched()).await;
+    let registered = world.follow("sim", "backend").await;
+    world.notes.until("begun sim").await;
+    world.script.handshake.lock().instance_id = "second".to_owned();
+    let client = registered.platform.client().unwrap();
+    (world.platforms.refresh(&registered, &client)).await.unwrap();
+    assert_eq!(registered.platform.identity().1, "first");
+    world.script.cut.notify_one();
+    until("the next connection", async || {
+        (registered.platform.identity().1 == "second").then_some(())
+    })
+    .await;
+    assert!(registered.platform.is_fenced());
+    assert_eq!(world.script.fences.load(Ordering::Relaxed), 2);
 }
 
 #[tokio::test(start_paused = true)]

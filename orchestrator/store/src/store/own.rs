@@ -113,6 +113,8 @@ pub(super) fn out_of_touch() -> Error {
 const OUT_OF_TOUCH: &str =
     "the store has not answered for so long that another replica may have taken over";
 
+const LOST: &str = "the lease of this replica has ended, and with it its lead";
+
 /// Ownership of all shards.
 #[derive(Clone, Debug)]
 pub struct Shards(Vec<Owned>);
@@ -271,6 +273,20 @@ impl Store {
             return Ok(());
         }
         Err(Error::new(Reason::NotLeader, OUT_OF_TOUCH))
+    }
+
+    /// Looks in the store whether this process still has what it took. `NOT_LEADER` if it has not: a lease may end before
+    /// its holder can know.
+    pub async fn confirm(&self, shards: &Shards) -> Result<()> {
+        // They have one lease. Nobody else can take those of an exclusive backend.
+        let Some(first) = shards.0.first().filter(|_| !self.backend.info().exclusive) else {
+            return Ok(());
+        };
+        let claim = self.backend.get(&first.fence.key).await?;
+        if claim.is_some_and(|claim| claim.revision == first.fence.made_at) {
+            return Ok(());
+        }
+        Err(Error::new(Reason::NotLeader, LOST))
     }
 
     /// Cancelled when the lease of this process has ended, and with it all that it owned.

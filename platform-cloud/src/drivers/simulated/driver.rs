@@ -35,6 +35,8 @@ const MAX_CREATION: Duration = Duration::from_secs(10);
 const REQUEST_MEMORY: Duration = Duration::from_secs(600);
 /// Minimum poll interval.
 const MIN_POLL: Duration = Duration::from_secs(1);
+/// Maximum concurrent calls while they take no time.
+const MAX_AT_ONCE: u32 = 16;
 
 impl Simulated {
     /// Draws the latency and the fault of a call.
@@ -148,6 +150,11 @@ impl Simulated {
     fn limits(&self) -> Limits {
         Limits {
             max_batch: Some(self.settings.max_batch),
+            // What is answered at once is not answered sooner by more calls: they would wait for each other, and urgent
+            // ones for them.
+            max_concurrent_calls: (self.settings.latency + self.settings.jitter)
+                .is_zero()
+                .then_some(MAX_AT_ONCE),
             min_poll_interval: Some(to_duration(self.settings.scaled(MIN_POLL))),
             max_creation_time: Some(to_duration(MAX_CREATION)),
             request_memory: Some(to_duration(REQUEST_MEMORY)),

@@ -280,6 +280,25 @@ pub async fn shards_have_one_owner_whose_epoch_grows(make: Make<'_>) {
     assert_eq!(reason(two.take_shard(SHARDS)).await, Reason::Internal);
 }
 
+/// A lease can end before its holder can know, which then finds out by looking.
+pub async fn a_lease_that_ended_early_is_found_out_by_looking(make: Make<'_>) {
+    let Subject { backend, _keep } = make();
+    let one = open(&backend).await;
+    let shards = one.take_all().await.unwrap();
+    one.confirm(&shards).await.unwrap();
+    if backend.info().exclusive {
+        return;
+    }
+    let replicas = one.replicas().await.unwrap();
+    let lease = replicas.iter().find(|replica| replica.is_this).unwrap().lease;
+    backend.revoke(lease.unwrap()).await.unwrap();
+    assert_eq!(reason(one.confirm(&shards)).await, Reason::NotLeader);
+    let two = open(&backend).await;
+    let taken = two.take_all().await.unwrap();
+    two.confirm(&taken).await.unwrap();
+    assert_eq!(reason(one.confirm(&shards)).await, Reason::NotLeader);
+}
+
 /// The old proof writes nothing any more, and no proof writes a cluster of another shard.
 pub async fn an_owner_that_handed_over_is_refused(make: Make<'_>) {
     let Subject { backend, _keep } = make();
