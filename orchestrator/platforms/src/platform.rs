@@ -234,19 +234,23 @@ impl Platform {
         inner.handshake = Some(Arc::new(handshake));
     }
 
-    /// Called when the catalogue or other handshake data changed; the connection stays. Another start of the server is
-    /// taken in by the next connection only, which sees to it that nobody else is believed there.
-    pub fn refreshed(&self, handshake: wire::Platform) {
+    /// Called when the catalogue or other handshake data changed; the connection stays.
+    ///
+    /// # Errors
+    /// It is another start of the server. Only the next connection takes that in, which sees to it that nobody else is
+    /// believed there.
+    pub fn refreshed(&self, handshake: wire::Platform) -> Result<()> {
         let mut inner = self.inner.lock();
         let before = inner.handshake.as_ref();
         if before.is_some_and(|before| before.instance_id != handshake.instance_id) {
-            return;
+            return Err(Error::unavailable("its server was started again"));
         }
         // A platform reads its backend less often when little is left of a quota of calls.
         inner.patience = patience(&handshake);
         inner.etag = handshake.etag.as_str().into();
         inner.domains = domains(&handshake);
         inner.handshake = Some(Arc::new(handshake));
+        Ok(())
     }
 
     /// Called once calls of our earlier processes have ended on the platform.

@@ -229,10 +229,10 @@ impl Platforms {
     /// Reads anew what a platform offers. Clusters that it refused before may be accepted now.
     ///
     /// # Errors
-    /// Those of the call.
+    /// Those of the call; `UNAVAILABLE` if the server was started again.
     pub async fn refresh(&self, registered: &Registered, client: &PlatformClient) -> Result<()> {
         let handshake = client.get_platform(crate::watch::HANDSHAKE_TIMEOUT).await?;
-        registered.platform.refreshed(handshake);
+        registered.platform.refreshed(handshake)?;
         self.changed(&registered.platform.name, Urgency::Bulk);
         Ok(())
     }

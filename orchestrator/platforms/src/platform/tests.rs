@@ -87,7 +87,7 @@ fn a_platform_that_reads_its_backend_less_often_from_now_on_is_believed_for_long
         seconds: 90,
         nanos: 0,
     };
-    platform.refreshed(wire::Platform {
+    let refreshed = platform.refreshed(wire::Platform {
         uid: "u".into(),
         limits: Some(wire::Limits {
             min_poll_interval: Some(interval),
@@ -95,6 +95,7 @@ fn a_platform_that_reads_its_backend_less_often_from_now_on_is_believed_for_long
         }),
         ..wire::Platform::default()
     });
+    refreshed.unwrap();
     assert!(platform.is_visible(1_000 + 270_000) && !platform.is_visible(1_000 + 270_001));
 }
 

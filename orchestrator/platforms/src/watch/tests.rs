@@ -358,7 +358,8 @@ async fn another_start_of_the_server_is_taken_in_by_the_next_connection_only() {
     let each = fences();
     world.script.handshake.lock().instance_id = "second".to_owned();
     let client = registered.platform.client().unwrap();
-    (world.platforms.refresh(&registered, &client)).await.unwrap();
+    let refreshed = world.platforms.refresh(&registered, &client).await;
+    assert_eq!(refreshed.unwrap_err().reason(), Reason::Unavailable);
     assert_eq!(registered.platform.identity().1, "first");
     world.script.cut.notify_one();
     until("the next connection", async || {

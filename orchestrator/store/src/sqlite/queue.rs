@@ -54,6 +54,12 @@ struct Waiting {
 }
 
 impl Waiting {
+    /// Whether the bulk transactions are as many as a batch takes.
+    fn fills(&self, most_bulk: usize) -> bool {
+        let bytes = self.bulk.iter().map(|job| job.bytes).sum::<usize>();
+        self.bulk.len() >= most_bulk || bytes >= BATCH_BYTES
+    }
+
     fn show(&self) {
         for (lane, waiting) in [(Lane::Urgent, &self.urgent), (Lane::Bulk, &self.bulk)] {
             #[expect(clippy::cast_precision_loss, reason = "there are few places")]
@@ -142,7 +148,7 @@ impl Queue {
             BULK_BATCH
         };
         if let Some(gather) = gather {
-            while waiting.urgent.is_empty() && waiting.bulk.len() < most_bulk && !waiting.closed {
+            while waiting.urgent.is_empty() && !waiting.fills(most_bulk) && !waiting.closed {
                 let left = gather.saturating_duration_since(Instant::now());
                 if left.is_zero() || self.changed.wait_for(&mut waiting, left).timed_out() {
                     break;

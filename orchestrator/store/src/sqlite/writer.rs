@@ -30,9 +30,11 @@ const SLOW_SYNC: Duration = Duration::from_millis(2);
 
 /// Transactions of a batch from which on others are likely to follow it at once.
 const BUSY_BATCH: usize = 4;
-/// Time from the begin of such a batch until the next one, unless that is full or an urgent transaction comes: a sync costs
-/// as much for one as for many.
+/// Maximum time from the begin of such a batch until the next one, unless that is full or an urgent transaction comes: a sync
+/// costs as much for one as for many.
 const GATHER: Duration = Duration::from_millis(4);
+/// The same as a multiple of what a sync takes.
+const GATHER_SYNCS: u32 = 4;
 
 /// Length of the write-ahead log in pages at which it is checkpointed: a longer log makes urgent commits wait longer.
 const CHECKPOINT_PAGES: i32 = 1000;
@@ -163,7 +165,8 @@ impl Writer {
             }
             match work {
                 Work::Batch(jobs) => {
-                    gather = (jobs.len() >= BUSY_BATCH).then(|| Instant::now() + GATHER);
+                    let most = (self.sync * GATHER_SYNCS).min(GATHER);
+                    gather = (jobs.len() >= BUSY_BATCH).then(|| Instant::now() + most);
                     self.commit(jobs);
                     self.checkpoint();
                     idle = Some(Instant::now() + IDLE);

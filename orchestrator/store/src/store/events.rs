@@ -127,42 +127,6 @@ impl Store {
             changed,
         }
     }
-
-    /// Number of the oldest event to retain.
-    pub(super) async fn first_to_keep(
-        &self,
-        uid: Uuid,
-        head: &Head,
-        older_than_ms: i64,
-    ) -> Result<u64> {
-        let mut first = head
-            .first_seq()
-            .max((head.last_seq + 1).saturating_sub(KEPT));
-        let start = first;
-        let (from, below) = (first_chunk(uid, first), log_of(uid).1);
-        let mut scan = self
-            .backend
-            .scan(
-                Range {
-                    from,
-                    below: Some(below),
-                    limit: None,
-                },
-                PAGE,
-            )
-            .await?;
-        while let Some(page) = scan.next().await {
-            for entry in page? {
-                for row in rows(&entry)?.into_iter().filter(|row| row.seq >= start) {
-                    if row.event.time_ms >= older_than_ms {
-                        return Ok(first);
-                    }
-                    first = row.seq + 1;
-                }
-            }
-        }
-        Ok(first)
-    }
 }
 
 /// A position in a cluster's log, which is all the memory that a slow reader takes.

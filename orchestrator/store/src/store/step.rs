@@ -94,36 +94,6 @@ impl Store {
         })
     }
 
-    /// Trims the events that are older than a time or beyond the maximum number; `None` if there is nothing to trim.
-    /// For quiet clusters, because every step trims by number.
-    pub async fn trim_events(
-        &self,
-        owned: &Owned,
-        uid: Uuid,
-        head: Versioned<Head>,
-        older_than_ms: i64,
-    ) -> Result<Option<StepDone>> {
-        let fence = owned.fence(uid)?;
-        let first = self.first_to_keep(uid, &head.value, older_than_ms).await?;
-        if first <= head.value.first_seq() {
-            return Ok(None);
-        }
-        let marker = Marker {
-            key: Name::Head(uid).into(),
-            txn: new_txn_id(),
-        };
-        let mut new = head.value;
-        let mut txn = Txn::default().expect(marker.key.clone(), Expect::at(head.revision));
-        txn.ops.push(events::trim_to(uid, &mut new, first));
-        let txn = txn.put(marker.key.clone(), marked(&new, &marker.txn));
-        let revision = self.commit_owned(fence, txn, Lane::Bulk, &marker).await?;
-        Ok(Some(StepDone {
-            revision,
-            last_seq: new.last_seq,
-            head: new,
-        }))
-    }
-
     /// Ends a cluster: its name becomes free, its tombstone and events stay.
     ///
     /// Errors as for [`Store::step`]; `FAILED_PRECONDITION` if records of it are left.

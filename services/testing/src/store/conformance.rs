@@ -92,7 +92,7 @@ macro_rules! store_conformance {
         $crate::store_conformance!(@ $make, events:
             events_are_dense_under_many_writers_and_hand_over,
             events_resume_from_any_number,
-            a_log_is_trimmed_by_number_and_by_age,
+            a_log_is_trimmed_by_number,
             a_watch_of_events_sees_all_to_the_end,
         );
         $crate::store_conformance!(@ $make, transfer:
