@@ -294,7 +294,7 @@ fn hook_ended(node: &mut Node, ran: Result<()>, now: Millis) {
         }
         ran => {
             node.in_flight.changes.hook =
-                Some(Box::new(ran.map_err(|error| error.message().into())))
+                Some(Box::new(ran.map_err(|error| error.message().into())));
         }
     }
 }

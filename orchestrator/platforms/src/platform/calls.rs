@@ -59,10 +59,7 @@ impl Platform {
                 permit = normal.acquire_owned() => permit,
             }
         };
-        let permit = tokio::time::timeout(PERMIT_WAIT, permit)
-            .await
-            .ok()?
-            .ok()?;
+        let permit = tokio::time::timeout(PERMIT_WAIT, permit).await.ok()?.ok()?;
         // Paced after the permit is held, so that callers that wait for one do not accumulate a burst.
         let pause = self.pace(now());
         if pause > 0 {

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use drover_core::{Error, Reason, Result};
 use uuid::Uuid;
 
-use super::{Owned, Store, Versioned, commit::Marker, events};
+use super::{Owned, Store, commit::Marker, events};
 use crate::{
     backend::{Expect, Lane, Op, Range, Revision, Txn},
     keys::{self, Name},

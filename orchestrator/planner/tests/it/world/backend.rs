@@ -381,7 +381,7 @@ impl World {
         let backend = self.platforms.get_mut(&node.platform).unwrap();
         let mut gone = None;
         if does && let Some(thing) = backend.things.get_mut(&id) {
-            if thing.former() == *former {
+            if thing.former() == former {
                 thing.acts = node.role.may_act();
                 (thing.owner, thing.request, thing.index) = (uid, node.request, node.index);
                 (thing.ordinal, thing.sequence) = (node.ordinal, node.sequence);

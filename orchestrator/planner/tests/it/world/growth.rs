@@ -84,7 +84,7 @@ impl World {
     }
 
     pub(super) fn grown(&mut self, epoch: u64, slot: u64, told: Option<Sym>) {
-        self.changed_in_place(epoch, slot, told, |calls| &mut calls.growth);
+        self.changed_in_place(epoch, slot, told, |calls| &mut calls.changes.growth);
     }
 
     /// Sizes of the storage of all living nodes of a group.

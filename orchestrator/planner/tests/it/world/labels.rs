@@ -111,7 +111,7 @@ impl World {
     }
 
     pub(super) fn relabelled(&mut self, epoch: u64, slot: u64, told: Option<Sym>) {
-        self.changed_in_place(epoch, slot, told, |calls| &mut calls.relabel);
+        self.changed_in_place(epoch, slot, told, |calls| &mut calls.changes.relabel);
     }
 
     /// A change of a living node was answered, or not in time.

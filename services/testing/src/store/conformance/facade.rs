@@ -290,7 +290,11 @@ pub async fn a_lease_that_ended_early_is_found_out_by_looking(make: Make<'_>) {
         return;
     }
     let replicas = one.replicas().await.unwrap();
-    let lease = replicas.iter().find(|replica| replica.is_this).unwrap().lease;
+    let lease = replicas
+        .iter()
+        .find(|replica| replica.is_this)
+        .unwrap()
+        .lease;
     backend.revoke(lease.unwrap()).await.unwrap();
     assert_eq!(reason(one.confirm(&shards)).await, Reason::NotLeader);
     let two = open(&backend).await;
