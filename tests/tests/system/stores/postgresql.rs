@@ -351,21 +351,24 @@ impl Session {
 
     /// Runs statements and waits for their completion.
     fn does(&mut self, statements: &str) {
+        assert!(self.did(statements), "{statements}");
+    }
+
+    /// Whether the session lasted to the end of these statements.
+    fn did(&mut self, statements: &str) -> bool {
         let whole = format!("{statements}\n\\echo done\n");
-        self.psql
-            .stdin
-            .as_mut()
-            .unwrap()
-            .write_all(whole.as_bytes())
-            .unwrap();
+        let stdin = self.psql.stdin.as_mut().unwrap();
+        if stdin.write_all(whole.as_bytes()).is_err() {
+            return false;
+        }
         let mut line = String::new();
         while line != "done\n" {
             line.clear();
-            assert!(
-                self.answers.read_line(&mut line).unwrap() > 0,
-                "{statements}"
-            );
+            if self.answers.read_line(&mut line).unwrap() == 0 {
+                return false;
+            }
         }
+        true
     }
 }
 
@@ -506,11 +509,14 @@ fn an_old_primary_whose_history_only_looks_like_that_of_the_new_one_is_copied_an
 
 /// Uses up all connections of a server.
 pub(super) fn filled(node: &Node) -> Vec<Session> {
+    let most = insist(node, "show max_connections").parse().unwrap();
     let mut sessions = Vec::new();
-    while ask(node, "select 1").is_some() {
+    // What the server is asked meanwhile by its own scripts may take the place of one.
+    while sessions.len() < most {
         let mut session = Session::at(node);
-        session.does("");
-        sessions.push(session);
+        if session.did("") {
+            sessions.push(session);
+        }
     }
     sessions
 }
