@@ -232,13 +232,14 @@ fn adopted(mark: &Mark, node_id: &str) -> Option<Found> {
 /// The peer data that a pod of ours has, if it asks for them.
 fn told(meta: &ObjectMeta, mark: &Mark) -> Option<Box<Told>> {
     mark.identity.as_ref()?;
-    let service = |key| meta.annotations().get(key).map(|name| name.as_str().into());
+    let text = |key| meta.annotations().get(key).map(|text| text.as_str().into());
     let budget = meta.annotations().get(labels::DISRUPTION_BUDGET);
     Some(Box::new(Told {
         peers: uid(meta.annotations().get(labels::PEERS)?),
-        service: service(labels::ACTIVE_SERVICE),
-        read_service: service(labels::READ_SERVICE),
+        service: text(labels::ACTIVE_SERVICE),
+        read_service: text(labels::READ_SERVICE),
         budget: budget.and_then(|number| number.parse().ok()),
+        secrets: text(labels::SECRETS),
     }))
 }
 

@@ -70,6 +70,8 @@ pub(crate) struct Told {
     pub(crate) read_service: Option<Box<str>>,
     /// How many pods of its group may be evicted at the same time. `None` if its template does not limit it.
     pub(crate) budget: Option<u32>,
+    /// The Secrets of its group, as JSON. `None` if its template asks for none.
+    pub(crate) secrets: Option<Box<str>>,
 }
 
 /// A node in encoded form to save memory: it is rarely read.

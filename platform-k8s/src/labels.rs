@@ -40,6 +40,10 @@ pub const ACTIVE_SERVICE: &str = "drover.dev/active-service";
 pub const READ_SERVICE: &str = "drover.dev/read-service";
 /// Annotation of a pod with [`PEERS`]: how many pods of its group may be evicted at the same time.
 pub const DISRUPTION_BUDGET: &str = "drover.dev/disruption-budget";
+/// Annotation of a pod with [`PEERS`]: the Secrets that the platform keeps for its group, as JSON.
+pub const SECRETS: &str = "drover.dev/secrets";
+/// Annotation of the Secret with the certificate of a group: since when its authorities are trusted, as seconds since 1970.
+pub const TRUSTED_SINCE: &str = "drover.dev/trusted-since";
 /// Annotation of an object that the platform has made for a group: its own name. A copy of it has another name.
 pub const SHARED: &str = "drover.dev/shared";
 /// Label of everything that belongs to an addon: its name, encoded by [`value`].
@@ -58,7 +62,7 @@ pub const LIVE_CONFIRMED: &str = "drover.dev/live-confirmed";
 /// Annotation of a pod with [`LIVE_FROM`]: `"true"` if its first container looks for newer content in
 /// `/run/drover/handed` too, by the version that is the name of the file and the first line of [`LIVE`].
 pub const LIVE_HANDED: &str = "drover.dev/live-handed";
-/// Annotation of an object of an addon that is written once and then kept, until this value is another one.
+/// Annotation of an object that is written once and then kept, until this value is another one.
 pub const ONCE: &str = "drover.dev/once";
 /// Annotation beside [`ONCE`]: when it is written again nevertheless, as seconds since 1970.
 pub const RENEW_AFTER: &str = "drover.dev/renew-after";

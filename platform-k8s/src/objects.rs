@@ -29,6 +29,13 @@
 //! `drover.dev/read-service: NAME` another one to all of them. With `drover.dev/disruption-budget: "1"` beside it, a
 //! PodDisruptionBudget lets so many pods of the group be evicted at the same time. All of them outlive every single node,
 //! and are deleted half a minute after the last node of the group.
+//!
+//! With `drover.dev/secrets` beside it, a JSON object with a `name`, the platform keeps Secrets for the group, which pods may
+//! mount: with `"tls": true` an authority of the group (`NAME-ca`: `ca.crt`, `ca.key`) and a certificate that all nodes
+//! show (`NAME-tls`: `ca.crt`, `tls.crt`, `tls.key`), for server and client, valid for 90 days and replaced after 60; with
+//! `"application": {"scheme": …, "service": …, "port": …, "user": …, "database": …}` what an application needs (`NAME-app`:
+//! `host`, `port`, `user`, `password`, `dbname`, `uri`, `ca.crt`), with a random password. They stay, too, as long as storage is
+//! kept for nodes of the group.
 
 mod catalogue;
 mod claims;

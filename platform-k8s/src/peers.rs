@@ -1,11 +1,13 @@
 //! Data of pods about each other: the nodes of their cluster in an annotation, which a volume exposes as a file, and
-//! the service and the disruption budget of a group. Only for pods whose template asks for it. In addition, pods that a
-//! workload has recreated get the current role and labels of their node.
+//! the services, the disruption budget and the Secrets of a group. Only for pods whose template asks for it. In addition,
+//! pods that a workload has recreated get the current role and labels of their node.
 //!
-//! Nothing is persisted: the desired state follows from the watches, and only differences are written. Service and
-//! budget go when their group has had no node for a while.
+//! Nothing is persisted: the desired state follows from the watches, and only differences are written. What belongs to a
+//! group goes when it has had no node for a while.
 
 mod budget;
+mod certificates;
+mod secrets;
 mod service;
 mod shared;
 
@@ -40,6 +42,7 @@ use crate::{
 };
 
 use budget::Budgets;
+use secrets::{Hand, Secrets};
 use service::{Leads, Services};
 use shared::{AllShared, Patience, Place as SharedPlace};
 
@@ -135,6 +138,7 @@ pub(crate) struct PeerUpdate {
     listeners: Vec<Listener>,
     services: Services,
     budgets: Budgets,
+    secrets: Secrets,
     sizes: Sizes,
     /// Pods that differ from the workload of their node, and that workload.
     strays: Vec<(Place, Place)>,
@@ -146,6 +150,7 @@ impl PeerUpdate {
         self.listeners.is_empty()
             && self.services.is_empty()
             && self.budgets.is_empty()
+            && self.secrets.is_empty()
             && self.strays.is_empty()
     }
 
@@ -177,6 +182,10 @@ impl PeerUpdate {
                 let ports = peer.as_ref().map(|peer| &peer.ports);
                 let of = GroupLabels::of(&owner, &node.cluster_id, &node.group);
                 self.services.add((name, leads), of, member, ports);
+            }
+            if let Some(asked) = &told.secrets {
+                let of = GroupLabels::of(&owner, &node.cluster_id, &node.group);
+                self.secrets.add(asked, of, member);
             }
             if let Some(spare) = told.budget {
                 self.budgets.add(spare, &owner, &node, member);
@@ -258,6 +267,7 @@ pub(crate) async fn keep(api: Api, cache: Arc<NodeCache>, settings: Arc<Settings
         empty: Patience::new(settings.unschedulable_timeout().min(EMPTY)),
         settings,
         cache: Arc::clone(&cache),
+        renewals: Mutex::default(),
     };
     let mut again = BTreeSet::new();
     let mut later: BTreeMap<Arc<str>, Instant> = BTreeMap::new();
@@ -326,7 +336,7 @@ impl Outcome {
         }
     }
 
-    /// Adds what came of an object of a group. It contains nothing secret, so its errors may be logged in full.
+    /// Adds what came of an object of a group. Errors name it, and repeat nothing of it.
     fn and_shared(&mut self, cluster: &str, written: Result<Option<Instant>>) {
         match written {
             Ok(at) => self.later = [self.later, at].into_iter().flatten().min(),
@@ -334,7 +344,7 @@ impl Outcome {
                 let error = error.message();
                 warn!(
                     cluster,
-                    error, "the service or the disruption budget of a group is not up to date"
+                    error, "a service, the disruption budget or a Secret of a group is not up to date"
                 );
                 self.is_unfinished = true;
             }
@@ -351,6 +361,8 @@ struct Teller {
     empty: Patience,
     settings: Arc<Settings>,
     cache: Arc<NodeCache>,
+    /// When the certificates of groups that are up to date have to be looked at again, by the digest of their group.
+    renewals: Mutex<HashMap<u128, Instant>>,
 }
 
 impl Teller {
@@ -371,9 +383,12 @@ impl Teller {
         let PeerUpdate {
             services,
             budgets,
+            secrets,
             sizes,
             ..
         } = peer_update;
+        // First: pods wait for what they mount.
+        self.secure(cluster, secrets, &mut outcome).await;
         self.serve(cluster, services, &mut outcome).await;
         self.limit(cluster, budgets, &sizes, &mut outcome).await;
         for shared in self.cache.peer_notifier().shared.of_cluster(cluster) {
@@ -386,6 +401,35 @@ impl Teller {
             outcome.and_shared(cluster, tidied.await);
         }
         outcome
+    }
+
+    /// Writes the Secrets of groups.
+    async fn secure(&self, cluster: &str, secrets: Secrets, outcome: &mut Outcome) {
+        let hand = Hand {
+            api: &self.api,
+            keys: &self.settings.labels,
+            cache: &self.cache,
+        };
+        let notifier = self.cache.peer_notifier();
+        for wanted in secrets.wanted() {
+            let (places, digest) = (wanted.places(), wanted.digest());
+            let known = self.renewals.lock().get(&digest).copied();
+            let is_due = known.is_some_and(|at| at <= Instant::now());
+            let mut all = places.iter();
+            if !places.is_empty() && !is_due && all.all(|it| notifier.is_current(it, digest)) {
+                outcome.and_shared(cluster, Ok(known));
+                continue;
+            }
+            let made = wanted.make(hand).await;
+            if let Ok(again) = made {
+                let mut current = notifier.current.lock();
+                current.extend(places.into_iter().map(|place| (place, digest)));
+                let mut renewals = self.renewals.lock();
+                renewals.remove(&digest);
+                renewals.extend(again.map(|at| (digest, at)));
+            }
+            outcome.and_shared(cluster, made);
+        }
     }
 
     /// Writes the services of groups.

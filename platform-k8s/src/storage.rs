@@ -29,6 +29,7 @@ use crate::{
     delete::Item,
     labels::{self, LabelKeys},
     objects::dns_name,
+    peers::GroupLabels,
     settings::Settings,
 };
 
@@ -107,6 +108,11 @@ impl Whose {
     pub fn annotation(&self) -> String {
         // Serialising strings and numbers cannot fail.
         serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// The group of the nodes that it waits for.
+    pub(crate) fn group(&self) -> GroupLabels {
+        GroupLabels::of(&self.owner, &self.cluster, &self.group)
     }
 
     fn is_of(&self, identity: &Identity) -> bool {

@@ -58,6 +58,14 @@ impl Executor {
             Call::Deprovision { slot } => {
                 deprovision::deprovision(self, cluster, slot, urgency).await
             }
+            other => Box::pin(self.call_rarely(cluster, other, urgency)).await,
+        }
+    }
+
+    /// Calls of kinds that are few at a time. They are larger than the others, of which thousands wait for their turn.
+    async fn call_rarely(&self, cluster: &Cluster, call: Call, urgency: Urgency) -> Option<Ended> {
+        match call {
+            Call::Provision { .. } | Call::Deprovision { .. } => None,
             Call::RoleChange { slot } => role_change::change(self, cluster, slot).await,
             Call::Relabel { slot } => {
                 in_place::change(self, cluster, slot, urgency, in_place::LABELS).await
@@ -89,5 +97,32 @@ impl Executor {
             self.clock.now(),
             Urgency::Urgent,
         )
+    }
+}
+
+#[cfg(test)]
+mod sizes {
+    use super::*;
+    fn of<A, B, C, D, F>(_: impl Fn(A, B, C, D) -> F) -> usize {
+        std::mem::size_of::<F>()
+    }
+    fn of5<A, B, C, D, E, F>(_: impl Fn(A, B, C, D, E) -> F) -> usize {
+        std::mem::size_of::<F>()
+    }
+    #[test]
+    fn sizes() {
+        let e = |e: &'static Executor, c: &'static Cluster, call: Call, u: Urgency| e.call(c, call, u);
+        eprintln!("call {}", of(e));
+        let p = |e: &'static Executor, c: &'static Cluster, id: uuid::Uuid, d: Millis, u: Urgency| provision::provision(e, c, id, d, u);
+        eprintln!("provision {}", of5(p));
+        let p = |e: &'static Executor, c: &'static Cluster, s: u64, u: Urgency| deprovision::deprovision(e, c, s, u);
+        eprintln!("deprovision {}", of(p));
+        let p = |e: &'static Executor, c: &'static Cluster, s: drover_core::Sym, _u: Urgency| confirm::confirm(e, c, s);
+        eprintln!("confirm {}", of(p));
+        let p = |e: &'static Executor, c: &'static Cluster, s: u64, u: Millis| e.drain(c, s, u);
+        eprintln!("drain {}", of(p));
+        let p = |e: &'static drover_platforms::Platform, u: Urgency, _a: (), _b: ()| e.permit(u, || 0);
+        eprintln!("permit {}", of(p));
+        eprintln!("Call {} Ended {}", std::mem::size_of::<Call>(), std::mem::size_of::<Ended>());
     }
 }

@@ -87,12 +87,13 @@ pub(super) async fn provision(
                 registered.platform.has_again(&pool, domains);
             }
             nodes.clone_from(&answer.nodes);
-            rendered = said(executor, &registered, cluster, id, &answer.template_digest).await;
+            let said = said(executor, &registered, cluster, id, &answer.template_digest);
+            rendered = Box::pin(said).await;
             outcomes(answer, count, (cluster.uid(), id))
         }
         Err(error) => Err(error),
     };
-    let nodes = executor.vault.hear(&executor.clusters, nodes).await;
+    let nodes = Box::pin(executor.vault.hear(&executor.clusters, nodes)).await;
     note_capacity(executor, &platform, &pool, &outcome, now);
     let end = CallEnd::Provision {
         request: id,

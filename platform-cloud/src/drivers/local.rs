@@ -35,6 +35,11 @@
 //! nodes of the cluster whose processes have not ended, including this one, each with `name`, `id`, `group`, `ordinal`,
 //! `role`, `host` and `ports`.
 //!
+//! # Endpoints
+//!
+//! The same nodes are told to programs of this machine, group by group: `endpoints/CLUSTER-GROUP.env` in the state
+//! directory has the addresses of those that are ready, as variables.
+//!
 //! # Storage
 //!
 //! Declared storage is a separate directory per owner, cluster, group and ordinal. If the deletion of a node retains
@@ -66,6 +71,7 @@ mod cgroup;
 mod clean;
 mod confine;
 mod crash;
+mod endpoints;
 mod exec;
 mod files;
 mod give;
@@ -488,10 +494,11 @@ impl Driver for LocalDriver {
             crash::point(Point::NodeAdopted);
             self.hand_over(record).await;
         }
-        if cluster_now != cluster_before
-            && let Some(changes) = self.shared.changes.get()
-        {
-            changes.removed(&cluster_before, &node_id, RemovalEvidence::Confirmed);
+        if cluster_now != cluster_before {
+            self.shared.peer_notifier.changed(&cluster_before);
+            if let Some(changes) = self.shared.changes.get() {
+                changes.removed(&cluster_before, &node_id, RemovalEvidence::Confirmed);
+            }
         }
         self.shared.changed(&cluster_now, &node_id);
         Ok(self.shared.found(&node).node)

@@ -1,6 +1,7 @@
 //! Nodes as real processes: lifecycle, deletion, and recovery by a restarted platform.
 
 mod durable;
+mod endpoints;
 mod inside;
 mod life;
 mod limits;

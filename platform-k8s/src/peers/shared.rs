@@ -20,8 +20,13 @@ use crate::{
     client::{Api, Kind, ListQuery, Meta as _, Object, Shape},
     discover, errors,
     labels::{self, LabelKeys},
+    storage,
     watch::NodeCache,
 };
+
+const SECRETS: &str = "secrets";
+/// Whether storage still waits for nodes of a group that has none is looked at so many times less often than its nodes.
+const KEPT: u32 = 10;
 
 /// The labels of a group on what belongs to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -136,7 +141,12 @@ pub(super) fn is_marked(meta: &ObjectMeta) -> bool {
 /// Whether the platform makes objects of this kind for groups.
 pub(super) fn is_kind(kind: &Kind) -> bool {
     let it = &kind.resource;
-    [("", "services"), ("policy", "poddisruptionbudgets")].contains(&(&it.group, &it.plural))
+    let kinds = [
+        ("", "services"),
+        ("", SECRETS),
+        ("policy", "poddisruptionbudgets"),
+    ];
+    kinds.contains(&(&it.group, &it.plural))
 }
 
 /// An object that the platform has made for a group.
@@ -196,6 +206,10 @@ impl Shared {
         if let Some(at) = patience.until(self.place(), 0) {
             return Ok(Some(at));
         }
+        // Whoever comes back to its data is let in as before.
+        if self.kind.resource.plural == SECRETS && self.has_kept_storage(api, cache).await? {
+            return Ok(Some(Instant::now() + KEPT * patience.longest));
+        }
         let there = api
             .get_meta(&self.kind, &self.namespace, &self.name)
             .await?;
@@ -214,6 +228,24 @@ impl Shared {
         patience.forget(&self.place());
         cache.peer_notifier().forget_shared(self);
         Ok(None)
+    }
+
+    /// Whether storage waits for nodes of the group.
+    async fn has_kept_storage(&self, api: &Api, cache: &NodeCache) -> Result<bool> {
+        let mut kinds = cache.kinds().iter();
+        let Some(claims) = kinds.find(|kind| storage::is_claim(kind)) else {
+            return Ok(false);
+        };
+        let query = ListQuery {
+            kind: claims,
+            namespace: &self.namespace,
+            labels: &format!("{}=true", storage::KEPT),
+            fields: "",
+            shape: Shape::Metadata,
+        };
+        let found = api.list_all::<Object>(&query).await?;
+        let mut whose = found.iter().filter_map(|it| storage::Whose::read(&it.metadata));
+        Ok(whose.any(|whose| whose.group() == self.of))
     }
 
     /// Whether the API server has any object of a node of the group.

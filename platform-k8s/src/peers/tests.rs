@@ -53,6 +53,7 @@ fn pod(number: u32, change: impl FnOnce(&mut Node, &mut PodPart)) -> Seen {
             service: Some("c-db".into()),
             read_service: None,
             budget: Some(1),
+            secrets: None,
         })),
         found: Found::default().into(),
     };

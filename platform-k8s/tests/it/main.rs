@@ -17,6 +17,7 @@ mod doomed;
 mod drains;
 mod encoding;
 mod faults;
+mod group_secrets;
 mod grow;
 mod hosts;
 mod labels;

@@ -7,6 +7,7 @@
 
 use crate::real;
 mod alone;
+mod certificates;
 mod chaos;
 pub(crate) mod clients;
 mod disk;

@@ -119,6 +119,7 @@ impl LocalDriver {
             stop_signal: process.stop_signal,
             peers: process.peers,
             storage,
+            store: store(batch),
         };
         let (state, to_write) = (Arc::clone(&self.shared.state), record.clone());
         let volume = batch
@@ -451,7 +452,15 @@ fn volume(identity: &Identity, storage: &Storage) -> Volume {
     }
 }
 
-fn short_hash(parts: &[&str]) -> String {
+/// Store software of the cluster.
+fn store(batch: &Batch) -> String {
+    let cluster = batch.request.cluster.as_ref();
+    cluster
+        .map(|cluster| cluster.store.clone())
+        .unwrap_or_default()
+}
+
+pub(super) fn short_hash(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
         hash.update((part.len() as u64).to_be_bytes());

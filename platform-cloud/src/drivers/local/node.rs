@@ -130,6 +130,20 @@ impl Node {
         }
     }
 
+    /// Whether it takes clients. `None` while it is not ready, or not known to be: a platform that was just started
+    /// has not looked yet.
+    pub(super) fn serves(&self) -> Option<bool> {
+        if self.removal().is_some() {
+            return Some(false);
+        }
+        match &self.state.lock().stage {
+            Stage::Ended { .. } => Some(false),
+            Stage::Running { process, .. } if process.is_dead() => Some(false),
+            Stage::Running { ready: true, .. } => Some(true),
+            Stage::Running { .. } | Stage::Pending | Stage::Unknown { .. } => None,
+        }
+    }
+
     /// Whether a process may still be started.
     pub(super) fn is_pending(&self) -> bool {
         matches!(self.state.lock().stage, Stage::Pending)

@@ -1,5 +1,5 @@
 //! The peers of a node: `peers.json` in its directory, rewritten as nodes of its cluster are created, deleted and
-//! changed. Only for nodes whose template requests it.
+//! changed. Only for nodes whose template requests it. Programs beside them are told in the same rounds.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,13 +17,18 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::{
-    Shared, files,
+    Shared,
+    endpoints::Endpoints,
+    files,
     node::{Node, blocking},
     state::{PEERS, Record},
 };
 
 /// Interval between updates, which batches nodes that are created together. A promotion waits for it.
 const ROUND: Duration = Duration::from_millis(20);
+
+/// Retry delay of what programs are told, after a file system error.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// Collects the clusters whose peer lists are outdated.
 #[derive(Default)]
@@ -55,28 +60,40 @@ struct Peer<'a> {
     ports: &'a BTreeMap<String, u16>,
 }
 
-/// Keeps the peer lists up to date until cancelled.
+/// Keeps the peer lists, and the files for programs, up to date until cancelled.
 pub(super) async fn keep(shared: Arc<Shared>, cancel: CancellationToken) {
+    let mut endpoints = Endpoints::open(&shared).await;
+    // Groups may have gone without a word: a round removes their files.
+    shared.peer_notifier.wake.notify_one();
     loop {
         tokio::select! {
             () = cancel.cancelled() => return,
             () = shared.peer_notifier.wake.notified() => {}
+            () = sleep(RETRY), if endpoints.is_behind() => {}
         }
-        for cluster in shared.peer_notifier.take() {
-            let (nodes, peers) = listed(&shared, &cluster, None);
-            for node in nodes.iter().filter(|node| node.record().peers) {
-                let (path, peers) = (node.directory.join(PEERS), peers.clone());
-                match blocking(move || rewrite(&path, &peers)).await {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                        warn!(node = %node.directory.display(), %error, "a node cannot be told of the others");
-                        shared.peer_notifier.changed(&cluster);
-                    }
-                    // Its directory is gone.
-                    _ => {}
-                }
-            }
+        let clusters = shared.peer_notifier.take();
+        // Nodes first: a promotion waits for them.
+        for cluster in &clusters {
+            tell(&shared, cluster).await;
         }
+        endpoints.update(&shared, &clusters).await;
         sleep(ROUND).await;
+    }
+}
+
+/// Rewrites the peer lists of a cluster.
+async fn tell(shared: &Shared, cluster: &str) {
+    let (nodes, peers) = listed(shared, cluster, None);
+    for node in nodes.iter().filter(|node| node.record().peers) {
+        let (path, peers) = (node.directory.join(PEERS), peers.clone());
+        match blocking(move || rewrite(&path, &peers)).await {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                warn!(node = %node.directory.display(), %error, "a node cannot be told of the others");
+                shared.peer_notifier.changed(cluster);
+            }
+            // Its directory is gone.
+            _ => {}
+        }
     }
 }
 
@@ -117,7 +134,7 @@ fn role(record: &Record) -> &'static str {
 }
 
 /// Not synced: after a machine crash it is written again.
-fn rewrite(path: &Path, content: &[u8]) -> io::Result<()> {
+pub(super) fn rewrite(path: &Path, content: &[u8]) -> io::Result<()> {
     if fs::read(path).is_ok_and(|before| before == content) {
         return Ok(());
     }
@@ -126,7 +143,7 @@ fn rewrite(path: &Path, content: &[u8]) -> io::Result<()> {
     fs::rename(&temporary, path)
 }
 
-/// World-readable, as the node may run as any user.
+/// World-readable, as nodes and programs may run as any user.
 pub(super) fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
 

@@ -14,6 +14,7 @@
 //!   peers.json             the node's peers, if its template requests them
 //!   log, log.1             output of the process
 //!   data/                  data directory of the node
+//! endpoints/CLUSTER-GROUP.env  where programs find the nodes of a group
 //! nodes/.new-…, .gone-…    partially created and partially removed nodes, to be ignored
 //! storage/KEY/             storage that outlives nodes
 //! volumes/KEY.json         its owner; while a node has it, the node's record is authoritative
@@ -97,6 +98,9 @@ pub(super) struct Record {
     pub(super) peers: bool,
     /// Key of its storage. `None` if none was declared.
     pub(super) storage: Option<String>,
+    /// Store software of its cluster. Empty if none is named, and in older records.
+    #[serde(default)]
+    pub(super) store: String,
 }
 
 /// Owner record of storage.

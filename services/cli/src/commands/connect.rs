@@ -11,11 +11,12 @@ use std::{
 };
 
 use drover_proto::{
-    orchestrator::v1::{GetClusterRequest, Node, NodeState},
+    orchestrator::v1::{ClusterSpec, GetClusterRequest, Node, NodeState},
     platform::v1::NodeRole,
 };
+use prost_types::value::Kind;
 
-use self::environment::{Address, Store, Variables};
+use self::environment::{Address, Store, Variables, Way};
 use super::{End, get, target};
 use crate::{
     cli::{ConnectArgs, EnvFormat},
@@ -31,7 +32,8 @@ const NAMED: usize = 5;
 pub(crate) async fn run(client: &Client, args: ConnectArgs) -> Outcome<End> {
     let (cluster, group) = target::cluster_or_group(slice::from_ref(&args.target))?;
     let target = group.map_or_else(|| cluster.to_owned(), |path| format!("{cluster}/{path}"));
-    let software = software(client, cluster).await?;
+    let spec = spec(client, cluster).await?;
+    let software = spec.store.clone().unwrap_or_default().software;
     let store = Store::of(&software);
     let mut words = words(&args, &target, &software)?.into_iter();
     let caller = |name: &str| std::env::var(name).ok();
@@ -49,7 +51,11 @@ pub(crate) async fn run(client: &Client, args: ConnectArgs) -> Outcome<End> {
     if addresses.is_empty() {
         return Err(unusable(&target, &nodes, args.read).with_hint(&Hint::nodes(cluster)));
     }
-    let variables = environment::variables(store, &addresses, args.read, caller);
+    let way = Way {
+        read: args.read,
+        tls: nodes.first().is_some_and(|node| demands_tls(&spec, &node.group)),
+    };
+    let variables = environment::variables(store, &addresses, way, caller);
     let Some(name) = words.next() else {
         output::print(&match args.output {
             EnvFormat::Sh => environment::exports(&variables),
@@ -57,7 +63,7 @@ pub(crate) async fn run(client: &Client, args: ConnectArgs) -> Outcome<End> {
         })?;
         return Ok(End::Code(ExitCode::SUCCESS));
     };
-    let arguments = with_place(store, &name, &addresses, words.collect());
+    let arguments = with_place((store, way.tls), &name, &addresses, words.collect());
     Ok(End::Program(Program {
         name,
         arguments,
@@ -67,8 +73,7 @@ pub(crate) async fn run(client: &Client, args: ConnectArgs) -> Outcome<End> {
     }))
 }
 
-/// Name of the store of a cluster. Empty: none is named.
-async fn software(client: &Client, cluster: &str) -> Outcome<String> {
+async fn spec(client: &Client, cluster: &str) -> Outcome<ClusterSpec> {
     let request = GetClusterRequest {
         name: cluster.to_owned(),
         min_revision: None,
@@ -76,8 +81,29 @@ async fn software(client: &Client, cluster: &str) -> Outcome<String> {
     let answer = client
         .call(client.api.get_cluster(request, CALL_TIMEOUT))
         .await?;
-    let store = answer.cluster.and_then(|cluster| cluster.spec?.store);
-    Ok(store.unwrap_or_default().software)
+    let spec = answer.cluster.and_then(|cluster| cluster.spec);
+    Ok(spec.unwrap_or_default())
+}
+
+/// Whether the servers of a group let nobody in without TLS, by the attribute of the templates of stores.
+fn demands_tls(spec: &ClusterSpec, path: &str) -> bool {
+    let mut attributes = vec![spec.attributes.as_ref()];
+    let (mut groups, mut rest) = (&spec.groups, path);
+    while let Some(group) = groups.iter().find(|group| {
+        let below = rest.strip_prefix(group.name.as_str());
+        below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
+    }) {
+        attributes.push(group.attributes.as_ref());
+        rest = rest[group.name.len()..].trim_start_matches('/');
+        groups = &group.groups;
+    }
+    let said = attributes.into_iter().rev().flatten();
+    let tls = said.filter_map(|all| all.fields.get("tls")?.kind.as_ref()).next();
+    match tls {
+        Some(Kind::StringValue(mode)) => mode == "required",
+        Some(Kind::BoolValue(tls)) => *tls,
+        _ => false,
+    }
 }
 
 /// The program and its arguments: those that were given, or the usual client. None with --env.
@@ -203,13 +229,13 @@ fn state(node: &Node) -> String {
 
 /// Arguments of a program. `redis-cli` takes the address from no variable; what is given goes before it, as it comes later.
 fn with_place(
-    store: Store,
+    (store, tls): (Store, bool),
     program: &str,
     addresses: &[Address],
     given: Vec<String>,
 ) -> Vec<String> {
     let is_cli = Path::new(program).file_name() == Some("redis-cli".as_ref());
-    let place = match (store, is_cli, addresses.first()) {
+    let mut place = match (store, is_cli, addresses.first()) {
         (Store::Redis, true, Some(first)) => vec![
             "-h".to_owned(),
             first.host.clone(),
@@ -218,6 +244,9 @@ fn with_place(
         ],
         _ => Vec::new(),
     };
+    if tls && !place.is_empty() {
+        place.push("--tls".to_owned());
+    }
     place.into_iter().chain(given).collect()
 }
 
@@ -377,6 +406,40 @@ mod tests {
     }
 
     #[test]
+    fn the_group_says_last_whether_its_servers_demand_tls() {
+        use drover_proto::orchestrator::v1::GroupSpec;
+        use prost_types::{Struct, Value};
+        let attributes = |mode: Option<Kind>| {
+            mode.map(|kind| Struct {
+                fields: [("tls".to_owned(), Value { kind: Some(kind) })].into(),
+            })
+        };
+        let text = |mode: &str| Some(Kind::StringValue(mode.to_owned()));
+        let demands = |above: Option<Kind>, own: Option<Kind>| {
+            let inner = GroupSpec {
+                name: "db".to_owned(),
+                attributes: attributes(own),
+                ..Default::default()
+            };
+            let outer = GroupSpec {
+                name: "eu".to_owned(),
+                groups: vec![inner],
+                ..Default::default()
+            };
+            let spec = ClusterSpec {
+                attributes: attributes(above),
+                groups: vec![outer],
+                ..Default::default()
+            };
+            demands_tls(&spec, "eu/db")
+        };
+        assert!(!demands(None, None));
+        assert!(demands(text("required"), None));
+        assert!(demands(None, Some(Kind::BoolValue(true))));
+        assert!(!demands(text("required"), text("allowed")));
+    }
+
+    #[test]
     fn without_a_program_it_is_the_usual_client() {
         let args = args("drover connect shop --read");
         let program = |software: &str| words(&args, "shop", software);
@@ -401,15 +464,19 @@ mod tests {
         let at = addresses(&[&node], Store::Redis, false);
         let given = || vec!["get".to_owned(), "a".to_owned()];
         assert_eq!(
-            with_place(Store::Redis, "redis-cli", &at, given()),
+            with_place((Store::Redis, false), "redis-cli", &at, given()),
             ["-h", "127.0.0.1", "-p", "1000", "get", "a"]
         );
         assert_eq!(
-            with_place(Store::Redis, "/usr/bin/redis-cli", &at, given()).len(),
+            with_place((Store::Redis, false), "/usr/bin/redis-cli", &at, given()).len(),
             6
         );
-        assert_eq!(with_place(Store::Redis, "sh", &at, given()), given());
-        assert_eq!(with_place(Store::Other, "redis-cli", &at, given()), given());
+        assert_eq!(
+            with_place((Store::Redis, true), "redis-cli", &at, given()),
+            ["-h", "127.0.0.1", "-p", "1000", "--tls", "get", "a"]
+        );
+        assert_eq!(with_place((Store::Redis, false), "sh", &at, given()), given());
+        assert_eq!(with_place((Store::Other, false), "redis-cli", &at, given()), given());
     }
 
     #[test]

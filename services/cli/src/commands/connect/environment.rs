@@ -100,11 +100,20 @@ pub(super) fn misleading(
     ELSEWHERE.into_iter().find(|&name| is_set(name))
 }
 
+/// What clients are to know besides the addresses.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Way {
+    /// Whether they may be led to what is a moment old.
+    pub(super) read: bool,
+    /// Whether servers demand TLS.
+    pub(super) tls: bool,
+}
+
 /// The variables for clients at these addresses. `caller` has what is set already.
 pub(super) fn variables(
     store: Store,
     addresses: &[Address],
-    read: bool,
+    Way { read, tls }: Way,
     caller: impl Fn(&str) -> Option<String>,
 ) -> Variables {
     let Some(first) = addresses.first() else {
@@ -124,12 +133,14 @@ pub(super) fn variables(
         Store::Redis => vec![
             ("REDIS_HOST", first.host.clone()),
             ("REDIS_PORT", first.port.to_string()),
-            ("REDIS_URL", format!("redis://{first}")),
+            ("REDIS_URL", format!("redis{}://{first}", if tls { "s" } else { "" })),
         ],
         Store::Etcd => vec![
             (
                 "ETCDCTL_ENDPOINTS",
-                joined(addresses, |it| format!("http://{it}")),
+                joined(addresses, |it| {
+                    format!("http{}://{it}", if tls { "s" } else { "" })
+                }),
             ),
             ("ETCDCTL_API", "3".to_owned()),
         ],
@@ -250,21 +261,40 @@ mod tests {
         ] {
             let common = "export STORE_HOST='10.0.0.1'\nexport STORE_PORT='1'\n\
                           export STORE_ADDRESSES='10.0.0.1:1,[fd00::7]:2'\n";
-            let all = variables(Store::of(software), &two, false, nothing);
+            let all = variables(Store::of(software), &two, Way::default(), nothing);
             assert_eq!(exports(&all), format!("{expected}{common}"), "{software}");
         }
-        assert!(variables(Store::Redis, &[], false, nothing).is_empty());
+        assert!(variables(Store::Redis, &[], Way::default(), nothing).is_empty());
     }
 
     #[test]
     fn who_reads_takes_any_server_and_what_is_set_stays() {
         let caller = |name: &str| (name == "PGUSER").then(|| "it's me".to_owned());
-        let all = variables(Store::Postgresql, &at(&["a:1"]), true, caller);
+        let way = Way {
+            read: true,
+            ..Way::default()
+        };
+        let all = variables(Store::Postgresql, &at(&["a:1"]), way, caller);
         let object = object(&all);
         assert_eq!(object["PGUSER"], "it's me");
         assert_eq!(object["PGDATABASE"], "postgres");
         assert_eq!(object["PGTARGETSESSIONATTRS"], "any");
         assert!(exports(&all).contains("export PGUSER='it'\\''s me'\n"));
+    }
+
+    #[test]
+    fn servers_that_demand_tls_are_reached_by_it() {
+        let way = Way {
+            tls: true,
+            ..Way::default()
+        };
+        for (store, line) in [
+            (Store::Redis, "export REDIS_URL='rediss://a:1'\n"),
+            (Store::Etcd, "export ETCDCTL_ENDPOINTS='https://a:1'\n"),
+        ] {
+            let all = exports(&variables(store, &at(&["a:1"]), way, nothing));
+            assert!(all.contains(line), "{all}");
+        }
     }
 
     #[test]

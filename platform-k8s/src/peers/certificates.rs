@@ -1,0 +1,269 @@
+//! The authority of a group, and the certificate that its nodes show. Performs no I/O.
+
+use std::time::{Duration, SystemTime};
+
+use drover_core::{Error, Result};
+use drover_platform::identity::hex;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use sha2::{Digest as _, Sha256};
+
+/// How long an authority is valid. It is renewed by a person, who deletes its Secret.
+const AUTHORITY: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// How long a certificate is valid, and when it is replaced.
+const VALID: Duration = Duration::from_secs(90 * 24 * 3600);
+const RENEWED: Duration = Duration::from_secs(60 * 24 * 3600);
+/// Clocks may differ.
+const BEFORE: Duration = Duration::from_secs(3600);
+/// How long nodes know of another authority before certificates of it are shown: the kubelet needs up to two minutes to
+/// pass on a change, and a node some seconds.
+const KNOWN: Duration = Duration::from_secs(300);
+
+const END: &str = "-----END CERTIFICATE-----\n";
+
+/// An authority whose certificates the nodes of a group trust.
+pub(super) struct Authority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+/// What the nodes of a group show, and whom they trust.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Shown {
+    /// The authority and the one before it, PEM.
+    pub(super) trusted: String,
+    pub(super) certificate: String,
+    pub(super) key: String,
+    /// Digest of the authority and of the names that it was issued for.
+    pub(super) of: String,
+    pub(super) renew_after: SystemTime,
+    /// Since when `trusted` is as it is.
+    pub(super) trusted_since: SystemTime,
+}
+
+/// What is to be shown, and when to look again.
+pub(super) enum Next {
+    Keep(SystemTime),
+    Show(Shown, SystemTime),
+}
+
+impl Authority {
+    /// A new authority, and its key as PEM.
+    ///
+    /// # Errors
+    /// `Internal` if there is no randomness.
+    pub(super) fn new(name: &str, now: SystemTime) -> Result<(Self, String)> {
+        let none = |_| Error::internal("no authority could be made");
+        let key = KeyPair::generate().map_err(none)?;
+        let mut params = CertificateParams::default();
+        // A common name has at most 64 characters.
+        let name: String = name.chars().take(64).collect();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        (params.not_before, params.not_after) = ((now - BEFORE).into(), (now + AUTHORITY).into());
+        let pem = params.self_signed(&key).map_err(none)?.pem();
+        let text = key.serialize_pem();
+        let issuer = Issuer::new(params, key);
+        Ok((Self { pem: unix(&pem), issuer }, text))
+    }
+
+    /// One that was made before. `None` if it is none.
+    pub(super) fn read(certificate: &str, key: &str) -> Option<Self> {
+        let key = KeyPair::from_pem(key).ok()?;
+        let issuer = Issuer::from_ca_cert_pem(certificate, key).ok()?;
+        let pem = unix(certificate);
+        Some(Self { pem, issuer })
+    }
+
+    /// Its certificate.
+    pub(super) fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// What nodes with these names show from now on. Another authority is trusted for a while before certificates of it are
+    /// shown, and the former one is trusted from then on, too: nodes hear of both at different times.
+    ///
+    /// # Errors
+    /// `Internal` if the certificate cannot be issued.
+    pub(super) fn next(
+        &self,
+        names: &[String],
+        shown: Option<&Shown>,
+        now: SystemTime,
+    ) -> Result<Next> {
+        let of = self.digest(names);
+        let Some(shown) = shown.filter(|it| !it.certificate.is_empty() && !it.key.is_empty())
+        else {
+            return self.issue(names, of, (self.pem.clone(), now), now);
+        };
+        let former = shown.trusted.split_inclusive(END);
+        let former = former.map(str::trim_start).find(|it| it.ends_with(END) && *it != self.pem);
+        let trusted = format!("{}{}", self.pem, former.unwrap_or_default());
+        if trusted != shown.trusted {
+            let known = now + KNOWN;
+            let told = Shown {
+                trusted,
+                trusted_since: now,
+                ..shown.clone()
+            };
+            return Ok(Next::Show(told, known.min(shown.renew_after.max(now))));
+        }
+        let known = shown.trusted_since + KNOWN;
+        let is_known = known <= now || shown.trusted_since > now;
+        if shown.of == of && now < shown.renew_after {
+            return Ok(Next::Keep(shown.renew_after));
+        }
+        if !is_known {
+            return Ok(Next::Keep(known));
+        }
+        self.issue(names, of, (trusted, shown.trusted_since), now)
+    }
+
+    fn issue(
+        &self,
+        names: &[String],
+        of: String,
+        (trusted, trusted_since): (String, SystemTime),
+        now: SystemTime,
+    ) -> Result<Next> {
+        let wrong = |_| Error::internal("no certificate could be issued");
+        let key = KeyPair::generate().map_err(wrong)?;
+        let mut params = CertificateParams::new(names.to_vec()).map_err(wrong)?;
+        (params.not_before, params.not_after) = ((now - BEFORE).into(), (now + VALID).into());
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
+        let certificate = params.signed_by(&key, &self.issuer).map_err(wrong)?;
+        let shown = Shown {
+            trusted,
+            certificate: unix(&certificate.pem()),
+            key: key.serialize_pem(),
+            of,
+            renew_after: now + RENEWED,
+            trusted_since,
+        };
+        let until = shown.renew_after;
+        Ok(Next::Show(shown, until))
+    }
+
+    fn digest(&self, names: &[String]) -> String {
+        let mut hash = Sha256::new();
+        for text in [self.pem.as_str()].into_iter().chain(names.iter().map(String::as_str)) {
+            hash.update((text.len() as u64).to_be_bytes());
+            hash.update(text);
+        }
+        hex(&hash.finalize()[..16])
+    }
+}
+
+/// With ends of lines as everybody compares them.
+fn unix(pem: &str) -> String {
+    pem.replace("\r\n", "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+
+    fn names() -> Vec<String> {
+        vec!["db.prod.svc".to_owned(), "127.0.0.1".to_owned()]
+    }
+
+    fn shown(next: Next) -> (Shown, SystemTime) {
+        match next {
+            Next::Show(shown, until) => (shown, until),
+            Next::Keep(until) => panic!("it keeps what it has until {until:?}"),
+        }
+    }
+
+    fn kept(next: Next) -> SystemTime {
+        match next {
+            Next::Keep(until) => until,
+            Next::Show(..) => panic!("it shows something else"),
+        }
+    }
+
+    /// Whether a program that trusts these accepts the certificate.
+    fn accepted(shown: &Shown) -> bool {
+        let (_, own) = x509_parser::pem::parse_x509_pem(shown.certificate.as_bytes()).unwrap();
+        let own = own.parse_x509().unwrap();
+        x509_parser::pem::Pem::iter_from_buffer(shown.trusted.as_bytes()).any(|authority| {
+            let authority = authority.unwrap();
+            let (_, authority) = X509Certificate::from_der(&authority.contents).unwrap();
+            authority.is_ca() && own.verify_signature(Some(authority.public_key())).is_ok()
+        })
+    }
+
+    #[test]
+    fn a_certificate_is_kept_for_sixty_days_and_then_replaced_under_the_same_authority() {
+        let now = SystemTime::now();
+        let (authority, key) = Authority::new("orders db", now).unwrap();
+        let (first, until) = shown(authority.next(&names(), None, now).unwrap());
+        assert!(accepted(&first));
+        assert_eq!(until, now + 60 * DAY);
+        // As after a restart of the platform.
+        let authority = Authority::read(authority.pem(), &key).unwrap();
+        let later = now + 59 * DAY;
+        assert_eq!(kept(authority.next(&names(), Some(&first), later).unwrap()), until);
+        let (second, _) = shown(authority.next(&names(), Some(&first), until).unwrap());
+        assert!(accepted(&second));
+        assert_ne!(second.key, first.key);
+        assert_eq!(second.trusted, first.trusted);
+        let more = [names(), vec!["other.prod.svc".to_owned()]].concat();
+        let (third, _) = shown(authority.next(&more, Some(&second), until).unwrap());
+        assert_ne!(third.certificate, second.certificate, "other names");
+    }
+
+    #[test]
+    fn another_authority_is_trusted_before_its_certificates_are_shown() {
+        let now = SystemTime::now();
+        let (former, _) = Authority::new("orders db", now).unwrap();
+        let (first, _) = shown(former.next(&names(), None, now).unwrap());
+        let (authority, _) = Authority::new("orders db", now).unwrap();
+        let (told, until) = shown(authority.next(&names(), Some(&first), now).unwrap());
+        assert_eq!((&told.certificate, &told.key), (&first.certificate, &first.key));
+        assert!(accepted(&told));
+        assert!(told.trusted.contains(authority.pem()) && told.trusted.contains(former.pem()));
+        let soon = now + Duration::from_secs(10);
+        assert_eq!(kept(authority.next(&names(), Some(&told), soon).unwrap()), until);
+        let (last, _) = shown(authority.next(&names(), Some(&told), until).unwrap());
+        assert_ne!(last.certificate, first.certificate);
+        assert!(accepted(&last));
+        // Whoever shows the former one is still accepted.
+        let late = Shown {
+            certificate: first.certificate,
+            ..last
+        };
+        assert!(accepted(&late));
+    }
+
+    #[test]
+    fn what_is_no_authority_is_not_taken_for_one() {
+        let (authority, key) = Authority::new("orders db", SystemTime::now()).unwrap();
+        assert!(Authority::read(authority.pem(), "").is_none());
+        assert!(Authority::read("", &key).is_none());
+    }
+
+    #[test]
+    fn an_incomplete_pair_is_issued_anew() {
+        let now = SystemTime::now();
+        let (authority, _) = Authority::new("orders db", now).unwrap();
+        let (first, _) = shown(authority.next(&names(), None, now).unwrap());
+        let half = Shown {
+            key: String::new(),
+            ..first
+        };
+        let (second, _) = shown(authority.next(&names(), Some(&half), now).unwrap());
+        assert!(!second.key.is_empty());
+    }
+}

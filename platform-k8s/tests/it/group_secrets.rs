@@ -1,0 +1,178 @@
+//! The Secrets of a group: certificates, and what an application needs.
+
+use std::collections::BTreeMap;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use drover_proto::platform::v1::{DeprovisionState, Node, Storage};
+use drover_testing::{
+    kubernetes::until,
+    platform::{caller::told, requests},
+};
+use serde_json::{Value, json};
+use x509_parser::pem::Pem;
+
+use crate::bench::Bench;
+
+/// Content of the Secrets of the only group, by the ends of their names, once there are three.
+async fn secrets(bench: &Bench) -> BTreeMap<String, BTreeMap<String, String>> {
+    until("there are three Secrets", || async {
+        let found = bench.namespace.list("secrets").await;
+        let all: BTreeMap<_, _> = found.iter().map(|it| (end(it), content(it))).collect();
+        (all.len() == 3).then_some(all)
+    })
+    .await
+}
+
+fn end(secret: &Value) -> String {
+    let name = secret["metadata"]["name"].as_str().unwrap();
+    name.rsplit('-').next().unwrap().to_owned()
+}
+
+fn content(secret: &Value) -> BTreeMap<String, String> {
+    let data = secret["data"].as_object().unwrap().iter();
+    data.map(|(key, text)| {
+        let text = BASE64.decode(text.as_str().unwrap()).unwrap();
+        (key.clone(), String::from_utf8(text).unwrap())
+    })
+    .collect()
+}
+
+/// The whole name of one of them.
+async fn name(bench: &Bench, ending: &str) -> String {
+    let found = bench.namespace.list("secrets").await;
+    let found = found.iter().find(|it| end(it) == ending).unwrap();
+    found["metadata"]["name"].as_str().unwrap().to_owned()
+}
+
+/// Whether whoever trusts an authority accepts the first certificate of a file for a host.
+fn accepts(trusted: &str, certificate: &str, host: &str) -> bool {
+    let (_, own) = x509_parser::pem::parse_x509_pem(certificate.as_bytes()).unwrap();
+    let own = own.parse_x509().unwrap();
+    let names = own.subject_alternative_name().unwrap().unwrap();
+    let named = names.value.general_names.iter().any(|name| {
+        matches!(name, x509_parser::extensions::GeneralName::DNSName(it) if *it == host)
+    });
+    let signed = Pem::iter_from_buffer(trusted.as_bytes()).any(|authority| {
+        let authority = authority.unwrap();
+        let authority = authority.parse_x509().unwrap();
+        own.verify_signature(Some(authority.public_key())).is_ok()
+    });
+    named && signed && own.validity().is_valid()
+}
+
+async fn remove(bench: &Bench, nodes: &[Node]) {
+    for node in nodes {
+        bench.remove(node, "the last node").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_has_certificates_and_an_access_that_outlive_its_nodes() {
+    let bench = Bench::with(|settings| settings.unschedulable_timeout_seconds = 1.0).await;
+    let (_, nodes) = bench.make("secured", 2).await;
+    let first = secrets(&bench).await;
+    let (tls, app) = (&first["tls"], &first["app"]);
+    let service = app["host"].clone();
+    assert!(service.ends_with(&format!(".{}.svc", bench.namespace.name)));
+    assert!(accepts(&first["ca"]["ca.crt"], &tls["tls.crt"], &service));
+    assert_eq!(tls["ca.crt"], first["ca"]["ca.crt"]);
+    assert_eq!(app["ca.crt"], first["ca"]["ca.crt"]);
+    assert_eq!(
+        app["uri"],
+        format!("postgresql://app:{}@{service}:7000/app", app["password"])
+    );
+    assert!(app["password"].len() >= 32);
+    // Another node, and another platform, change nothing.
+    bench.reborn().await;
+    let (_, more) = bench.make("secured", 1).await;
+    remove(&bench, &nodes).await;
+    assert_eq!(secrets(&bench).await, first);
+    remove(&bench, &more).await;
+    bench.namespace.until_empty("Secrets of a group").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_that_somebody_deletes_is_made_anew() {
+    let bench = Bench::start().await;
+    bench.make("secured", 1).await;
+    let first = secrets(&bench).await;
+    let service = first["app"]["host"].clone();
+    let tls = name(&bench, "tls").await;
+    bench.namespace.delete("secrets", &tls).await;
+    let second = until("there is another certificate", || async {
+        let now = secrets(&bench).await;
+        (now["tls"] != first["tls"]).then_some(now)
+    })
+    .await;
+    assert!(accepts(&first["ca"]["ca.crt"], &second["tls"]["tls.crt"], &service));
+    // Of another authority the nodes hear before they show what it has issued.
+    let ca = name(&bench, "ca").await;
+    bench.namespace.delete("secrets", &ca).await;
+    let third = until("both authorities are trusted", || async {
+        let now = secrets(&bench).await;
+        let both = [&now["ca"]["ca.crt"], &first["ca"]["ca.crt"]];
+        let trusted = both.iter().all(|it| now["tls"]["ca.crt"].contains(it.as_str()));
+        (both[0] != both[1] && trusted).then_some(now)
+    })
+    .await;
+    assert_eq!(third["tls"]["tls.crt"], second["tls"]["tls.crt"]);
+    until("clients trust both", || async {
+        let now = secrets(&bench).await;
+        (now["app"]["ca.crt"] == now["tls"]["ca.crt"]).then_some(())
+    })
+    .await;
+    assert_eq!(third["app"]["password"], first["app"]["password"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_of_somebody_else_is_left_alone() {
+    let bench = Bench::start().await;
+    let (_, nodes) = bench.make("secured", 1).await;
+    secrets(&bench).await;
+    let app = name(&bench, "app").await;
+    let theirs = json!({"metadata": {"labels": {"drover.dev/owner": "somebody"}}, "data": {"password": "aGk="}});
+    bench.namespace.merge("secrets", &app, &theirs).await.unwrap();
+    bench.make("secured", 1).await;
+    let tls = name(&bench, "tls").await;
+    bench.namespace.delete("secrets", &tls).await;
+    until("the platform has written what is its own", || async {
+        let found = bench.namespace.list("secrets").await;
+        found.iter().any(|it| end(it) == "tls").then_some(())
+    })
+    .await;
+    let now = bench.namespace.get("secrets", &app).await.unwrap();
+    assert_eq!(now["data"]["password"], "aGk=", "{}", nodes[0].node_id);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_comes_back_to_kept_storage_is_let_in_as_before() {
+    let bench = Bench::with(|settings| settings.unschedulable_timeout_seconds = 1.0).await;
+    let mut request = bench.request("secured", 1).await;
+    request.storage = Some(Storage {
+        size_bytes: Some(1 << 30),
+        class: String::new(),
+    });
+    let node = bench.whole(&request, "storage").await.remove(0);
+    let first = secrets(&bench).await;
+    let uid = bench.platform().await.uid;
+    let mut removal = requests::removal(&uid, bench.fence(), &node);
+    removal.retain_storage = true;
+    until("the node is gone", || async {
+        let answer = told(bench.client().deprovision(removal.clone()).await).ok()?;
+        (answer.state() == DeprovisionState::Gone).then_some(())
+    })
+    .await;
+    until("its service is gone", || async {
+        bench.namespace.list("services").await.is_empty().then_some(())
+    })
+    .await;
+    assert_eq!(secrets(&bench).await, first);
+    for claim in bench.namespace.list("persistentvolumeclaims").await {
+        let name = claim["metadata"]["name"].as_str().unwrap();
+        bench.namespace.delete("persistentvolumeclaims", name).await;
+    }
+    until("nothing is left to come back to", || async {
+        bench.namespace.list("secrets").await.is_empty().then_some(())
+    })
+    .await;
+}
