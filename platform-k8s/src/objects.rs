@@ -31,11 +31,15 @@
 //! and are deleted half a minute after the last node of the group.
 //!
 //! With `drover.dev/secrets` beside it, a JSON object with a `name`, the platform keeps Secrets for the group, which pods may
-//! mount: with `"tls": true` an authority of the group (`NAME-ca`: `ca.crt`, `ca.key`) and a certificate that all nodes
-//! show (`NAME-tls`: `ca.crt`, `tls.crt`, `tls.key`), for server and client, valid for 90 days and replaced after 60; with
-//! `"application": {"scheme": …, "service": …, "port": …, "user": …, "database": …}` what an application needs (`NAME-app`:
-//! `host`, `port`, `user`, `password`, `dbname`, `uri`, `ca.crt`), with a random password. They stay, too, as long as storage is
-//! kept for nodes of the group.
+//! mount:
+//!
+//! | Secret | asked for by | content |
+//! |---|---|---|
+//! | `NAME-ca` | `"tls": true` | authority of the group: `ca.crt`, `ca.key` |
+//! | `NAME-tls` | `"tls": true` | certificate of all nodes, for server and client, valid for 90 days and replaced after 60: `ca.crt`, `tls.crt`, `tls.key`. With `"addresses": true` it names the addresses of the pods, and `names` lists what it is for |
+//! | `NAME-app` | `"application": {"scheme", "service", "port"}` | what an application needs: `host`, `port`, `uri`, and `ca.crt` with `tls`; with `user` a random `password`, with `database` a `dbname`; with `"certificate": true` `tls.crt` and `tls.key` of a client |
+//!
+//! They outlive the nodes like the services, and stay as long as storage is kept for nodes of the group.
 
 mod catalogue;
 mod claims;

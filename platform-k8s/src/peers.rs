@@ -15,7 +15,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     mem,
     sync::Arc,
-    time::Duration,
+    time::{Duration, UNIX_EPOCH},
 };
 
 use drover_core::{Result, back_off_for};
@@ -185,7 +185,10 @@ impl PeerUpdate {
             }
             if let Some(asked) = &told.secrets {
                 let of = GroupLabels::of(&owner, &node.cluster_id, &node.group);
-                self.secrets.add(asked, of, member);
+                let made =
+                    UNIX_EPOCH + Duration::from_secs(u64::try_from(pod.created).unwrap_or(0));
+                let host = peer.as_ref().map(|peer| peer.host.as_str());
+                self.secrets.add(asked, of, member, (host, made));
             }
             if let Some(spare) = told.budget {
                 self.budgets.add(spare, &owner, &node, member);
@@ -344,7 +347,8 @@ impl Outcome {
                 let error = error.message();
                 warn!(
                     cluster,
-                    error, "a service, the disruption budget or a Secret of a group is not up to date"
+                    error,
+                    "a service, the disruption budget or a Secret of a group is not up to date"
                 );
                 self.is_unfinished = true;
             }
@@ -369,13 +373,16 @@ impl Teller {
     /// Writes all differences.
     async fn tell(&self, cluster: &str) -> Outcome {
         let mut peer_update = self.cache.peer_update(cluster);
-        let untold = peer_update.untold();
-        let told = annotated::tell(&self.api, &self.pods, labels::PEERS, &untold).await;
         let mut outcome = Outcome {
-            result: told,
+            result: Ok(()),
             is_unfinished: false,
             later: None,
         };
+        // First: pods wait for what they mount, and hear of another certificate when they are told of another node.
+        let secrets = mem::take(&mut peer_update.secrets);
+        self.secure(cluster, secrets, &mut outcome).await;
+        let untold = peer_update.untold();
+        outcome.result = annotated::tell(&self.api, &self.pods, labels::PEERS, &untold).await;
         for (pod, leader) in &peer_update.strays {
             let followed = update::follow(&self.api, &self.settings, pod, leader).await;
             outcome.and(known_gone(followed));
@@ -383,12 +390,9 @@ impl Teller {
         let PeerUpdate {
             services,
             budgets,
-            secrets,
             sizes,
             ..
         } = peer_update;
-        // First: pods wait for what they mount.
-        self.secure(cluster, secrets, &mut outcome).await;
         self.serve(cluster, services, &mut outcome).await;
         self.limit(cluster, budgets, &sizes, &mut outcome).await;
         for shared in self.cache.peer_notifier().shared.of_cluster(cluster) {

@@ -31,6 +31,7 @@ pub(super) async fn adopt(
         uid: &uid,
         owner: cluster.uid(),
         urgency,
+        turn: None,
     };
     let answer = envelope
         .send(async |open| {

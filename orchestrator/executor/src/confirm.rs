@@ -46,6 +46,7 @@ async fn read(executor: &Executor, cluster: &Cluster, platform: &Sym) -> Result<
         uid: &uid,
         owner: cluster.uid(),
         urgency: Urgency::Bulk,
+        turn: None,
     };
     let reads = envelope.send(async |open| {
         let message = wire::DiscoverRequest {

@@ -7,7 +7,7 @@ use drover_core::{Class, Urgency, storage::Retention};
 use drover_proto::platform::v1 as wire;
 use uuid::Uuid;
 
-use super::envelope::{Envelope, Kind};
+use super::envelope::{Envelope, Kind, Turn};
 use crate::{Ended, Executor};
 
 /// Deadline of the call: the platform responds once the removal has begun, not when it is complete.
@@ -18,6 +18,7 @@ pub(super) async fn deprovision(
     cluster: &Cluster,
     slot: u64,
     urgency: Urgency,
+    turn: Option<Turn>,
 ) -> Option<Ended> {
     let (platform, uid, grace, mut message) = {
         let inner = cluster.lock();
@@ -52,6 +53,7 @@ pub(super) async fn deprovision(
         uid: &uid,
         owner: cluster.uid(),
         urgency,
+        turn,
     };
     let answer = envelope
         .send(async |open| {

@@ -97,6 +97,23 @@ pub struct Envelope<'a> {
     pub owner: Uuid,
     /// Whether it may use the calls that are reserved for what is urgent.
     pub urgency: Urgency,
+    /// Its place among the calls of the platform, if it was waited for. Otherwise it is waited for here.
+    pub turn: Option<Turn>,
+}
+
+/// A place among the calls of a platform.
+#[derive(Debug)]
+pub enum Turn {
+    /// Its turn has come.
+    Come(OwnedSemaphorePermit),
+    /// It waited for too long.
+    Missed,
+}
+
+impl From<Option<OwnedSemaphorePermit>> for Turn {
+    fn from(permit: Option<OwnedSemaphorePermit>) -> Self {
+        permit.map_or(Self::Missed, Self::Come)
+    }
 }
 
 impl<'a> Envelope<'a> {
@@ -127,6 +144,7 @@ impl<'a> Envelope<'a> {
             uid,
             owner,
             urgency,
+            turn,
         } = self;
         let registered = executor.platforms.require(platform)?;
         let backend = || registered.platform.identity();
@@ -139,11 +157,14 @@ impl<'a> Envelope<'a> {
         let permit = if kind == Kind::Hook {
             None
         } else {
-            let permit = registered
-                .platform
-                .permit(urgency, || executor.clock.now())
-                .await;
-            Some(permit.ok_or_else(|| not_sent(platform))?)
+            let turn = match turn {
+                Some(turn) => turn,
+                None => executor.wait(&registered, urgency).await,
+            };
+            match turn {
+                Turn::Come(permit) => Some(permit),
+                Turn::Missed => return Err(not_sent(platform)),
+            }
         };
         // After the wait, in which the lead may have been lost.
         if !executor.platforms.may_act(owner) {

@@ -42,6 +42,7 @@ pub(crate) async fn run(
         uid: &uid,
         owner: cluster.uid(),
         urgency: Urgency::Urgent,
+        turn: None,
     };
     executor.hooks.reach(Point::BeforeHook).await;
     let ran = envelope.send(async |open| {

@@ -80,6 +80,7 @@ pub(super) async fn change(
                 uid: &uid,
                 owner: cluster.uid(),
                 urgency,
+                turn: None,
             };
             let sent = envelope.send(async |open| {
                 // A server that does not know the field would accept the change and make none.

@@ -20,13 +20,13 @@ use std::sync::Arc;
 use drover_cluster::{CallEnd, Cluster, Clusters, Interner};
 use drover_core::{Millis, Urgency};
 use drover_planner::Call;
-use drover_platforms::Platforms;
+use drover_platforms::{Platforms, Registered};
 use drover_probes::Probes;
 use drover_secrets::Vault;
 use drover_store::Clock;
 
 pub use ended::{Complete, Ended, Shown};
-pub use envelope::{Envelope, Kind, Open};
+pub use envelope::{Envelope, Kind, Open, Turn};
 pub use points::{Hooks, Point};
 
 /// Makes calls.
@@ -51,21 +51,45 @@ pub struct Executor {
 impl Executor {
     /// Makes a call of a plan. `None` if its record is gone, so that there is nothing to call.
     pub async fn call(&self, cluster: &Cluster, call: Call, urgency: Urgency) -> Option<Ended> {
-        match call {
-            Call::Provision { request, deadline } => {
-                provision::provision(self, cluster, request, deadline, urgency).await
-            }
-            Call::Deprovision { slot } => {
-                deprovision::deprovision(self, cluster, slot, urgency).await
-            }
-            other => Box::pin(self.call_rarely(cluster, other, urgency)).await,
-        }
+        // Thousands may wait for their turn, and what they need for the call itself is large.
+        let turn = self.turn(cluster, &call, urgency).await;
+        Box::pin(self.make(cluster, call, urgency, turn)).await
     }
 
-    /// Calls of kinds that are few at a time. They are larger than the others, of which thousands wait for their turn.
-    async fn call_rarely(&self, cluster: &Cluster, call: Call, urgency: Urgency) -> Option<Ended> {
+    /// Waits for the turn of a call of which there may be many. `None` if it is none of those, or fails without waiting.
+    async fn turn(&self, cluster: &Cluster, call: &Call, urgency: Urgency) -> Option<Turn> {
+        let platform = match call {
+            Call::Provision { request, .. } => {
+                let inner = cluster.lock();
+                inner.state().requests.get(request)?.platform.clone()
+            }
+            Call::Deprovision { slot } => cluster.lock().state().node(*slot)?.platform.clone(),
+            _ => return None,
+        };
+        let registered = self.platforms.get(&platform)?;
+        registered.platform.client()?;
+        Some(self.wait(&registered, urgency).await)
+    }
+
+    async fn wait(&self, registered: &Registered, urgency: Urgency) -> Turn {
+        let now = || self.clock.now();
+        registered.platform.permit(urgency, now).await.into()
+    }
+
+    async fn make(
+        &self,
+        cluster: &Cluster,
+        call: Call,
+        urgency: Urgency,
+        turn: Option<Turn>,
+    ) -> Option<Ended> {
         match call {
-            Call::Provision { .. } | Call::Deprovision { .. } => None,
+            Call::Provision { request, deadline } => {
+                provision::provision(self, cluster, (request, deadline), urgency, turn).await
+            }
+            Call::Deprovision { slot } => {
+                deprovision::deprovision(self, cluster, slot, urgency, turn).await
+            }
             Call::RoleChange { slot } => role_change::change(self, cluster, slot).await,
             Call::Relabel { slot } => {
                 in_place::change(self, cluster, slot, urgency, in_place::LABELS).await
@@ -106,23 +130,24 @@ mod sizes {
     fn of<A, B, C, D, F>(_: impl Fn(A, B, C, D) -> F) -> usize {
         std::mem::size_of::<F>()
     }
-    fn of5<A, B, C, D, E, F>(_: impl Fn(A, B, C, D, E) -> F) -> usize {
-        std::mem::size_of::<F>()
-    }
     #[test]
     fn sizes() {
-        let e = |e: &'static Executor, c: &'static Cluster, call: Call, u: Urgency| e.call(c, call, u);
+        let e =
+            |e: &'static Executor, c: &'static Cluster, call: Call, u: Urgency| e.call(c, call, u);
         eprintln!("call {}", of(e));
-        let p = |e: &'static Executor, c: &'static Cluster, id: uuid::Uuid, d: Millis, u: Urgency| provision::provision(e, c, id, d, u);
-        eprintln!("provision {}", of5(p));
-        let p = |e: &'static Executor, c: &'static Cluster, s: u64, u: Urgency| deprovision::deprovision(e, c, s, u);
-        eprintln!("deprovision {}", of(p));
-        let p = |e: &'static Executor, c: &'static Cluster, s: drover_core::Sym, _u: Urgency| confirm::confirm(e, c, s);
+        let p = |e: &'static Executor, c: &'static Cluster, s: drover_core::Sym, _u: Urgency| {
+            confirm::confirm(e, c, s)
+        };
         eprintln!("confirm {}", of(p));
         let p = |e: &'static Executor, c: &'static Cluster, s: u64, u: Millis| e.drain(c, s, u);
         eprintln!("drain {}", of(p));
-        let p = |e: &'static drover_platforms::Platform, u: Urgency, _a: (), _b: ()| e.permit(u, || 0);
+        let p =
+            |e: &'static drover_platforms::Platform, u: Urgency, _a: (), _b: ()| e.permit(u, || 0);
         eprintln!("permit {}", of(p));
-        eprintln!("Call {} Ended {}", std::mem::size_of::<Call>(), std::mem::size_of::<Ended>());
+        eprintln!(
+            "Call {} Ended {}",
+            std::mem::size_of::<Call>(),
+            std::mem::size_of::<Ended>()
+        );
     }
 }

@@ -11,7 +11,7 @@ use drover_platforms::Registered;
 use drover_proto::platform::v1 as wire;
 use uuid::Uuid;
 
-use super::envelope::{Envelope, Kind, LEAST, not_sent};
+use super::envelope::{Envelope, Kind, LEAST, Turn, not_sent};
 use crate::{Ended, Executor, Shown};
 
 /// Metadata key of a `NO_CAPACITY` error that names the single failure domain that is short.
@@ -20,9 +20,9 @@ const FAILURE_DOMAIN: &str = "failure_domain";
 pub(super) async fn provision(
     executor: &Executor,
     cluster: &Cluster,
-    id: Uuid,
-    deadline: Millis,
+    (id, deadline): (Uuid, Millis),
     urgency: Urgency,
+    turn: Option<Turn>,
 ) -> Option<Ended> {
     let (platform, uid, pool, body, count) = {
         let inner = cluster.lock();
@@ -50,6 +50,7 @@ pub(super) async fn provision(
         uid: &uid,
         owner: cluster.uid(),
         urgency,
+        turn,
     };
     let answer = envelope
         .send(async |open| {
@@ -87,13 +88,12 @@ pub(super) async fn provision(
                 registered.platform.has_again(&pool, domains);
             }
             nodes.clone_from(&answer.nodes);
-            let said = said(executor, &registered, cluster, id, &answer.template_digest);
-            rendered = Box::pin(said).await;
+            rendered = said(executor, &registered, cluster, id, &answer.template_digest).await;
             outcomes(answer, count, (cluster.uid(), id))
         }
         Err(error) => Err(error),
     };
-    let nodes = Box::pin(executor.vault.hear(&executor.clusters, nodes)).await;
+    let nodes = executor.vault.hear(&executor.clusters, nodes).await;
     note_capacity(executor, &platform, &pool, &outcome, now);
     let end = CallEnd::Provision {
         request: id,

@@ -92,6 +92,7 @@ async fn send(
         uid: &ask.key.uid,
         owner: cluster.uid(),
         urgency,
+        turn: None,
     };
     let sent = envelope.send(async |open| {
         let left = sent_by.saturating_duration_since(tokio::time::Instant::now());

@@ -86,6 +86,7 @@ async fn tell(
         uid: &uid,
         owner: cluster.uid(),
         urgency: Urgency::Urgent,
+        turn: None,
     };
     envelope
         .send(async |open| {

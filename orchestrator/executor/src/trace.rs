@@ -4,7 +4,7 @@ use drover_convert::error::reason_name;
 use drover_core::{Error, Sym};
 use drover_telemetry::Span;
 
-/// Starts the span of a call to a platform, including the wait for a permit.
+/// Starts the span of a call to a platform, with the wait for its turn unless that is over.
 pub(crate) fn call(name: &'static str, platform: &Sym) -> Option<Span> {
     let mut span = Span::internal(name)?;
     span.set("drover.platform.name", platform.to_string());

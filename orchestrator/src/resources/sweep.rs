@@ -235,6 +235,7 @@ fn envelope<'a>(
         uid,
         owner,
         urgency: Urgency::Bulk,
+        turn: None,
     }
 }
 

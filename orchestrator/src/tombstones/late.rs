@@ -87,6 +87,7 @@ impl LateNodes {
             uid: &uid,
             owner: late.owner,
             urgency: Urgency::Bulk,
+            turn: None,
         };
         let answer = envelope
         .send(async |open| {

@@ -1,6 +1,6 @@
 //! The authority of a group, and the certificate that its nodes show. Performs no I/O.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use drover_core::{Error, Result};
 use drover_platform::identity::hex;
@@ -17,6 +17,8 @@ const VALID: Duration = Duration::from_secs(90 * 24 * 3600);
 const RENEWED: Duration = Duration::from_secs(60 * 24 * 3600);
 /// Clocks may differ.
 const BEFORE: Duration = Duration::from_secs(3600);
+/// Time before its end at which it is replaced in any case, counted from when it should have been.
+const LAST: Duration = Duration::from_secs(20 * 24 * 3600);
 /// How long nodes know of another authority before certificates of it are shown: the kubelet needs up to two minutes to
 /// pass on a change, and a node some seconds.
 const KNOWN: Duration = Duration::from_secs(300);
@@ -43,10 +45,33 @@ pub(super) struct Shown {
     pub(super) trusted_since: SystemTime,
 }
 
+/// What a certificate is for.
+#[derive(Clone, Debug)]
+pub(super) struct Purpose {
+    pub(super) names: Vec<String>,
+    /// Whether a server shows it. A client otherwise.
+    pub(super) server: bool,
+    /// When the oldest of the servers began, if they learn of another authority only then.
+    pub(super) oldest: Option<SystemTime>,
+}
+
 /// What is to be shown, and when to look again.
 pub(super) enum Next {
     Keep(SystemTime),
     Show(Shown, SystemTime),
+}
+
+impl Default for Shown {
+    fn default() -> Self {
+        Self {
+            trusted: String::new(),
+            certificate: String::new(),
+            key: String::new(),
+            of: String::new(),
+            renew_after: UNIX_EPOCH,
+            trusted_since: UNIX_EPOCH,
+        }
+    }
 }
 
 impl Authority {
@@ -68,7 +93,13 @@ impl Authority {
         let pem = params.self_signed(&key).map_err(none)?.pem();
         let text = key.serialize_pem();
         let issuer = Issuer::new(params, key);
-        Ok((Self { pem: unix(&pem), issuer }, text))
+        Ok((
+            Self {
+                pem: unix(&pem),
+                issuer,
+            },
+            text,
+        ))
     }
 
     /// One that was made before. `None` if it is none.
@@ -84,24 +115,24 @@ impl Authority {
         &self.pem
     }
 
-    /// What nodes with these names show from now on. Another authority is trusted for a while before certificates of it are
+    /// What is shown for this purpose from now on. Another authority is trusted for a while before certificates of it are
     /// shown, and the former one is trusted from then on, too: nodes hear of both at different times.
     ///
     /// # Errors
     /// `Internal` if the certificate cannot be issued.
     pub(super) fn next(
         &self,
-        names: &[String],
+        purpose: &Purpose,
         shown: Option<&Shown>,
         now: SystemTime,
     ) -> Result<Next> {
-        let of = self.digest(names);
+        let of = self.digest(&purpose.names);
         let Some(shown) = shown.filter(|it| !it.certificate.is_empty() && !it.key.is_empty())
         else {
-            return self.issue(names, of, (self.pem.clone(), now), now);
+            return self.issue(purpose, of, (self.pem.clone(), now), now);
         };
-        let former = shown.trusted.split_inclusive(END);
-        let former = former.map(str::trim_start).find(|it| it.ends_with(END) && *it != self.pem);
+        let mut all = shown.trusted.split_inclusive(END).map(str::trim_start);
+        let former = all.find(|it| it.ends_with(END) && *it != self.pem);
         let trusted = format!("{}{}", self.pem, former.unwrap_or_default());
         if trusted != shown.trusted {
             let known = now + KNOWN;
@@ -112,33 +143,40 @@ impl Authority {
             };
             return Ok(Next::Show(told, known.min(shown.renew_after.max(now))));
         }
-        let known = shown.trusted_since + KNOWN;
-        let is_known = known <= now || shown.trusted_since > now;
         if shown.of == of && now < shown.renew_after {
             return Ok(Next::Keep(shown.renew_after));
         }
-        if !is_known {
+        // Of the former authority none can be issued any more, and one that has ended is of no use to anybody.
+        let last = shown.renew_after + LAST;
+        let known = match purpose.oldest {
+            None => (shown.trusted_since + KNOWN).min(last),
+            Some(oldest) if oldest > shown.trusted_since => now,
+            Some(_) => last,
+        };
+        if former.is_some() && now < known && shown.trusted_since <= now {
             return Ok(Next::Keep(known));
         }
-        self.issue(names, of, (trusted, shown.trusted_since), now)
+        self.issue(purpose, of, (trusted, shown.trusted_since), now)
     }
 
     fn issue(
         &self,
-        names: &[String],
+        purpose: &Purpose,
         of: String,
         (trusted, trusted_since): (String, SystemTime),
         now: SystemTime,
     ) -> Result<Next> {
         let wrong = |_| Error::internal("no certificate could be issued");
         let key = KeyPair::generate().map_err(wrong)?;
-        let mut params = CertificateParams::new(names.to_vec()).map_err(wrong)?;
+        let mut params = CertificateParams::new(purpose.names.clone()).map_err(wrong)?;
         (params.not_before, params.not_after) = ((now - BEFORE).into(), (now + VALID).into());
         params.distinguished_name = rcgen::DistinguishedName::new();
-        params.extended_key_usages = vec![
-            ExtendedKeyUsagePurpose::ServerAuth,
-            ExtendedKeyUsagePurpose::ClientAuth,
-        ];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        if purpose.server {
+            params
+                .extended_key_usages
+                .push(ExtendedKeyUsagePurpose::ServerAuth);
+        }
         let certificate = params.signed_by(&key, &self.issuer).map_err(wrong)?;
         let shown = Shown {
             trusted,
@@ -154,7 +192,10 @@ impl Authority {
 
     fn digest(&self, names: &[String]) -> String {
         let mut hash = Sha256::new();
-        for text in [self.pem.as_str()].into_iter().chain(names.iter().map(String::as_str)) {
+        for text in [self.pem.as_str()]
+            .into_iter()
+            .chain(names.iter().map(String::as_str))
+        {
             hash.update((text.len() as u64).to_be_bytes());
             hash.update(text);
         }
@@ -175,8 +216,12 @@ mod tests {
 
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
-    fn names() -> Vec<String> {
-        vec!["db.prod.svc".to_owned(), "127.0.0.1".to_owned()]
+    fn nodes() -> Purpose {
+        Purpose {
+            names: vec!["db.prod.svc".to_owned(), "127.0.0.1".to_owned()],
+            server: true,
+            oldest: None,
+        }
     }
 
     fn shown(next: Next) -> (Shown, SystemTime) {
@@ -208,18 +253,22 @@ mod tests {
     fn a_certificate_is_kept_for_sixty_days_and_then_replaced_under_the_same_authority() {
         let now = SystemTime::now();
         let (authority, key) = Authority::new("orders db", now).unwrap();
-        let (first, until) = shown(authority.next(&names(), None, now).unwrap());
+        let (first, until) = shown(authority.next(&nodes(), None, now).unwrap());
         assert!(accepted(&first));
         assert_eq!(until, now + 60 * DAY);
         // As after a restart of the platform.
         let authority = Authority::read(authority.pem(), &key).unwrap();
         let later = now + 59 * DAY;
-        assert_eq!(kept(authority.next(&names(), Some(&first), later).unwrap()), until);
-        let (second, _) = shown(authority.next(&names(), Some(&first), until).unwrap());
+        assert_eq!(
+            kept(authority.next(&nodes(), Some(&first), later).unwrap()),
+            until
+        );
+        let (second, _) = shown(authority.next(&nodes(), Some(&first), until).unwrap());
         assert!(accepted(&second));
         assert_ne!(second.key, first.key);
         assert_eq!(second.trusted, first.trusted);
-        let more = [names(), vec!["other.prod.svc".to_owned()]].concat();
+        let mut more = nodes();
+        more.names.push("10.0.0.7".to_owned());
         let (third, _) = shown(authority.next(&more, Some(&second), until).unwrap());
         assert_ne!(third.certificate, second.certificate, "other names");
     }
@@ -228,15 +277,21 @@ mod tests {
     fn another_authority_is_trusted_before_its_certificates_are_shown() {
         let now = SystemTime::now();
         let (former, _) = Authority::new("orders db", now).unwrap();
-        let (first, _) = shown(former.next(&names(), None, now).unwrap());
+        let (first, _) = shown(former.next(&nodes(), None, now).unwrap());
         let (authority, _) = Authority::new("orders db", now).unwrap();
-        let (told, until) = shown(authority.next(&names(), Some(&first), now).unwrap());
-        assert_eq!((&told.certificate, &told.key), (&first.certificate, &first.key));
+        let (told, until) = shown(authority.next(&nodes(), Some(&first), now).unwrap());
+        assert_eq!(
+            (&told.certificate, &told.key),
+            (&first.certificate, &first.key)
+        );
         assert!(accepted(&told));
         assert!(told.trusted.contains(authority.pem()) && told.trusted.contains(former.pem()));
         let soon = now + Duration::from_secs(10);
-        assert_eq!(kept(authority.next(&names(), Some(&told), soon).unwrap()), until);
-        let (last, _) = shown(authority.next(&names(), Some(&told), until).unwrap());
+        assert_eq!(
+            kept(authority.next(&nodes(), Some(&told), soon).unwrap()),
+            until
+        );
+        let (last, _) = shown(authority.next(&nodes(), Some(&told), until).unwrap());
         assert_ne!(last.certificate, first.certificate);
         assert!(accepted(&last));
         // Whoever shows the former one is still accepted.
@@ -245,6 +300,40 @@ mod tests {
             ..last
         };
         assert!(accepted(&late));
+    }
+
+    #[test]
+    fn of_another_authority_nothing_is_shown_while_a_server_began_before_it_was_there() {
+        let now = SystemTime::now();
+        let (former, _) = Authority::new("orders db", now).unwrap();
+        let mut nodes = nodes();
+        nodes.oldest = Some(now);
+        let (first, _) = shown(former.next(&nodes, None, now).unwrap());
+        let (authority, _) = Authority::new("orders db", now).unwrap();
+        let changed = now + DAY;
+        let (told, _) = shown(authority.next(&nodes, Some(&first), changed).unwrap());
+        // The address of another node, for which none can be issued yet.
+        nodes.names.push("10.0.0.7".to_owned());
+        let last = now + 80 * DAY;
+        let next = authority.next(&nodes, Some(&told), changed + 10 * DAY);
+        assert_eq!(kept(next.unwrap()), last);
+        shown(authority.next(&nodes, Some(&told), last).unwrap());
+        nodes.oldest = Some(changed + Duration::from_secs(1));
+        shown(authority.next(&nodes, Some(&told), changed + DAY).unwrap());
+    }
+
+    #[test]
+    fn a_client_cannot_be_taken_for_a_server() {
+        let now = SystemTime::now();
+        let (authority, _) = Authority::new("orders db", now).unwrap();
+        for server in [true, false] {
+            let purpose = Purpose { server, ..nodes() };
+            let (shown, _) = shown(authority.next(&purpose, None, now).unwrap());
+            let (_, own) = x509_parser::pem::parse_x509_pem(shown.certificate.as_bytes()).unwrap();
+            let own = own.parse_x509().unwrap();
+            let usage = own.extended_key_usage().unwrap().unwrap().value;
+            assert_eq!((usage.client_auth, usage.server_auth), (true, server));
+        }
     }
 
     #[test]
@@ -258,12 +347,12 @@ mod tests {
     fn an_incomplete_pair_is_issued_anew() {
         let now = SystemTime::now();
         let (authority, _) = Authority::new("orders db", now).unwrap();
-        let (first, _) = shown(authority.next(&names(), None, now).unwrap());
+        let (first, _) = shown(authority.next(&nodes(), None, now).unwrap());
         let half = Shown {
             key: String::new(),
             ..first
         };
-        let (second, _) = shown(authority.next(&names(), Some(&half), now).unwrap());
+        let (second, _) = shown(authority.next(&nodes(), Some(&half), now).unwrap());
         assert!(!second.key.is_empty());
     }
 }

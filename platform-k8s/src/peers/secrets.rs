@@ -1,7 +1,7 @@
 //! The Secrets of a group: its authority, the certificate that its nodes show, and the access of an application.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{
-    certificates::{Authority, Next, Shown},
+    certificates::{Authority, Next, Purpose, Shown},
     shared::{GroupLabels, Place},
 };
 use crate::{
@@ -33,6 +33,10 @@ struct Asked {
     /// Whether the nodes have certificates.
     #[serde(default)]
     tls: bool,
+    /// Whether certificates name the addresses of the pods, and an authority is believed only by servers that begin
+    /// afterwards.
+    #[serde(default)]
+    addresses: bool,
     /// The access that an application is given.
     #[serde(default)]
     application: Option<Application>,
@@ -46,9 +50,12 @@ struct Application {
     /// Name of the service that leads to the active nodes.
     service: String,
     port: u16,
-    /// Who comes with a password. Without a user it is a certificate, if nodes have some.
+    /// Who comes with a password.
     #[serde(default)]
     user: Option<String>,
+    /// Whether it comes with a certificate.
+    #[serde(default)]
+    certificate: bool,
     #[serde(default)]
     database: Option<String>,
 }
@@ -62,6 +69,10 @@ pub(super) struct DesiredSecrets {
     namespace: String,
     of: GroupLabels,
     asked: String,
+    /// Of the pods that have one.
+    addresses: BTreeSet<String>,
+    /// When the first of the pods was made.
+    oldest: SystemTime,
     /// Whether pods ask for different ones, as while they are renewed: what is there stays.
     is_disputed: bool,
 }
@@ -71,8 +82,14 @@ impl Secrets {
         self.0.is_empty()
     }
 
-    /// Adds a pod of a group that asks for Secrets.
-    pub(super) fn add(&mut self, asked: &str, of: GroupLabels, member: &Member) {
+    /// Adds a pod of a group that asks for Secrets, its address and when it was made.
+    pub(super) fn add(
+        &mut self,
+        asked: &str,
+        of: GroupLabels,
+        member: &Member,
+        (address, made): (Option<&str>, SystemTime),
+    ) {
         let namespace = member.namespace.to_string();
         let wanted = self
             .0
@@ -81,8 +98,12 @@ impl Secrets {
                 namespace,
                 of,
                 asked: asked.to_owned(),
+                addresses: BTreeSet::new(),
+                oldest: made,
                 is_disputed: false,
             });
+        wanted.addresses.extend(address.map(str::to_owned));
+        wanted.oldest = wanted.oldest.min(made);
         if wanted.asked != asked {
             wanted.is_disputed = true;
             // The one of most letters: whoever asks for more mounts more.
@@ -124,7 +145,9 @@ impl DesiredSecrets {
 
     pub(super) fn digest(&self) -> u128 {
         let (of, asked, disputed) = (&self.of, &self.asked, self.is_disputed);
-        uid(&format!("secrets {of:?} {asked} {disputed}"))
+        let named = self.asked().is_ok_and(|asked| asked.addresses);
+        let addresses = named.then_some((&self.addresses, self.oldest));
+        uid(&format!("secrets {of:?} {asked} {disputed} {addresses:?}"))
     }
 
     fn asked(&self) -> Result<Asked> {
@@ -138,12 +161,17 @@ impl DesiredSecrets {
         let application = asked.application.as_ref();
         let words = application.into_iter().flat_map(|it| {
             let named = [Some(&it.scheme), Some(&it.service)];
-            named.into_iter().chain([it.user.as_ref(), it.database.as_ref()]).flatten()
+            named
+                .into_iter()
+                .chain([it.user.as_ref(), it.database.as_ref()])
+                .flatten()
         });
         for word in words.chain([&asked.name]) {
             let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
             if word.is_empty() || !word.chars().all(plain) {
-                return Err(wrong("a name in it has other characters than letters, digits, - _ ."));
+                return Err(wrong(
+                    "a name in it has other characters than letters, digits, - _ .",
+                ));
             }
         }
         Ok(asked)
@@ -163,20 +191,23 @@ impl DesiredSecrets {
             hand,
         };
         let mut again = None;
-        let mut trusted = None;
+        let mut authority = None;
+        let now = SystemTime::now();
         if asked.tls {
             let own = secrets.authority(&asked.name).await?;
-            let now = SystemTime::now();
-            let (bundle, until) = secrets.certificate(&asked.name, &own, now).await?;
-            let left = until.duration_since(now).unwrap_or_default();
-            again = Some(Instant::now() + left.max(Duration::from_secs(1)));
-            trusted = Some(bundle);
+            let (trusted, until) = secrets.certificate(&asked, &own, now).await?;
+            again = Some(until);
+            authority = Some((own, trusted));
         }
         if let Some(application) = &asked.application {
-            let access = secrets.access(&asked.name, application, trusted);
-            access.await?;
+            let access = secrets.access(&asked, application, authority.as_ref(), now);
+            again = [again, access.await?].into_iter().flatten().min();
         }
-        Ok(again)
+        let later = |until: SystemTime| {
+            let left = until.duration_since(now).unwrap_or_default();
+            Instant::now() + left.max(Duration::from_secs(1))
+        };
+        Ok(again.map(later))
     }
 }
 
@@ -208,7 +239,9 @@ impl Writer<'_> {
         let namespace = &self.wanted.namespace;
         let there = api.get::<Secret>(self.kind, namespace, name).await?;
         if let Some(there) = &there {
-            self.wanted.of.check(self.kind, &there.metadata, keys, cache)?;
+            self.wanted
+                .of
+                .check(self.kind, &there.metadata, keys, cache)?;
         }
         Ok(there)
     }
@@ -224,7 +257,10 @@ impl Writer<'_> {
         let Hand { api, keys, .. } = self.hand;
         let namespace = &self.wanted.namespace;
         let mut metadata = self.wanted.of.metadata(namespace, name, keys);
-        metadata.annotations.get_or_insert_default().extend(annotations);
+        metadata
+            .annotations
+            .get_or_insert_default()
+            .extend(annotations);
         // It may be replaced or changed meanwhile.
         metadata.uid = there.map(|it| it.metadata.uid().to_owned());
         metadata.resource_version = there.map(|it| it.metadata.version().to_owned());
@@ -267,55 +303,99 @@ impl Writer<'_> {
     /// Has the nodes show a valid certificate. Returns whom they trust, and when to look again.
     async fn certificate(
         &self,
-        name: &str,
+        asked: &Asked,
         authority: &Authority,
         now: SystemTime,
     ) -> Result<(String, SystemTime)> {
-        let names = names(name, &self.wanted.namespace);
-        let name = certificate(name);
+        let mut names = names(&asked.name, &self.wanted.namespace);
+        if asked.addresses {
+            names.extend(self.wanted.addresses.iter().cloned());
+        }
+        let purpose = Purpose {
+            names,
+            server: true,
+            oldest: asked.addresses.then_some(self.wanted.oldest),
+        };
+        let name = certificate(&asked.name);
         let there = self.read(&name).await?;
-        let shown = there.as_ref().map(shown);
-        let next = authority.next(&names, shown.as_ref(), now)?;
-        let (shown, until) = match next {
-            Next::Keep(until) => return Ok((shown.map_or_else(String::new, |it| it.trusted), until)),
+        let own = there.as_ref().map(shown);
+        let (shown, until) = match authority.next(&purpose, own.as_ref(), now)? {
+            Next::Keep(until) => return Ok((own.unwrap_or_default().trusted, until)),
             Next::Show(shown, until) => (shown, until),
         };
-        let data = Data::from([
-            ("ca.crt".to_owned(), shown.trusted.clone()),
-            ("tls.crt".to_owned(), shown.certificate),
-            ("tls.key".to_owned(), shown.key),
-        ]);
-        let annotations = BTreeMap::from([
-            (labels::ONCE.to_owned(), shown.of),
-            (labels::RENEW_AFTER.to_owned(), seconds(shown.renew_after)),
-            (labels::TRUSTED_SINCE.to_owned(), seconds(shown.trusted_since)),
-        ]);
+        let trusted = shown.trusted.clone();
+        let mut data = Data::new();
+        if asked.addresses {
+            // Only of the certificate that is shown.
+            let before = there.as_ref().map(texts).unwrap_or_default();
+            let kept = before
+                .get("names")
+                .filter(|_| before.get("tls.crt") == Some(&shown.certificate));
+            let names = kept
+                .cloned()
+                .unwrap_or_else(|| purpose.names.join("\n") + "\n");
+            data.insert("names".to_owned(), names);
+        }
+        let annotations = pair(shown, &mut data);
         self.write(&name, data, annotations, there.as_ref()).await?;
-        Ok((shown.trusted, until))
+        Ok((trusted, until))
     }
 
-    /// What an application needs. A password that is there stays.
+    /// What an application needs. A password that is there stays. Returns when to look again.
     async fn access(
         &self,
-        name: &str,
+        asked: &Asked,
         application: &Application,
-        trusted: Option<String>,
-    ) -> Result<()> {
+        authority: Option<&(Authority, String)>,
+        now: SystemTime,
+    ) -> Result<Option<SystemTime>> {
         let namespace = &self.wanted.namespace;
-        let name = access(name);
+        let name = access(&asked.name);
         let there = self.read(&name).await?;
         if there.is_some() && self.wanted.is_disputed {
-            return Ok(());
+            return Ok(None);
         }
         let before = there.as_ref().map(texts).unwrap_or_default();
-        let host = format!("{}.{namespace}.svc", application.service);
-        let port = application.port;
+        let mut data = application.data(namespace, &before);
+        let mut annotations = BTreeMap::new();
+        let mut again = None;
+        match authority {
+            None => {}
+            Some((_, trusted)) if !application.certificate => {
+                data.insert("ca.crt".to_owned(), trusted.clone());
+            }
+            Some((authority, _)) => {
+                let purpose = Purpose {
+                    names: vec!["application".to_owned()],
+                    server: false,
+                    oldest: asked.addresses.then_some(self.wanted.oldest),
+                };
+                let own = there.as_ref().map(shown).unwrap_or_default();
+                let (shown, until) = match authority.next(&purpose, Some(&own), now)? {
+                    Next::Show(shown, until) => (shown, until),
+                    Next::Keep(until) => (own, until),
+                };
+                annotations = pair(shown, &mut data);
+                again = Some(until);
+            }
+        }
+        if data != before {
+            self.write(&name, data, annotations, there.as_ref()).await?;
+        }
+        Ok(again)
+    }
+}
+
+impl Application {
+    /// Where and as whom it comes.
+    fn data(&self, namespace: &str, before: &Data) -> Data {
+        let (host, port) = (format!("{}.{namespace}.svc", self.service), self.port);
         let mut data = Data::from([
             ("host".to_owned(), host.clone()),
             ("port".to_owned(), port.to_string()),
         ]);
         let mut login = String::new();
-        if let Some(user) = &application.user {
+        if let Some(user) = &self.user {
             let kept = before.get("password").filter(|it| !it.is_empty());
             let password = kept.cloned().unwrap_or_else(new_password);
             login = format!("{user}:{password}@");
@@ -323,20 +403,31 @@ impl Writer<'_> {
             data.insert("password".to_owned(), password);
         }
         let mut path = String::new();
-        if let Some(database) = &application.database {
+        if let Some(database) = &self.database {
             path = format!("/{database}");
             data.insert("dbname".to_owned(), database.clone());
         }
-        let uri = format!("{}://{login}{host}:{port}{path}", application.scheme);
+        let uri = format!("{}://{login}{host}:{port}{path}", self.scheme);
         data.insert("uri".to_owned(), uri);
-        if let Some(trusted) = trusted {
-            data.insert("ca.crt".to_owned(), trusted);
-        }
-        if data == before {
-            return Ok(());
-        }
-        self.write(&name, data, BTreeMap::new(), there.as_ref()).await
+        data
     }
+}
+
+/// Adds a pair and whom to trust to the content of a Secret. Returns what is said of them.
+fn pair(shown: Shown, data: &mut Data) -> BTreeMap<String, String> {
+    data.extend([
+        ("ca.crt".to_owned(), shown.trusted),
+        ("tls.crt".to_owned(), shown.certificate),
+        ("tls.key".to_owned(), shown.key),
+    ]);
+    BTreeMap::from([
+        (labels::ONCE.to_owned(), shown.of),
+        (labels::RENEW_AFTER.to_owned(), seconds(shown.renew_after)),
+        (
+            labels::TRUSTED_SINCE.to_owned(),
+            seconds(shown.trusted_since),
+        ),
+    ])
 }
 
 /// Names under which clients and nodes of the group reach its nodes.
@@ -347,7 +438,11 @@ fn names(name: &str, namespace: &str) -> Vec<String> {
             names.push(service.to_owned());
         }
         let inside = format!("{service}.{namespace}");
-        names.extend([format!("{inside}.svc.cluster.local"), format!("{inside}.svc"), inside]);
+        names.extend([
+            format!("{inside}.svc.cluster.local"),
+            format!("{inside}.svc"),
+            inside,
+        ]);
     }
     names
 }
@@ -361,7 +456,14 @@ fn texts(secret: &Secret) -> Data {
 fn shown(secret: &Secret) -> Shown {
     let mut data = texts(secret);
     let mut part = |key: &str| data.remove(key).unwrap_or_default();
-    let annotation = |key: &str| secret.metadata.annotations().get(key).cloned().unwrap_or_default();
+    let annotation = |key: &str| {
+        secret
+            .metadata
+            .annotations()
+            .get(key)
+            .cloned()
+            .unwrap_or_default()
+    };
     let time = |key: &str| {
         let seconds: u32 = annotation(key).parse().unwrap_or_default();
         UNIX_EPOCH + Duration::from_secs(u64::from(seconds))
@@ -407,15 +509,15 @@ mod tests {
     fn wanted(asked: &[&str]) -> DesiredSecrets {
         let mut secrets = Secrets::default();
         for asked in asked {
-            secrets.add(asked, GroupLabels::of("o", "c", "db"), &member());
+            let made = (None, UNIX_EPOCH);
+            secrets.add(asked, GroupLabels::of("o", "c", "db"), &member(), made);
         }
         secrets.wanted().next().unwrap()
     }
 
     #[test]
     fn a_pod_gets_the_secrets_that_it_asks_for() {
-        let application =
-            r#"{"scheme": "redis", "service": "c-db", "port": 6379, "user": "app"}"#;
+        let application = r#"{"scheme": "redis", "service": "c-db", "port": 6379, "user": "app"}"#;
         let all = format!(r#"{{"name": "c-db", "tls": true, "application": {application}}}"#);
         let access = format!(r#"{{"name": "c-db", "application": {application}}}"#);
         for (asked, expected) in [
@@ -456,7 +558,14 @@ mod tests {
     #[test]
     fn a_certificate_is_good_for_the_services_of_its_group_and_for_each_of_its_nodes() {
         let names = names("c-db", "prod");
-        for name in ["localhost", "127.0.0.1", "c-db", "c-db.prod.svc", "c-db-read.prod.svc.cluster.local", "*.prod.svc"] {
+        for name in [
+            "localhost",
+            "127.0.0.1",
+            "c-db",
+            "c-db.prod.svc",
+            "c-db-read.prod.svc.cluster.local",
+            "*.prod.svc",
+        ] {
             assert!(names.iter().any(|it| it == name), "{name} {names:?}");
         }
     }

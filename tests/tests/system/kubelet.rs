@@ -5,6 +5,7 @@ mod clients;
 use crate::embedded;
 mod rolling;
 mod stores;
+mod tls;
 
 use std::{path::Path, time::Duration};
 

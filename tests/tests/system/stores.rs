@@ -23,6 +23,7 @@ mod quorum;
 mod redis;
 mod settings;
 mod sole;
+mod tls;
 
 use std::{
     fs,

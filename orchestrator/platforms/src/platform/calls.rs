@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use drover_core::{Error, Millis, Reason, Sym, Urgency, back_off};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::{sync::OwnedSemaphorePermit, time::timeout};
 
 use super::Platform;
 
@@ -48,18 +48,21 @@ impl Platform {
             let inner = self.inner.lock();
             (inner.normal.clone(), inner.urgent.clone())
         };
-        let permit = async {
-            if urgency == Urgency::Bulk {
-                return normal.acquire_owned().await;
-            }
-            // Whichever is free first: bulk calls may queue for the others by the thousand.
-            tokio::select! {
-                biased;
-                permit = urgent.acquire_owned() => permit,
-                permit = normal.acquire_owned() => permit,
-            }
+        let permit = if urgency == Urgency::Bulk {
+            timeout(PERMIT_WAIT, normal.acquire_owned()).await
+        } else {
+            // Whichever is free first: bulk calls may queue for the others by the thousand. Boxed, since those would all
+            // have the room for it.
+            Box::pin(timeout(PERMIT_WAIT, async {
+                tokio::select! {
+                    biased;
+                    permit = urgent.acquire_owned() => permit,
+                    permit = normal.acquire_owned() => permit,
+                }
+            }))
+            .await
         };
-        let permit = tokio::time::timeout(PERMIT_WAIT, permit).await.ok()?.ok()?;
+        let permit = permit.ok()?.ok()?;
         // Paced after the permit is held, so that callers that wait for one do not accumulate a burst.
         let pause = self.pace(now());
         if pause > 0 {

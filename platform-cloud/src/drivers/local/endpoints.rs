@@ -97,9 +97,7 @@ impl Endpoints {
         self.said = mem::take(&mut self.failed);
         let groups = groups(shared);
         // First, because others may have waited for a name.
-        for file in self.orphans(&groups) {
-            self.remove(file).await;
-        }
+        let orphans = self.release(&groups);
         for group in groups {
             let file = self.file(&group);
             let is_new = self.files.get(&file) != Some(&group.tag);
@@ -107,13 +105,21 @@ impl Endpoints {
                 self.write(file, group).await;
             }
         }
+        for (file, tag) in orphans {
+            if !self.files.contains_key(&file) {
+                self.files.insert(file.clone(), tag);
+                self.remove(file).await;
+            }
+        }
     }
 
-    fn orphans(&self, groups: &[Group]) -> Vec<String> {
+    /// Gives up the files of groups without nodes.
+    fn release(&mut self, groups: &[Group]) -> BTreeMap<String, String> {
         let tags: BTreeSet<&str> = groups.iter().map(|group| group.tag.as_str()).collect();
-        let orphans = self.files.iter();
-        let orphans = orphans.filter(|(_, tag)| !tags.contains(tag.as_str()));
-        orphans.map(|(file, _)| file.clone()).collect()
+        let files = mem::take(&mut self.files).into_iter();
+        let (kept, orphans) = files.partition(|(_, tag)| tags.contains(tag.as_str()));
+        self.files = kept;
+        orphans
     }
 
     /// The file of a group. One that another group has is left to it, so that no program is led to other data.
@@ -391,12 +397,14 @@ mod tests {
         let usual = "orders-db.env".to_owned();
         endpoints.files.insert(usual.clone(), group.tag.clone());
         assert_eq!(endpoints.file(&group), usual);
-        assert!(endpoints.orphans(std::slice::from_ref(&group)).is_empty());
+        assert!(endpoints.release(std::slice::from_ref(&group)).is_empty());
         endpoints.files.insert(usual.clone(), "other".to_owned());
         assert_eq!(
             endpoints.file(&group),
             format!("orders-db-{}.env", group.tag)
         );
-        assert_eq!(endpoints.orphans(&[group]), [usual]);
+        let released = endpoints.release(std::slice::from_ref(&group));
+        assert!(released.keys().eq([&usual]), "nobody has it any more");
+        assert_eq!(endpoints.file(&group), usual);
     }
 }

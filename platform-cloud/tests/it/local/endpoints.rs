@@ -11,8 +11,8 @@ use std::{
 use drover_platform::driver::{Change, Driver};
 use drover_proto::platform::v1::{Node, NodeRole, ProvisionRequest};
 
-use super::tenants::{is_root, open_directory};
-use crate::local_support::{World, kill_off, made, pid, request, target, until};
+use super::tenants::{is_root, separate};
+use crate::local_support::{World, adoption, kill_off, made, pid, request, target, until};
 
 /// A request for one node whose template hears of others.
 fn one(request_id: &str, ordinal: u32, role: NodeRole) -> ProvisionRequest {
@@ -53,19 +53,19 @@ fn files(world: &World) -> Vec<String> {
     let entries = fs::read_dir(directory(world)).unwrap();
     let mut names: Vec<String> = entries
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .filter(|name| !name.ends_with(".new"))
+        .filter(|name| Path::new(name).extension().is_none_or(|it| it != "new"))
         .collect();
     names.sort();
     names
 }
 
-/// The lines of a file but the first. None if there is no file.
+/// The lines of a file but the first. There are none if there is no file.
 fn lines(file: &Path) -> Vec<String> {
     let text = fs::read_to_string(file).unwrap_or_default();
     text.lines().skip(1).map(ToOwned::to_owned).collect()
 }
 
-/// What a file says when these nodes are active and standby.
+/// What a file says that leads writers to one node and readers to another.
 fn leading_to(active: &Node, readable: &Node) -> Vec<String> {
     let (host, port) = address(active).rsplit_once(':').unwrap();
     vec![
@@ -138,7 +138,6 @@ async fn a_restarted_platform_leaves_a_file_as_it_is_and_removes_that_of_a_group
         lines(&file) == leading_to(&node, &node)
     })
     .await;
-    let before = version(&file);
     let stopped = world.stopped().await;
     let gone = file.with_file_name("gone-db.env");
     let text = fs::read_to_string(&file).unwrap();
@@ -149,13 +148,11 @@ async fn a_restarted_platform_leaves_a_file_as_it_is_and_removes_that_of_a_group
     let world = World::over(stopped, |_| {});
     until("the other file is gone", async || !gone.exists()).await;
     let node = world.ready(&node.node_id).await;
-    let second = started(&world, &one("r2", 0, NodeRole::Standby)).await;
-    // A node that is not ready yet changes nothing.
+    let second = started(&world, &one("r2", 1, NodeRole::Standby)).await;
     until("the second is listed", async || {
         lines(&file) == leading_to(&node, &second)
     })
     .await;
-    assert_ne!(version(&file), before);
     assert_eq!(files(&world), ["mine", "orders-db.env"]);
 
     let before = version(&file);
@@ -163,7 +160,7 @@ async fn a_restarted_platform_leaves_a_file_as_it_is_and_removes_that_of_a_group
     for node in [&node, &second] {
         world.ready(&node.node_id).await;
     }
-    // Another file is written afterwards.
+    // By the time that another file is written, this one would have been.
     let mut other = one("r3", 0, NodeRole::Active);
     other.cluster.as_mut().unwrap().id = "other".to_owned();
     let other = started(&world, &other).await;
@@ -214,6 +211,17 @@ async fn groups_of_one_name_never_share_a_file_and_nodes_that_hear_of_nobody_hav
         files(&world) == ["orders-db.env"]
     })
     .await;
+
+    let before = fs::read_to_string(&usual).unwrap();
+    let change = adoption("owner-3", 0);
+    let update = world.driver.update(&target(&theirs), &change).await;
+    let adopted = update.unwrap();
+    until("the file is that of the new owner", async || {
+        fs::read_to_string(&usual).is_ok_and(|text| text != before)
+    })
+    .await;
+    assert_eq!(lines(&usual), leading_to(&adopted, &adopted));
+    assert_eq!(files(&world), ["orders-db.env"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -221,7 +229,7 @@ async fn where_clusters_have_users_nobody_sees_the_names_of_others() {
     if !is_root() {
         return;
     }
-    let world = World::over(open_directory(), |_| {});
+    let world = separate();
     started(&world, &one("r1", 0, NodeRole::Active)).await;
     let file = directory(&world).join("orders-db.env");
     until("it is written", async || file.exists()).await;

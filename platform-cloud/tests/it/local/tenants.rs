@@ -31,7 +31,7 @@ pub(super) fn open_directory() -> Arc<TempDir> {
     Arc::new(directory)
 }
 
-fn separate() -> World {
+pub(super) fn separate() -> World {
     World::over(open_directory(), |settings| {
         settings.isolation = Isolation::Required;
     })

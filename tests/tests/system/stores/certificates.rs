@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
 };
 
@@ -33,19 +33,31 @@ impl Certificates {
     /// Issues another certificate, with another key.
     pub(crate) fn renew(&self) {
         let (cert, key) = self.authority.make(&Wanted::server("tls"));
-        for (name, content) in [
-            ("ca.crt", &self.authority.pem),
-            ("tls.crt", &cert),
-            ("tls.key", &key),
-        ] {
-            let (new, path) = (self.path(&format!("{name}.new")), self.path(name));
-            fs::write(&new, content).unwrap();
-            fs::rename(new, path).unwrap();
+        self.show(&self.authority.pem, &cert, &key);
+    }
+
+    /// Shows what another authority has issued, and trusts the own one.
+    pub(crate) fn show_that_of(&self, other: &Self) {
+        let read = |name: &str| fs::read_to_string(other.path(name)).unwrap();
+        self.show(&self.authority.pem, &read("tls.crt"), &read("tls.key"));
+    }
+
+    /// The files change at the same time, as in the volume of a Secret.
+    fn show(&self, ca: &str, cert: &str, key: &str) {
+        let version = TempDir::with_prefix_in("..", self.shown.path()).unwrap();
+        let version = version.keep();
+        fs::set_permissions(&version, fs::Permissions::from_mode(0o755)).unwrap();
+        for (name, content) in [("ca.crt", ca), ("tls.crt", cert), ("tls.key", key)] {
+            fs::write(version.join(name), content).unwrap();
         }
+        let (link, new) = (self.path(""), self.shown.path().join("..new"));
+        symlink(&version, &new).unwrap();
+        fs::rename(new, link).unwrap();
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.shown.path().join(name)
+        let version = self.shown.path().join("..data");
+        if name.is_empty() { version } else { version.join(name) }
     }
 
     /// The authority, as programs are told of it.

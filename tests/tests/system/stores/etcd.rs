@@ -3,6 +3,7 @@
 mod aside;
 mod impaired;
 mod renewal;
+mod tls;
 
 use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt};
 

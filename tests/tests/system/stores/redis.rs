@@ -3,6 +3,7 @@
 mod hangs;
 mod impaired;
 mod password;
+mod tls;
 
 use std::{collections::BTreeSet, fs, sync::Arc};
 

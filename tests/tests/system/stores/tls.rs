@@ -200,10 +200,7 @@ fn another_certificate_is_in_force_without_a_restart_and_without_the_end_of_a_co
         nodes.iter().all(|node| shows(node, &certificate))
     });
     // One that nodes do not believe is no reason to end a server, which could not even take a better one then.
-    let wrong = Certificates::new();
-    for name in ["tls.crt", "tls.key"] {
-        fs::rename(wrong.path(name), certificates.path(name)).unwrap();
-    }
+    certificates.show_that_of(&Certificates::new());
     until("both show a wrong one", &mut nodes, |nodes| {
         nodes.iter().all(|node| shows(node, &certificate))
     });
