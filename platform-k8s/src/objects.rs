@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `name` | the node id as a DNS name of at most 40 characters, for names of objects |
 //! | `group_name` | cluster and group as such a name, for objects that the nodes of a group share |
+//! | `own_group_name` | such a name that no other group has, whoever owns it, for what only nodes of the group may read |
 //! | `namespace` | the namespace of the node |
 //! | `bootstrap` | name of the Secret with the user data under the key `user-data`; empty if none was given |
 //! | `cluster_label`, `node_label` | keys of the labels for cluster and node, for selectors |
@@ -37,9 +38,12 @@
 //! |---|---|---|
 //! | `NAME-ca` | `"tls": true` | authority of the group: `ca.crt`, `ca.key` |
 //! | `NAME-tls` | `"tls": true` | certificate of all nodes, for server and client, valid for 90 days and replaced after 60: `ca.crt`, `tls.crt`, `tls.key`. With `"addresses": true` it names the addresses of the pods, and `names` lists what it is for |
-//! | `NAME-app` | `"application": {"scheme", "service", "port"}` | what an application needs: `host`, `port`, `uri`, and `ca.crt` with `tls`; with `user` a random `password`, with `database` a `dbname`; with `"certificate": true` `tls.crt` and `tls.key` of a client |
+//! | `NAME-app` | `"application": {"user", …}` | who an application is, for nodes: `user`, `password`, with `database` also `dbname` |
+//! | that of `application` | `"application": {"secret", "scheme", "service", "port"}` | what an application needs: `host`, `port`, `uri`, with `user` also `user` and `password`, with `database` `dbname`, with `tls` `ca.crt`, with `"certificate": true` also `tls.crt` and `tls.key` of a client |
 //!
-//! They outlive the nodes like the services, and stay as long as storage is kept for nodes of the group.
+//! `NAME` is `platform.own_group_name`: under another name a pod might mount what another group has. The password is random; one
+//! that somebody writes into the Secret of `application` is passed on. They outlive the nodes like the services, and stay
+//! as long as storage is kept for nodes of the group.
 
 mod catalogue;
 mod claims;

@@ -73,9 +73,12 @@ impl PeerNotifier {
     }
 
     /// An object of a group is there.
-    pub(crate) fn found(&self, shared: Shared) {
-        let cluster = shared.cluster().to_owned();
-        if self.shared.add(shared) {
+    pub(crate) fn found(&self, shared: Shared, version: &str) {
+        let (cluster, place) = (shared.cluster().to_owned(), shared.place());
+        if self.shared.add(shared, version) {
+            if shared::is_secret(&place) {
+                self.current.lock().remove(&place);
+            }
             self.notify(&cluster);
         }
     }

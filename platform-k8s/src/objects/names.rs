@@ -40,6 +40,21 @@ pub(crate) fn group_name(cluster_id: &str, group: &str) -> String {
     dns_name(&format!("{cluster_id}-{group}"))
 }
 
+/// Name for objects that no other group may have, whoever owns it.
+pub(crate) fn own_group_name(owner: &str, cluster_id: &str, group: &str) -> String {
+    let mut hash = Sha256::new();
+    for part in [owner, cluster_id, group] {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    let hash = hex(&hash.finalize()[..8]);
+    let name: String = group_name(cluster_id, group)
+        .chars()
+        .take(MAX - 17)
+        .collect();
+    format!("{}-{hash}", name.trim_end_matches('-'))
+}
+
 /// Whether a name can be a segment of an API path. The API server checks the other rules of a kind for names.
 pub(crate) fn is_path_segment(name: &str) -> bool {
     !name.is_empty()
@@ -84,6 +99,21 @@ mod tests {
             assert_eq!(dns_name(&name), name, "a name is its own name");
             assert!(seen.insert(name));
         }
+    }
+
+    #[test]
+    fn two_groups_never_have_one_name_of_their_own() {
+        let groups = [("o", "a-b", "c"), ("o", "a", "b-c"), ("p", "a", "b-c")];
+        let names = groups.map(|(owner, cluster, group)| own_group_name(owner, cluster, group));
+        for name in &names {
+            assert!(name.starts_with("a-b-c-"), "{name}");
+            assert_eq!(dns_name(name), *name);
+        }
+        assert!(names[0] != names[1] && names[1] != names[2]);
+        assert_eq!(
+            dns_name(&own_group_name("o", &"a".repeat(60), "db")).len(),
+            MAX
+        );
     }
 
     #[test]

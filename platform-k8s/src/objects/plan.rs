@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 
 use super::{
     Object, claims,
-    names::{bootstrap_secret, dns_name, group_name},
+    names::{bootstrap_secret, dns_name, group_name, own_group_name},
     order,
     placement::{Constraints, Counted},
     pods::{self, Pods},
@@ -157,6 +157,10 @@ impl<'a> Plan<'a> {
             (
                 "group_name",
                 group_name(&identity.cluster_id, &identity.group),
+            ),
+            (
+                "own_group_name",
+                own_group_name(&identity.owner, &identity.cluster_id, &identity.group),
             ),
             ("namespace", self.namespace.clone()),
             ("bootstrap", bootstrap),

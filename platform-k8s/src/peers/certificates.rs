@@ -23,6 +23,9 @@ const LAST: Duration = Duration::from_secs(20 * 24 * 3600);
 /// pass on a change, and a node some seconds.
 const KNOWN: Duration = Duration::from_secs(300);
 
+/// Time by which a server that begins after a change is surely newer than that, by the clocks of two machines.
+const SKEW: Duration = Duration::from_secs(60);
+
 const END: &str = "-----END CERTIFICATE-----\n";
 
 /// An authority whose certificates the nodes of a group trust.
@@ -53,12 +56,6 @@ pub(super) struct Purpose {
     pub(super) server: bool,
     /// When the oldest of the servers began, if they learn of another authority only then.
     pub(super) oldest: Option<SystemTime>,
-}
-
-/// What is to be shown, and when to look again.
-pub(super) enum Next {
-    Keep(SystemTime),
-    Show(Shown, SystemTime),
 }
 
 impl Default for Shown {
@@ -115,48 +112,48 @@ impl Authority {
         &self.pem
     }
 
-    /// What is shown for this purpose from now on. Another authority is trusted for a while before certificates of it are
-    /// shown, and the former one is trusted from then on, too: nodes hear of both at different times.
+    /// What is shown for this purpose from now on, and when to look again. Another authority is trusted for a while before
+    /// certificates of it are shown, and the former one is trusted from then on, too: nodes hear of both at different times.
+    /// `trusted` has this authority and others whose certificates nodes of the group show.
     ///
     /// # Errors
     /// `Internal` if the certificate cannot be issued.
     pub(super) fn next(
         &self,
         purpose: &Purpose,
-        shown: Option<&Shown>,
+        trusted: &[&str],
+        shown: &Shown,
         now: SystemTime,
-    ) -> Result<Next> {
+    ) -> Result<(Shown, SystemTime)> {
         let of = self.digest(&purpose.names);
-        let Some(shown) = shown.filter(|it| !it.certificate.is_empty() && !it.key.is_empty())
-        else {
-            return self.issue(purpose, of, (self.pem.clone(), now), now);
-        };
-        let mut all = shown.trusted.split_inclusive(END).map(str::trim_start);
-        let former = all.find(|it| it.ends_with(END) && *it != self.pem);
-        let trusted = format!("{}{}", self.pem, former.unwrap_or_default());
-        if trusted != shown.trusted {
-            let known = now + KNOWN;
+        if shown.certificate.is_empty() || shown.key.is_empty() {
+            return self.issue(purpose, of, (trusted.concat(), now), now);
+        }
+        let mut known = shown.trusted.split_inclusive(END).map(str::trim_start);
+        let former = known.find(|it| it.ends_with(END) && !trusted.contains(it));
+        let bundle = format!("{}{}", trusted.concat(), former.unwrap_or_default());
+        if bundle != shown.trusted {
             let told = Shown {
-                trusted,
+                trusted: bundle,
                 trusted_since: now,
                 ..shown.clone()
             };
-            return Ok(Next::Show(told, known.min(shown.renew_after.max(now))));
+            return Ok((told, (now + KNOWN).min(shown.renew_after.max(now))));
         }
         if shown.of == of && now < shown.renew_after {
-            return Ok(Next::Keep(shown.renew_after));
+            return Ok((shown.clone(), shown.renew_after));
         }
         // Of the former authority none can be issued any more, and one that has ended is of no use to anybody.
         let last = shown.renew_after + LAST;
-        let known = match purpose.oldest {
+        let until = match purpose.oldest {
             None => (shown.trusted_since + KNOWN).min(last),
-            Some(oldest) if oldest > shown.trusted_since => now,
+            Some(oldest) if oldest > shown.trusted_since + SKEW => now,
             Some(_) => last,
         };
-        if former.is_some() && now < known && shown.trusted_since <= now {
-            return Ok(Next::Keep(known));
+        if former.is_some() && now < until && shown.trusted_since <= now {
+            return Ok((shown.clone(), until));
         }
-        self.issue(purpose, of, (trusted, shown.trusted_since), now)
+        self.issue(purpose, of, (bundle, shown.trusted_since), now)
     }
 
     fn issue(
@@ -165,7 +162,7 @@ impl Authority {
         of: String,
         (trusted, trusted_since): (String, SystemTime),
         now: SystemTime,
-    ) -> Result<Next> {
+    ) -> Result<(Shown, SystemTime)> {
         let wrong = |_| Error::internal("no certificate could be issued");
         let key = KeyPair::generate().map_err(wrong)?;
         let mut params = CertificateParams::new(purpose.names.clone()).map_err(wrong)?;
@@ -187,7 +184,7 @@ impl Authority {
             trusted_since,
         };
         let until = shown.renew_after;
-        Ok(Next::Show(shown, until))
+        Ok((shown, until))
     }
 
     fn digest(&self, names: &[String]) -> String {
@@ -224,18 +221,19 @@ mod tests {
         }
     }
 
-    fn shown(next: Next) -> (Shown, SystemTime) {
-        match next {
-            Next::Show(shown, until) => (shown, until),
-            Next::Keep(until) => panic!("it keeps what it has until {until:?}"),
-        }
+    /// What is shown next by an authority that nobody else is trusted beside.
+    fn next(
+        authority: &Authority,
+        purpose: &Purpose,
+        shown: &Shown,
+        now: SystemTime,
+    ) -> (Shown, SystemTime) {
+        let trusted = [authority.pem()];
+        authority.next(purpose, &trusted, shown, now).unwrap()
     }
 
-    fn kept(next: Next) -> SystemTime {
-        match next {
-            Next::Keep(until) => until,
-            Next::Show(..) => panic!("it shows something else"),
-        }
+    fn first(authority: &Authority, purpose: &Purpose, now: SystemTime) -> (Shown, SystemTime) {
+        next(authority, purpose, &Shown::default(), now)
     }
 
     /// Whether a program that trusts these accepts the certificate.
@@ -253,23 +251,23 @@ mod tests {
     fn a_certificate_is_kept_for_sixty_days_and_then_replaced_under_the_same_authority() {
         let now = SystemTime::now();
         let (authority, key) = Authority::new("orders db", now).unwrap();
-        let (first, until) = shown(authority.next(&nodes(), None, now).unwrap());
-        assert!(accepted(&first));
+        let (shown, until) = first(&authority, &nodes(), now);
+        assert!(accepted(&shown));
         assert_eq!(until, now + 60 * DAY);
         // As after a restart of the platform.
         let authority = Authority::read(authority.pem(), &key).unwrap();
         let later = now + 59 * DAY;
         assert_eq!(
-            kept(authority.next(&nodes(), Some(&first), later).unwrap()),
-            until
+            next(&authority, &nodes(), &shown, later),
+            (shown.clone(), until)
         );
-        let (second, _) = shown(authority.next(&nodes(), Some(&first), until).unwrap());
+        let (second, _) = next(&authority, &nodes(), &shown, until);
         assert!(accepted(&second));
-        assert_ne!(second.key, first.key);
-        assert_eq!(second.trusted, first.trusted);
+        assert_ne!(second.key, shown.key);
+        assert_eq!(second.trusted, shown.trusted);
         let mut more = nodes();
         more.names.push("10.0.0.7".to_owned());
-        let (third, _) = shown(authority.next(&more, Some(&second), until).unwrap());
+        let (third, _) = next(&authority, &more, &second, until);
         assert_ne!(third.certificate, second.certificate, "other names");
     }
 
@@ -277,29 +275,46 @@ mod tests {
     fn another_authority_is_trusted_before_its_certificates_are_shown() {
         let now = SystemTime::now();
         let (former, _) = Authority::new("orders db", now).unwrap();
-        let (first, _) = shown(former.next(&nodes(), None, now).unwrap());
+        let (before, _) = first(&former, &nodes(), now);
         let (authority, _) = Authority::new("orders db", now).unwrap();
-        let (told, until) = shown(authority.next(&nodes(), Some(&first), now).unwrap());
+        let (told, until) = next(&authority, &nodes(), &before, now);
         assert_eq!(
             (&told.certificate, &told.key),
-            (&first.certificate, &first.key)
+            (&before.certificate, &before.key)
         );
         assert!(accepted(&told));
         assert!(told.trusted.contains(authority.pem()) && told.trusted.contains(former.pem()));
         let soon = now + Duration::from_secs(10);
         assert_eq!(
-            kept(authority.next(&nodes(), Some(&told), soon).unwrap()),
-            until
+            next(&authority, &nodes(), &told, soon),
+            (told.clone(), until)
         );
-        let (last, _) = shown(authority.next(&nodes(), Some(&told), until).unwrap());
-        assert_ne!(last.certificate, first.certificate);
+        let (last, _) = next(&authority, &nodes(), &told, until);
+        assert_ne!(last.certificate, before.certificate);
         assert!(accepted(&last));
         // Whoever shows the former one is still accepted.
         let late = Shown {
-            certificate: first.certificate,
+            certificate: before.certificate,
             ..last
         };
         assert!(accepted(&late));
+    }
+
+    #[test]
+    fn nodes_of_two_authorities_trust_both() {
+        let now = SystemTime::now();
+        let pair = [(); 2].map(|()| Authority::new("orders db", now).unwrap().0);
+        let trusted = [pair[0].pem(), pair[1].pem()];
+        for authority in &pair {
+            let (alone, _) = first(authority, &nodes(), now);
+            let (told, _) = authority.next(&nodes(), &trusted, &alone, now).unwrap();
+            assert_eq!(told.trusted, trusted.concat());
+            assert_eq!(told.certificate, alone.certificate);
+            let kept = authority
+                .next(&nodes(), &trusted, &told, now + DAY)
+                .unwrap();
+            assert_eq!(kept, (told, now + 60 * DAY));
+        }
     }
 
     #[test]
@@ -308,18 +323,21 @@ mod tests {
         let (former, _) = Authority::new("orders db", now).unwrap();
         let mut nodes = nodes();
         nodes.oldest = Some(now);
-        let (first, _) = shown(former.next(&nodes, None, now).unwrap());
+        let (before, _) = first(&former, &nodes, now);
         let (authority, _) = Authority::new("orders db", now).unwrap();
         let changed = now + DAY;
-        let (told, _) = shown(authority.next(&nodes, Some(&first), changed).unwrap());
+        let (told, _) = next(&authority, &nodes, &before, changed);
         // The address of another node, for which none can be issued yet.
         nodes.names.push("10.0.0.7".to_owned());
         let last = now + 80 * DAY;
-        let next = authority.next(&nodes, Some(&told), changed + 10 * DAY);
-        assert_eq!(kept(next.unwrap()), last);
-        shown(authority.next(&nodes, Some(&told), last).unwrap());
-        nodes.oldest = Some(changed + Duration::from_secs(1));
-        shown(authority.next(&nodes, Some(&told), changed + DAY).unwrap());
+        let later = changed + 10 * DAY;
+        assert_eq!(next(&authority, &nodes, &told, later), (told.clone(), last));
+        assert_ne!(next(&authority, &nodes, &told, last).0.key, told.key);
+        nodes.oldest = Some(changed + SKEW + Duration::from_secs(1));
+        assert_ne!(
+            next(&authority, &nodes, &told, changed + DAY).0.key,
+            told.key
+        );
     }
 
     #[test]
@@ -328,7 +346,7 @@ mod tests {
         let (authority, _) = Authority::new("orders db", now).unwrap();
         for server in [true, false] {
             let purpose = Purpose { server, ..nodes() };
-            let (shown, _) = shown(authority.next(&purpose, None, now).unwrap());
+            let (shown, _) = first(&authority, &purpose, now);
             let (_, own) = x509_parser::pem::parse_x509_pem(shown.certificate.as_bytes()).unwrap();
             let own = own.parse_x509().unwrap();
             let usage = own.extended_key_usage().unwrap().unwrap().value;
@@ -347,12 +365,11 @@ mod tests {
     fn an_incomplete_pair_is_issued_anew() {
         let now = SystemTime::now();
         let (authority, _) = Authority::new("orders db", now).unwrap();
-        let (first, _) = shown(authority.next(&nodes(), None, now).unwrap());
+        let (shown, _) = first(&authority, &nodes(), now);
         let half = Shown {
             key: String::new(),
-            ..first
+            ..shown
         };
-        let (second, _) = shown(authority.next(&nodes(), Some(&half), now).unwrap());
-        assert!(!second.key.is_empty());
+        assert!(!next(&authority, &nodes(), &half, now).0.key.is_empty());
     }
 }

@@ -207,7 +207,7 @@ impl Shared {
             return Ok(Some(at));
         }
         // Whoever comes back to its data is let in as before.
-        if self.kind.resource.plural == SECRETS && self.has_kept_storage(api, cache).await? {
+        if is_secret(&self.place()) && self.has_kept_storage(api, cache).await? {
             return Ok(Some(Instant::now() + KEPT * patience.longest));
         }
         let there = api
@@ -244,7 +244,9 @@ impl Shared {
             shape: Shape::Metadata,
         };
         let found = api.list_all::<Object>(&query).await?;
-        let mut whose = found.iter().filter_map(|it| storage::Whose::read(&it.metadata));
+        let mut whose = found
+            .iter()
+            .filter_map(|it| storage::Whose::read(&it.metadata));
         Ok(whose.any(|whose| whose.group() == self.of))
     }
 
@@ -284,21 +286,31 @@ impl Shared {
 /// Plural, namespace and name.
 pub(super) type Place = (String, String, String);
 
+pub(super) fn is_secret((plural, ..): &Place) -> bool {
+    plural == SECRETS
+}
+
 pub(super) fn place(kind: &Kind, meta: &ObjectMeta) -> Place {
     let (namespace, name) = (meta.namespace().to_owned(), meta.name().to_owned());
     (kind.resource.plural.clone(), namespace, name)
 }
 
+/// The objects of a cluster's groups, with their versions.
+type OfCluster = BTreeMap<Place, (Shared, String)>;
+
 /// The objects of groups, by the cluster label.
 #[derive(Default)]
-pub(super) struct AllShared(Mutex<BTreeMap<String, BTreeMap<Place, Shared>>>);
+pub(super) struct AllShared(Mutex<BTreeMap<String, OfCluster>>);
 
 impl AllShared {
-    /// Returns whether anything is new.
-    pub(super) fn add(&self, shared: Shared) -> bool {
+    /// Returns whether anything is new. Of Secrets that is also their content, which people may change.
+    pub(super) fn add(&self, shared: Shared, version: &str) -> bool {
+        let place = shared.place();
+        let version = if is_secret(&place) { version } else { "" }.to_owned();
         let mut all = self.0.lock();
         let of_cluster = all.entry(shared.of.cluster.clone()).or_default();
-        of_cluster.insert(shared.place(), shared.clone()) != Some(shared)
+        let new = (shared.clone(), version);
+        of_cluster.insert(place, new.clone()) != Some(new)
     }
 
     pub(super) fn remove(&self, shared: &Shared) {
@@ -311,7 +323,7 @@ impl AllShared {
 
     fn retain(&self, mut keep: impl FnMut(&Place, &Shared) -> bool) {
         self.0.lock().retain(|_, of_cluster| {
-            of_cluster.retain(|place, shared| keep(place, shared));
+            of_cluster.retain(|place, (shared, _)| keep(place, shared));
             !of_cluster.is_empty()
         });
     }
@@ -329,7 +341,7 @@ impl AllShared {
             .or_else(|| all.get(cluster));
         found
             .into_iter()
-            .flat_map(|it| it.values().cloned())
+            .flat_map(|it| it.values().map(|(shared, _)| shared.clone()))
             .collect()
     }
 }

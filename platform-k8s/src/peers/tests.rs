@@ -328,11 +328,32 @@ fn an_object_of_a_group_says_its_own_name_and_a_copy_of_it_is_somebody_elses() {
 }
 
 #[test]
+fn a_secret_that_somebody_changed_is_looked_at_again() {
+    let notifier = PeerNotifier::default();
+    let secrets = kind("", "secrets");
+    let (services, secret) = (kind("", "services"), read(&secrets, &made()).unwrap());
+    let current = |kind: &Arc<Kind>| {
+        let place = shared::place(kind, &made());
+        notifier.current.lock().insert(place.clone(), 1);
+        place
+    };
+    notifier.found(secret.clone(), "1");
+    let place = current(&secrets);
+    notifier.found(secret.clone(), "1");
+    assert!(notifier.is_current(&place, 1), "the same again");
+    notifier.found(secret, "2");
+    assert!(!notifier.is_current(&place, 1));
+    let place = current(&services);
+    notifier.found(read(&services, &made()).unwrap(), "3");
+    assert!(notifier.is_current(&place, 1));
+}
+
+#[test]
 fn an_object_that_is_gone_is_forgotten_and_those_of_its_name_are_not() {
     let budgets = kind("policy", "poddisruptionbudgets");
     let notifier = PeerNotifier::default();
     for kind in [&budgets, &kind("", "services")] {
-        notifier.found(read(kind, &made()).unwrap());
+        notifier.found(read(kind, &made()).unwrap(), "1");
         notifier
             .current
             .lock()

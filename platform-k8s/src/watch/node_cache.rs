@@ -19,7 +19,7 @@ use state::{CacheState, Indexed, Watch};
 
 use super::unscheduled::Likeness;
 use crate::{
-    client::{Kind, Object},
+    client::{Kind, Meta as _, Object},
     delete::Place,
     discover::{Lost, Reader, Seen},
     group::{Group, Groups, Member, UnderWay},
@@ -460,7 +460,7 @@ impl NodeCache {
     pub(super) fn of_group(&self, kind: u16, meta: &ObjectMeta, keys: &LabelKeys) {
         let kind = self.kinds.get(usize::from(kind));
         if let Some(shared) = kind.and_then(|kind| Shared::read(kind, meta, keys)) {
-            self.peer_notifier.found(shared);
+            self.peer_notifier.found(shared, meta.version());
         }
     }
 

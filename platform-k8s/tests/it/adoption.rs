@@ -23,7 +23,7 @@ const MOST_CALLS: usize = 60;
 const THEIRS: &str = "theirs";
 
 /// A request that gives a node to an owner.
-async fn adoption(bench: &Bench, node: &Node, owner: Uuid) -> UpdateNodeRequest {
+pub(crate) async fn adoption(bench: &Bench, node: &Node, owner: Uuid) -> UpdateNodeRequest {
     let platform = bench.platform().await.uid;
     requests::adoption(&platform, bench.fence(), node, (&node.cluster_id, owner))
 }

@@ -9,23 +9,27 @@ use drover_testing::{
     platform::{caller::told, requests},
 };
 use serde_json::{Value, json};
+use uuid::Uuid;
 use x509_parser::pem::Pem;
 
-use crate::bench::Bench;
+use crate::{adoption::adoption, bench::Bench};
 
-/// Content of the Secrets of the only group, by the ends of their names, once there are three.
+/// Content of the Secrets of the only group, by what their names say they are, once there are all.
 async fn secrets(bench: &Bench) -> BTreeMap<String, BTreeMap<String, String>> {
-    until("there are three Secrets", || async {
+    until("there are all Secrets", || async {
         let found = bench.namespace.list("secrets").await;
         let all: BTreeMap<_, _> = found.iter().map(|it| (end(it), content(it))).collect();
-        (all.len() == 3).then_some(all)
+        (all.len() == 4).then_some(all)
     })
     .await
 }
 
 fn end(secret: &Value) -> String {
     let name = secret["metadata"]["name"].as_str().unwrap();
-    name.rsplit('-').next().unwrap().to_owned()
+    let end = name.rsplit('-').next().unwrap();
+    // Nodes have one of their own, whose name has a hash.
+    let is_login = end == "app" && !secret["data"].as_object().unwrap().contains_key("host");
+    if is_login { "login" } else { end }.to_owned()
 }
 
 fn content(secret: &Value) -> BTreeMap<String, String> {
@@ -49,9 +53,9 @@ fn accepts(trusted: &str, certificate: &str, host: &str) -> bool {
     let (_, own) = x509_parser::pem::parse_x509_pem(certificate.as_bytes()).unwrap();
     let own = own.parse_x509().unwrap();
     let names = own.subject_alternative_name().unwrap().unwrap();
-    let named = names.value.general_names.iter().any(|name| {
-        matches!(name, x509_parser::extensions::GeneralName::DNSName(it) if *it == host)
-    });
+    let named = names.value.general_names.iter().any(
+        |name| matches!(name, x509_parser::extensions::GeneralName::DNSName(it) if *it == host),
+    );
     let signed = Pem::iter_from_buffer(trusted.as_bytes()).any(|authority| {
         let authority = authority.unwrap();
         let authority = authority.parse_x509().unwrap();
@@ -82,6 +86,13 @@ async fn a_group_has_certificates_and_an_access_that_outlive_its_nodes() {
         format!("postgresql://app:{}@{service}:7000/app", app["password"])
     );
     assert!(app["password"].len() >= 32);
+    let login = [
+        ("dbname", "app"),
+        ("password", &app["password"]),
+        ("user", "app"),
+    ];
+    let login = login.map(|(key, text)| (key.to_owned(), text.to_owned()));
+    assert_eq!(first["login"], BTreeMap::from(login));
     // Another node, and another platform, change nothing.
     bench.reborn().await;
     let (_, more) = bench.make("secured", 1).await;
@@ -104,14 +115,20 @@ async fn a_secret_that_somebody_deletes_is_made_anew() {
         (now["tls"] != first["tls"]).then_some(now)
     })
     .await;
-    assert!(accepts(&first["ca"]["ca.crt"], &second["tls"]["tls.crt"], &service));
+    assert!(accepts(
+        &first["ca"]["ca.crt"],
+        &second["tls"]["tls.crt"],
+        &service
+    ));
     // Of another authority the nodes hear before they show what it has issued.
     let ca = name(&bench, "ca").await;
     bench.namespace.delete("secrets", &ca).await;
     let third = until("both authorities are trusted", || async {
         let now = secrets(&bench).await;
         let both = [&now["ca"]["ca.crt"], &first["ca"]["ca.crt"]];
-        let trusted = both.iter().all(|it| now["tls"]["ca.crt"].contains(it.as_str()));
+        let trusted = both
+            .iter()
+            .all(|it| now["tls"]["ca.crt"].contains(it.as_str()));
         (both[0] != both[1] && trusted).then_some(now)
     })
     .await;
@@ -125,23 +142,70 @@ async fn a_secret_that_somebody_deletes_is_made_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_secret_of_somebody_else_is_left_alone() {
+async fn a_password_that_somebody_writes_is_passed_on() {
     let bench = Bench::start().await;
-    let (_, nodes) = bench.make("secured", 1).await;
+    bench.make("secured", 1).await;
     secrets(&bench).await;
     let app = name(&bench, "app").await;
-    let theirs = json!({"metadata": {"labels": {"drover.dev/owner": "somebody"}}, "data": {"password": "aGk="}});
-    bench.namespace.merge("secrets", &app, &theirs).await.unwrap();
-    bench.make("secured", 1).await;
-    let tls = name(&bench, "tls").await;
-    bench.namespace.delete("secrets", &tls).await;
-    until("the platform has written what is its own", || async {
-        let found = bench.namespace.list("secrets").await;
-        found.iter().any(|it| end(it) == "tls").then_some(())
+    let written = json!({"stringData": {"password": "it's mine/ours"}});
+    bench
+        .namespace
+        .merge("secrets", &app, &written)
+        .await
+        .unwrap();
+    until("nodes and applications have it", || async {
+        let now = secrets(&bench).await;
+        let encoded = now["app"]["uri"].contains(":it%27s%20mine%2Fours@");
+        (encoded && now["login"]["password"] == "it's mine/ours").then_some(())
     })
     .await;
-    let now = bench.namespace.get("secrets", &app).await.unwrap();
-    assert_eq!(now["data"]["password"], "aGk=", "{}", nodes[0].node_id);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_of_somebody_else_is_left_alone_and_no_node_takes_a_word_of_it() {
+    let bench = Bench::start().await;
+    bench.make("secured", 1).await;
+    let before = secrets(&bench).await;
+    let app = name(&bench, "app").await;
+    let theirs = json!({
+        "metadata": {"labels": {"drover.dev/owner": "somebody"}}, "stringData": {"password": "theirs"},
+    });
+    bench
+        .namespace
+        .merge("secrets", &app, &theirs)
+        .await
+        .unwrap();
+    for ending in ["login", "tls"] {
+        let own = name(&bench, ending).await;
+        bench.namespace.delete("secrets", &own).await;
+    }
+    let now = until("the platform has written what is its own", || async {
+        let now = secrets(&bench).await;
+        (now["login"] != before["login"] && now["tls"] != before["tls"]).then_some(now)
+    })
+    .await;
+    assert_ne!(now["login"]["password"], "theirs");
+    assert_eq!(now["app"]["password"], "theirs");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn secrets_go_with_the_nodes_to_another_owner() {
+    let bench = Bench::with(|settings| settings.unschedulable_timeout_seconds = 1.0).await;
+    let (_, nodes) = bench.make("secured", 2).await;
+    bench.until_running().await;
+    let before = secrets(&bench).await;
+    let heir = Uuid::new_v4();
+    for node in &nodes {
+        let request = adoption(&bench, node, heir).await;
+        bench.update(&request).await.unwrap();
+    }
+    until("all are the heir's", || async {
+        let found = bench.namespace.list("secrets").await;
+        let of = |it: &Value| it["metadata"]["labels"]["drover.dev/owner"] == heir.to_string();
+        (found.len() == 4 && found.iter().all(of)).then_some(())
+    })
+    .await;
+    assert_eq!(secrets(&bench).await, before);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -163,7 +227,12 @@ async fn whoever_comes_back_to_kept_storage_is_let_in_as_before() {
     })
     .await;
     until("its service is gone", || async {
-        bench.namespace.list("services").await.is_empty().then_some(())
+        bench
+            .namespace
+            .list("services")
+            .await
+            .is_empty()
+            .then_some(())
     })
     .await;
     assert_eq!(secrets(&bench).await, first);
@@ -172,7 +241,12 @@ async fn whoever_comes_back_to_kept_storage_is_let_in_as_before() {
         bench.namespace.delete("persistentvolumeclaims", name).await;
     }
     until("nothing is left to come back to", || async {
-        bench.namespace.list("secrets").await.is_empty().then_some(())
+        bench
+            .namespace
+            .list("secrets")
+            .await
+            .is_empty()
+            .then_some(())
     })
     .await;
 }

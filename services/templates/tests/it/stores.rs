@@ -256,8 +256,8 @@ fn what_a_template_sets_is_refused_as_an_attribute_on_every_platform() {
             "initial-cluster-state",
             "leave it out",
         ),
-        ("etcd", "3.5", "flags", "cert-file", "no TLS"),
-        ("etcd", "3.5", "flags", "peer-auto-tls", "no TLS"),
+        ("etcd", "3.5", "flags", "cert-file", "`tls`"),
+        ("etcd", "3.5", "flags", "peer-auto-tls", "`tls`"),
         ("etcd", "3.5", "flags", "force-new-cluster", "recover"),
         ("etcd", "3.5", "flags", "wal-dir", "with the data"),
     ] {

@@ -22,6 +22,9 @@ impl Certificates {
         let shown = TempDir::with_prefix("drover-store-").unwrap();
         let open = fs::Permissions::from_mode(0o755);
         fs::set_permissions(shown.path(), open).unwrap();
+        for name in ["ca.crt", "tls.crt", "tls.key", "names"] {
+            symlink(format!("..data/{name}"), shown.path().join(name)).unwrap();
+        }
         let certificates = Self {
             authority: Authority::new("db"),
             shown,
@@ -57,7 +60,11 @@ impl Certificates {
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         let version = self.shown.path().join("..data");
-        if name.is_empty() { version } else { version.join(name) }
+        if name.is_empty() {
+            version
+        } else {
+            version.join(name)
+        }
     }
 
     /// The authority, as programs are told of it.
