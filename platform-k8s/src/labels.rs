@@ -44,6 +44,10 @@ pub const DISRUPTION_BUDGET: &str = "drover.dev/disruption-budget";
 pub const SECRETS: &str = "drover.dev/secrets";
 /// Annotation of the Secret with the certificate of a group: since when its authorities are trusted, as seconds since 1970.
 pub const TRUSTED_SINCE: &str = "drover.dev/trusted-since";
+/// Annotation that a person sets on the Secret of an authority to have another one; any value that was not there before.
+pub const RENEW: &str = "drover.dev/renew";
+/// Annotation beside [`RENEW`]: the value that was done.
+pub const RENEWED: &str = "drover.dev/renewed";
 /// Annotation of an object that the platform has made for a group: its own name. A copy of it has another name.
 pub const SHARED: &str = "drover.dev/shared";
 /// Label of everything that belongs to an addon: its name, encoded by [`value`].

@@ -72,15 +72,17 @@ impl PeerNotifier {
         self.wake.notify_one();
     }
 
-    /// An object of a group is there.
-    pub(crate) fn found(&self, shared: Shared, version: &str) {
+    /// An object of a group is there. Returns whether it is another one than before.
+    pub(crate) fn found(&self, shared: Shared, version: &str) -> bool {
         let (cluster, place) = (shared.cluster().to_owned(), shared.place());
-        if self.shared.add(shared, version) {
+        let is_new = self.shared.add(shared, version);
+        if is_new {
             if shared::is_secret(&place) {
                 self.current.lock().remove(&place);
             }
             self.notify(&cluster);
         }
+        is_new
     }
 
     /// Whether anything is there that belongs to a group of this cluster.

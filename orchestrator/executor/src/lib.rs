@@ -123,31 +123,3 @@ impl Executor {
         )
     }
 }
-
-#[cfg(test)]
-mod sizes {
-    use super::*;
-    fn of<A, B, C, D, F>(_: impl Fn(A, B, C, D) -> F) -> usize {
-        std::mem::size_of::<F>()
-    }
-    #[test]
-    fn sizes() {
-        let e =
-            |e: &'static Executor, c: &'static Cluster, call: Call, u: Urgency| e.call(c, call, u);
-        eprintln!("call {}", of(e));
-        let p = |e: &'static Executor, c: &'static Cluster, s: drover_core::Sym, _u: Urgency| {
-            confirm::confirm(e, c, s)
-        };
-        eprintln!("confirm {}", of(p));
-        let p = |e: &'static Executor, c: &'static Cluster, s: u64, u: Millis| e.drain(c, s, u);
-        eprintln!("drain {}", of(p));
-        let p =
-            |e: &'static drover_platforms::Platform, u: Urgency, _a: (), _b: ()| e.permit(u, || 0);
-        eprintln!("permit {}", of(p));
-        eprintln!(
-            "Call {} Ended {}",
-            std::mem::size_of::<Call>(),
-            std::mem::size_of::<Ended>()
-        );
-    }
-}

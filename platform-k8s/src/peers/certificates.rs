@@ -10,7 +10,7 @@ use rcgen::{
 };
 use sha2::{Digest as _, Sha256};
 
-/// How long an authority is valid. It is renewed by a person, who deletes its Secret.
+/// How long an authority is valid. Another one is made when a person asks for it.
 const AUTHORITY: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// How long a certificate is valid, and when it is replaced.
 const VALID: Duration = Duration::from_secs(90 * 24 * 3600);
@@ -32,6 +32,12 @@ const END: &str = "-----END CERTIFICATE-----\n";
 pub(super) struct Authority {
     pem: String,
     issuer: Issuer<'static, KeyPair>,
+}
+
+/// The authority of a group, and the one in whose place it came, as long as that still has to issue certificates.
+pub(super) struct Authorities {
+    pub(super) current: Authority,
+    pub(super) former: Option<Authority>,
 }
 
 /// What the nodes of a group show, and whom they trust.
@@ -112,54 +118,9 @@ impl Authority {
         &self.pem
     }
 
-    /// What is shown for this purpose from now on, and when to look again. Another authority is trusted for a while before
-    /// certificates of it are shown, and the former one is trusted from then on, too: nodes hear of both at different times.
-    /// `trusted` has this authority and others whose certificates nodes of the group show.
-    ///
-    /// # Errors
-    /// `Internal` if the certificate cannot be issued.
-    pub(super) fn next(
-        &self,
-        purpose: &Purpose,
-        trusted: &[&str],
-        shown: &Shown,
-        now: SystemTime,
-    ) -> Result<(Shown, SystemTime)> {
-        let of = self.digest(&purpose.names);
-        if shown.certificate.is_empty() || shown.key.is_empty() {
-            return self.issue(purpose, of, (trusted.concat(), now), now);
-        }
-        let mut known = shown.trusted.split_inclusive(END).map(str::trim_start);
-        let former = known.find(|it| it.ends_with(END) && !trusted.contains(it));
-        let bundle = format!("{}{}", trusted.concat(), former.unwrap_or_default());
-        if bundle != shown.trusted {
-            let told = Shown {
-                trusted: bundle,
-                trusted_since: now,
-                ..shown.clone()
-            };
-            return Ok((told, (now + KNOWN).min(shown.renew_after.max(now))));
-        }
-        if shown.of == of && now < shown.renew_after {
-            return Ok((shown.clone(), shown.renew_after));
-        }
-        // Of the former authority none can be issued any more, and one that has ended is of no use to anybody.
-        let last = shown.renew_after + LAST;
-        let until = match purpose.oldest {
-            None => (shown.trusted_since + KNOWN).min(last),
-            Some(oldest) if oldest > shown.trusted_since + SKEW => now,
-            Some(_) => last,
-        };
-        if former.is_some() && now < until && shown.trusted_since <= now {
-            return Ok((shown.clone(), until));
-        }
-        self.issue(purpose, of, (bundle, shown.trusted_since), now)
-    }
-
     fn issue(
         &self,
         purpose: &Purpose,
-        of: String,
         (trusted, trusted_since): (String, SystemTime),
         now: SystemTime,
     ) -> Result<(Shown, SystemTime)> {
@@ -179,7 +140,7 @@ impl Authority {
             trusted,
             certificate: unix(&certificate.pem()),
             key: key.serialize_pem(),
-            of,
+            of: self.digest(&purpose.names),
             renew_after: now + RENEWED,
             trusted_since,
         };
@@ -200,9 +161,76 @@ impl Authority {
     }
 }
 
+impl Authorities {
+    /// Those that are to be trusted, PEM.
+    pub(super) fn pems(&self) -> impl Iterator<Item = &str> {
+        let all = [Some(&self.current), self.former.as_ref()].into_iter();
+        all.flatten().map(Authority::pem)
+    }
+
+    /// Whether the authority before is needed no more: all that is shown is of the current one.
+    pub(super) fn is_through(&self, purpose: &Purpose, shown: &Shown) -> bool {
+        shown.of == self.current.digest(&purpose.names)
+    }
+
+    /// What is shown for this purpose from now on, and when to look again. Another authority is trusted for a while before
+    /// certificates of it are shown, and the former one is trusted from then on, too: nodes hear of both at different times.
+    /// `trusted` has these and others whose certificates nodes of the group show.
+    ///
+    /// # Errors
+    /// `Internal` if the certificate cannot be issued.
+    pub(super) fn next(
+        &self,
+        purpose: &Purpose,
+        trusted: &[&str],
+        shown: &Shown,
+        now: SystemTime,
+    ) -> Result<(Shown, SystemTime)> {
+        if shown.certificate.is_empty() || shown.key.is_empty() {
+            return self.current.issue(purpose, (trusted.concat(), now), now);
+        }
+        let mut known = shown.trusted.split_inclusive(END).map(str::trim_start);
+        let left = known.find(|it| it.ends_with(END) && !trusted.contains(it));
+        let bundle = format!("{}{}", trusted.concat(), left.unwrap_or_default());
+        if bundle != shown.trusted {
+            let told = Shown {
+                trusted: bundle,
+                trusted_since: now,
+                ..shown.clone()
+            };
+            return Ok((told, (now + KNOWN).min(shown.renew_after.max(now))));
+        }
+        // What was issued by a clock that was ahead is not valid yet, and would be kept for too long.
+        let renew_after = shown.renew_after.min(now + RENEWED + BEFORE);
+        let is_due = now >= shown.renew_after || renew_after < shown.renew_after;
+        // Of an authority whose key is gone none can be issued any more, and one that has ended is of no use to anybody.
+        let last = shown.renew_after + LAST;
+        let is_changing = left.is_some() || self.former.is_some();
+        let known = match purpose.oldest {
+            _ if !is_changing || shown.trusted_since > now => now,
+            None => (shown.trusted_since + KNOWN).min(last),
+            Some(oldest) if oldest > shown.trusted_since + SKEW => now,
+            Some(_) => last,
+        };
+        let issuer = if known <= now {
+            Some(&self.current)
+        } else {
+            self.former.as_ref()
+        };
+        let Some(issuer) = issuer else {
+            return Ok((shown.clone(), known));
+        };
+        if shown.of == issuer.digest(&purpose.names) && !is_due {
+            let until = if known > now { known } else { renew_after };
+            return Ok((shown.clone(), until.min(renew_after)));
+        }
+        issuer.issue(purpose, (bundle, shown.trusted_since), now)
+    }
+}
+
 /// With ends of lines as everybody compares them.
 fn unix(pem: &str) -> String {
-    pem.replace("\r\n", "\n")
+    format!("{}\n", pem.replace("\r\n", "\n").trim())
 }
 
 #[cfg(test)]
@@ -223,16 +251,23 @@ mod tests {
 
     /// What is shown next by an authority that nobody else is trusted beside.
     fn next(
-        authority: &Authority,
+        authorities: &Authorities,
         purpose: &Purpose,
         shown: &Shown,
         now: SystemTime,
     ) -> (Shown, SystemTime) {
-        let trusted = [authority.pem()];
-        authority.next(purpose, &trusted, shown, now).unwrap()
+        let trusted: Vec<&str> = authorities.pems().collect();
+        authorities.next(purpose, &trusted, shown, now).unwrap()
     }
 
-    fn first(authority: &Authority, purpose: &Purpose, now: SystemTime) -> (Shown, SystemTime) {
+    /// An authority in whose place none came, and its key.
+    fn made(now: SystemTime) -> (Authorities, String) {
+        let (current, key) = Authority::new("orders db", now).unwrap();
+        let former = None;
+        (Authorities { current, former }, key)
+    }
+
+    fn first(authority: &Authorities, purpose: &Purpose, now: SystemTime) -> (Shown, SystemTime) {
         next(authority, purpose, &Shown::default(), now)
     }
 
@@ -250,17 +285,18 @@ mod tests {
     #[test]
     fn a_certificate_is_kept_for_sixty_days_and_then_replaced_under_the_same_authority() {
         let now = SystemTime::now();
-        let (authority, key) = Authority::new("orders db", now).unwrap();
+        let (authority, key) = made(now);
         let (shown, until) = first(&authority, &nodes(), now);
         assert!(accepted(&shown));
         assert_eq!(until, now + 60 * DAY);
         // As after a restart of the platform.
-        let authority = Authority::read(authority.pem(), &key).unwrap();
+        let authority = Authorities {
+            current: Authority::read(authority.current.pem(), &key).unwrap(),
+            former: None,
+        };
         let later = now + 59 * DAY;
-        assert_eq!(
-            next(&authority, &nodes(), &shown, later),
-            (shown.clone(), until)
-        );
+        let kept = next(&authority, &nodes(), &shown, later);
+        assert_eq!(kept, (shown.clone(), until));
         let (second, _) = next(&authority, &nodes(), &shown, until);
         assert!(accepted(&second));
         assert_ne!(second.key, shown.key);
@@ -272,78 +308,106 @@ mod tests {
     }
 
     #[test]
+    fn one_of_a_clock_that_was_ahead_is_issued_anew() {
+        let now = SystemTime::now();
+        let (authority, _) = made(now);
+        let (ahead, _) = first(&authority, &nodes(), now + 3 * DAY);
+        let (shown, until) = next(&authority, &nodes(), &ahead, now);
+        assert_ne!(shown.key, ahead.key);
+        assert_eq!(until, now + 60 * DAY);
+    }
+
+    /// As when the Secret of the authority was deleted, or when another one was asked for.
+    fn changes(now: SystemTime) -> [(Authorities, Shown, Authorities); 2] {
+        [false, true].map(|keeps| {
+            let (former, key) = made(now);
+            let mut all = nodes();
+            all.oldest = Some(now);
+            let (before, _) = first(&former, &all, now);
+            let pem = former.current.pem().to_owned();
+            let (current, _) = Authority::new("orders db", now).unwrap();
+            let kept = keeps.then(|| Authority::read(&pem, &key).unwrap());
+            let after = Authorities {
+                current,
+                former: kept,
+            };
+            (former, before, after)
+        })
+    }
+
+    #[test]
     fn another_authority_is_trusted_before_its_certificates_are_shown() {
         let now = SystemTime::now();
-        let (former, _) = Authority::new("orders db", now).unwrap();
-        let (before, _) = first(&former, &nodes(), now);
-        let (authority, _) = Authority::new("orders db", now).unwrap();
-        let (told, until) = next(&authority, &nodes(), &before, now);
-        assert_eq!(
-            (&told.certificate, &told.key),
-            (&before.certificate, &before.key)
-        );
-        assert!(accepted(&told));
-        assert!(told.trusted.contains(authority.pem()) && told.trusted.contains(former.pem()));
-        let soon = now + Duration::from_secs(10);
-        assert_eq!(
-            next(&authority, &nodes(), &told, soon),
-            (told.clone(), until)
-        );
-        let (last, _) = next(&authority, &nodes(), &told, until);
-        assert_ne!(last.certificate, before.certificate);
-        assert!(accepted(&last));
-        // Whoever shows the former one is still accepted.
-        let late = Shown {
-            certificate: before.certificate,
-            ..last
-        };
-        assert!(accepted(&late));
+        for (former, before, after) in changes(now) {
+            let (told, until) = next(&after, &nodes(), &before, now);
+            let pairs = [&told, &before].map(|it| (&it.certificate, &it.key));
+            assert_eq!(pairs[0], pairs[1]);
+            assert!(accepted(&told));
+            for authority in [&former.current, &after.current] {
+                assert!(told.trusted.contains(authority.pem()));
+            }
+            let soon = now + Duration::from_secs(10);
+            assert_eq!(next(&after, &nodes(), &told, soon), (told.clone(), until));
+            let (last, _) = next(&after, &nodes(), &told, until);
+            assert_ne!(last.certificate, before.certificate);
+            assert!(after.is_through(&nodes(), &last) && !after.is_through(&nodes(), &told));
+            assert!(accepted(&last));
+            // Whoever shows the former one is still accepted.
+            let late = Shown {
+                certificate: before.certificate,
+                ..last
+            };
+            assert!(accepted(&late));
+        }
     }
 
     #[test]
     fn nodes_of_two_authorities_trust_both() {
         let now = SystemTime::now();
-        let pair = [(); 2].map(|()| Authority::new("orders db", now).unwrap().0);
-        let trusted = [pair[0].pem(), pair[1].pem()];
+        let pair = [(); 2].map(|()| made(now).0);
+        let trusted = [pair[0].current.pem(), pair[1].current.pem()];
         for authority in &pair {
             let (alone, _) = first(authority, &nodes(), now);
             let (told, _) = authority.next(&nodes(), &trusted, &alone, now).unwrap();
             assert_eq!(told.trusted, trusted.concat());
             assert_eq!(told.certificate, alone.certificate);
-            let kept = authority
-                .next(&nodes(), &trusted, &told, now + DAY)
-                .unwrap();
+            let later = now + DAY;
+            let kept = authority.next(&nodes(), &trusted, &told, later).unwrap();
             assert_eq!(kept, (told, now + 60 * DAY));
         }
     }
 
     #[test]
-    fn of_another_authority_nothing_is_shown_while_a_server_began_before_it_was_there() {
+    fn while_a_server_began_before_another_authority_certificates_are_of_the_former_one() {
         let now = SystemTime::now();
-        let (former, _) = Authority::new("orders db", now).unwrap();
-        let mut nodes = nodes();
-        nodes.oldest = Some(now);
-        let (before, _) = first(&former, &nodes, now);
-        let (authority, _) = Authority::new("orders db", now).unwrap();
         let changed = now + DAY;
-        let (told, _) = next(&authority, &nodes, &before, changed);
-        // The address of another node, for which none can be issued yet.
-        nodes.names.push("10.0.0.7".to_owned());
-        let last = now + 80 * DAY;
-        let later = changed + 10 * DAY;
-        assert_eq!(next(&authority, &nodes, &told, later), (told.clone(), last));
-        assert_ne!(next(&authority, &nodes, &told, last).0.key, told.key);
-        nodes.oldest = Some(changed + SKEW + Duration::from_secs(1));
-        assert_ne!(
-            next(&authority, &nodes, &told, changed + DAY).0.key,
-            told.key
-        );
+        for (former, before, after) in changes(now) {
+            let mut all = nodes();
+            all.oldest = Some(now);
+            let (told, _) = next(&after, &all, &before, changed);
+            // The address of another node, which has to be let in.
+            all.names.push("10.0.0.7".to_owned());
+            let (shown, _) = next(&after, &all, &told, changed + DAY);
+            if after.former.is_some() {
+                assert_eq!(shown.of, former.current.digest(&all.names));
+                assert_ne!(shown.key, told.key);
+            } else {
+                // Its key is gone.
+                assert_eq!(shown, told);
+                let last = now + 80 * DAY;
+                assert!(after.is_through(&all, &next(&after, &all, &told, last).0));
+            }
+            assert!(accepted(&shown));
+            all.oldest = Some(changed + SKEW + Duration::from_secs(1));
+            let (shown, _) = next(&after, &all, &shown, changed + 2 * DAY);
+            assert!(after.is_through(&all, &shown));
+        }
     }
 
     #[test]
     fn a_client_cannot_be_taken_for_a_server() {
         let now = SystemTime::now();
-        let (authority, _) = Authority::new("orders db", now).unwrap();
+        let (authority, _) = made(now);
         for server in [true, false] {
             let purpose = Purpose { server, ..nodes() };
             let (shown, _) = first(&authority, &purpose, now);
@@ -364,7 +428,7 @@ mod tests {
     #[test]
     fn an_incomplete_pair_is_issued_anew() {
         let now = SystemTime::now();
-        let (authority, _) = Authority::new("orders db", now).unwrap();
+        let (authority, _) = made(now);
         let (shown, _) = first(&authority, &nodes(), now);
         let half = Shown {
             key: String::new(),

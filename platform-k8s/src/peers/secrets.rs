@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{
-    certificates::{Authority, Purpose, Shown},
+    certificates::{Authorities, Authority, Purpose, Shown},
     shared::{GroupLabels, Place},
 };
 use crate::{
@@ -25,6 +25,9 @@ use crate::{
 };
 
 const PLURAL: &str = "secrets";
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// When an authority, which is valid for ten years, is replaced.
+const AUTHORITY_RENEWED: Duration = Duration::from_secs(8 * 365 * 24 * 3600);
 
 /// What a pod asks for, in the annotation [`labels::SECRETS`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -32,6 +35,8 @@ const PLURAL: &str = "secrets";
 struct Asked {
     /// Begins the names of what nodes mount: `NAME-tls` and `NAME-app`; and `NAME-ca`.
     name: String,
+    /// Name of the service that leads to the active nodes.
+    service: String,
     /// Whether the nodes have certificates.
     #[serde(default)]
     tls: bool,
@@ -51,8 +56,6 @@ struct Application {
     /// Name of the Secret that applications mount.
     secret: String,
     scheme: String,
-    /// Name of the service that leads to the active nodes.
-    service: String,
     port: u16,
     /// Who comes with a password.
     #[serde(default)]
@@ -72,9 +75,9 @@ impl Asked {
         };
         let asked: Self = serde_json::from_str(text).map_err(|_| wrong("cannot be read"))?;
         // They become parts of names and addresses.
-        let mut words = vec![&asked.name];
+        let mut words = vec![&asked.name, &asked.service];
         if let Some(it) = &asked.application {
-            words.extend([&it.secret, &it.scheme, &it.service]);
+            words.extend([&it.secret, &it.scheme]);
             words.extend([&it.user, &it.database].into_iter().flatten());
         }
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -123,8 +126,9 @@ pub(super) struct Secrets(BTreeMap<(String, GroupLabels), DesiredSecrets>);
 pub(super) struct DesiredSecrets {
     namespace: String,
     of: GroupLabels,
-    /// Different pods may ask for different ones: while they are renewed, and after an adoption.
-    asked: BTreeSet<String>,
+    /// Different pods may ask for different ones: while they are renewed, and after an adoption. With when the first of those
+    /// was made.
+    asked: BTreeMap<String, SystemTime>,
     /// Of the pods that have one.
     addresses: BTreeSet<String>,
     /// When the first of the pods was made.
@@ -149,11 +153,12 @@ impl Secrets {
         let wanted = wanted.or_insert_with(|| DesiredSecrets {
             namespace,
             of,
-            asked: BTreeSet::new(),
+            asked: BTreeMap::new(),
             addresses: BTreeSet::new(),
             oldest: made,
         });
-        wanted.asked.insert(asked.to_owned());
+        let since = wanted.asked.entry(asked.to_owned()).or_insert(made);
+        *since = made.min(*since);
         wanted.addresses.extend(address.map(str::to_owned));
         wanted.oldest = wanted.oldest.min(made);
     }
@@ -161,6 +166,14 @@ impl Secrets {
     pub(super) fn wanted(self) -> impl Iterator<Item = DesiredSecrets> {
         self.0.into_values()
     }
+}
+
+/// What the nodes of a group show.
+struct NodesShow {
+    trusted: String,
+    until: SystemTime,
+    /// Whether it is of the current authority.
+    is_through: bool,
 }
 
 /// A writer of Secrets.
@@ -172,23 +185,41 @@ pub(super) struct Hand<'a> {
 }
 
 impl DesiredSecrets {
-    /// What can be read of what its pods ask for.
-    fn asked(&self) -> impl Iterator<Item = Asked> {
-        self.asked.iter().filter_map(|it| Asked::parse(it).ok())
+    /// What its pods ask for, one for each name: what any of them needs; and where they differ, what those of before do,
+    /// until all agree.
+    fn asked(&self) -> Vec<Asked> {
+        let mut all: Vec<(SystemTime, Asked)> = Vec::new();
+        for (text, since) in &self.asked {
+            all.extend(Asked::parse(text).ok().map(|asked| (*since, asked)));
+        }
+        all.sort_by_key(|(since, _)| *since);
+        let mut merged: Vec<Asked> = Vec::new();
+        for (_, asked) in all {
+            let Some(before) = merged.iter_mut().find(|it| it.name == asked.name) else {
+                merged.push(asked);
+                continue;
+            };
+            before.tls |= asked.tls;
+            before.addresses |= asked.addresses;
+            before.application = before.application.take().or(asked.application);
+        }
+        merged
     }
 
     /// The places of all of them.
     pub(super) fn places(&self) -> Vec<Place> {
-        let names = self.asked().flat_map(|asked| asked.names());
+        let names: BTreeSet<String> = self.asked().iter().flat_map(Asked::names).collect();
         let place = |name| (PLURAL.to_owned(), self.namespace.clone(), name);
-        names.map(place).collect()
+        names.into_iter().map(place).collect()
     }
 
     pub(super) fn digest(&self) -> u128 {
-        let (of, asked) = (&self.of, &self.asked);
-        let named = self.asked().any(|asked| asked.addresses);
+        let (of, namespace, asked) = (&self.of, &self.namespace, self.asked());
+        let named = asked.iter().any(|asked| asked.addresses);
         let addresses = named.then_some((&self.addresses, self.oldest));
-        uid(&format!("secrets {of:?} {asked:?} {addresses:?}"))
+        uid(&format!(
+            "secrets {namespace} {of:?} {asked:?} {addresses:?}"
+        ))
     }
 
     /// Creates or updates the Secrets. Returns when a certificate has to be looked at again.
@@ -197,8 +228,7 @@ impl DesiredSecrets {
     /// `Precondition` if a Secret of such a name does not belong to the group, or what pods ask for cannot be read;
     /// otherwise as in [`crate::errors`].
     pub(super) async fn make(&self, hand: Hand<'_>) -> Result<Option<Instant>> {
-        let all: Result<Vec<Asked>> = self.asked.iter().map(|it| Asked::parse(it)).collect();
-        let all = all?;
+        let all = self.asked();
         let kind = hand.api.kind_of("v1", "Secret").await?;
         let secrets = Writer {
             wanted: self,
@@ -206,32 +236,20 @@ impl DesiredSecrets {
             hand,
             now: SystemTime::now(),
         };
-        let mut authorities = Vec::new();
-        for asked in all.iter().filter(|asked| asked.tls) {
-            authorities.push((asked, secrets.authority(asked).await?));
+        let mut again = secrets.make(&all).await?;
+        // What cannot be read holds up nothing else.
+        for text in self.asked.keys() {
+            Asked::parse(text)?;
         }
-        // Nodes of one group believe one another, whoever is the authority of each.
-        let trusted: Vec<&str> = authorities.iter().map(|(_, own)| own.pem()).collect();
-        let (mut again, mut bundle) = (Vec::new(), None);
-        for (asked, authority) in &authorities {
-            let shown = secrets.certificate(asked, authority, &trusted).await?;
-            bundle = Some(shown.0);
-            again.push(shown.1);
-        }
-        for asked in &all {
-            if let Some(application) = &asked.application {
-                let authority = authorities.iter().find(|(of, _)| of.name == asked.name);
-                let authority = authority
-                    .map(|(_, authority)| authority)
-                    .zip(bundle.as_deref());
-                again.extend(secrets.access(asked, application, authority).await?);
-            }
+        // A clock that is set meanwhile is found out.
+        if let Some(until) = &mut again {
+            *until = (*until).min(secrets.now + DAY);
         }
         let later = |until: SystemTime| {
             let left = until.duration_since(secrets.now).unwrap_or_default();
             Instant::now() + left.max(Duration::from_secs(1))
         };
-        Ok(again.into_iter().min().map(later))
+        Ok(again.map(later))
     }
 }
 
@@ -246,6 +264,39 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
+    /// Returns when to look again.
+    async fn make(&self, all: &[Asked]) -> Result<Option<SystemTime>> {
+        let mut authorities = Vec::new();
+        for asked in all.iter().filter(|asked| asked.tls) {
+            authorities.push((asked, self.authorities(asked).await?));
+        }
+        // Nodes of one group believe one another, whoever is the authority of each.
+        let trusted: Vec<&str> = authorities.iter().flat_map(|(_, own)| own.pems()).collect();
+        let (mut again, mut bundle, mut through) = (Vec::new(), None, Vec::new());
+        for (asked, own) in &authorities {
+            let shown = self.certificate(asked, own, &trusted).await?;
+            bundle = Some(shown.trusted);
+            again.push(shown.until);
+            through.extend((shown.is_through && own.former.is_some()).then_some(*asked));
+        }
+        let logins = self.logins(all).await?;
+        let mut seen = BTreeSet::new();
+        for asked in all {
+            let application = asked.application.as_ref();
+            let Some(application) = application.filter(|it| seen.insert(&it.secret)) else {
+                continue;
+            };
+            let own = authorities.iter().find(|(of, _)| of.name == asked.name);
+            let own = own.map(|(_, own)| own).zip(bundle.as_deref());
+            let password = self.log_in(all, application, &logins).await?;
+            again.extend(self.access(asked, application, own, password).await?);
+        }
+        for asked in through {
+            self.forget_former(asked).await?;
+        }
+        Ok(again.into_iter().min())
+    }
+
     /// A Secret of the group. `None` if there is none.
     async fn read(&self, name: &str) -> Result<Option<Secret>> {
         let Hand { api, keys, cache } = self.hand;
@@ -274,7 +325,7 @@ impl Writer<'_> {
         let is_it = |there: &Secret| {
             let own = |key: &String, text: &String, all: &Data| all.get(key) == Some(text);
             let (labelled, noted) = (there.metadata.labels(), there.metadata.annotations());
-            texts(there) == data
+            known(texts(there)) == data
                 && metadata
                     .labels
                     .iter()
@@ -292,10 +343,9 @@ impl Writer<'_> {
         for (key, text) in data {
             content.insert(key, Some(ByteString(text.into_bytes())));
         }
-        // In a merge, what is not named stays.
-        let former = there.and_then(|it| it.data.as_ref()).into_iter().flatten();
-        for (key, _) in former {
-            content.entry(key.clone()).or_insert(None);
+        // In a merge, what is not named stays: what a person has added.
+        for key in known(there.map(texts).unwrap_or_default()).into_keys() {
+            content.entry(key).or_insert(None);
         }
         let body =
             json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": content});
@@ -306,41 +356,81 @@ impl Writer<'_> {
         }
     }
 
-    /// The authority of the group, which is made once.
-    async fn authority(&self, asked: &Asked) -> Result<Authority> {
+    /// The authority of the group, which is made once, and again when a person asks for that or when it is old.
+    async fn authorities(&self, asked: &Asked) -> Result<Authorities> {
         let name = asked.authority();
-        if let Some(there) = self.read(&name).await? {
-            let data = texts(&there);
-            let part = |key: &str| data.get(key).map_or("", String::as_str);
-            let authority = Authority::read(part("ca.crt"), part("ca.key")).ok_or_else(|| {
-                let message = format!("Secret {name:?}: its ca.crt and ca.key cannot be used");
-                Error::new(Reason::Precondition, message)
-            })?;
-            self.write(&name, data, Data::new(), Some(&there)).await?;
-            return Ok(authority);
+        let there = self.read(&name).await?;
+        let before = there.as_ref().map(texts).unwrap_or_default();
+        let note = |key: &str| {
+            let all = there.as_ref().map(|it| it.metadata.annotations());
+            all.and_then(|all| all.get(key))
+                .cloned()
+                .unwrap_or_default()
+        };
+        let read = |cert: &str, key: &str| {
+            let part = |key: &str| before.get(key).map_or("", String::as_str);
+            Authority::read(part(cert), part(key))
+        };
+        let current = read("ca.crt", "ca.key");
+        if there.is_some() && current.is_none() {
+            let message = format!("Secret {name:?}: its ca.crt and ca.key cannot be used");
+            return Err(Error::new(Reason::Precondition, message));
+        }
+        let asks = note(labels::RENEW);
+        let is_asked = asks != note(labels::RENEWED);
+        let renew_after = time(&note(labels::RENEW_AFTER));
+        if let Some(current) = current
+            && !is_asked
+            && self.now < renew_after
+        {
+            let former = read("former.crt", "former.key");
+            self.write(&name, before, Data::new(), there.as_ref())
+                .await?;
+            return Ok(Authorities { current, former });
         }
         let GroupLabels { cluster, group, .. } = &self.wanted.of;
-        let (authority, key) = Authority::new(&format!("{cluster} {group}"), self.now)?;
-        let data = Data::from([
-            ("ca.crt".to_owned(), authority.pem().to_owned()),
+        let (current, key) = Authority::new(&format!("{cluster} {group}"), self.now)?;
+        let mut data = Data::from([
+            ("ca.crt".to_owned(), current.pem().to_owned()),
             ("ca.key".to_owned(), key),
         ]);
-        self.write(&name, data, Data::new(), None).await?;
-        Ok(authority)
+        // It still issues for servers that do not know the other one yet.
+        for (from, to) in [("ca.crt", "former.crt"), ("ca.key", "former.key")] {
+            data.extend(before.get(from).map(|text| (to.to_owned(), text.clone())));
+        }
+        let annotations = Data::from([
+            (labels::RENEWED.to_owned(), asks),
+            (
+                labels::RENEW_AFTER.to_owned(),
+                seconds(self.now + AUTHORITY_RENEWED),
+            ),
+        ]);
+        self.write(&name, data, annotations, there.as_ref()).await?;
+        let former = read("ca.crt", "ca.key");
+        Ok(Authorities { current, former })
+    }
+
+    /// The authority of before has nothing to issue any more.
+    async fn forget_former(&self, asked: &Asked) -> Result<()> {
+        let name = asked.authority();
+        let there = self.read(&name).await?;
+        let mut data = there.as_ref().map(texts).unwrap_or_default();
+        data.retain(|key, _| !key.starts_with("former."));
+        self.write(&name, data, Data::new(), there.as_ref()).await
     }
 
     fn oldest(&self, asked: &Asked) -> Option<SystemTime> {
         asked.addresses.then_some(self.wanted.oldest)
     }
 
-    /// Has the nodes show a valid certificate. Returns whom they trust, and when to look again.
+    /// Has the nodes show a valid certificate.
     async fn certificate(
         &self,
         asked: &Asked,
-        authority: &Authority,
+        authorities: &Authorities,
         trusted: &[&str],
-    ) -> Result<(String, SystemTime)> {
-        let mut names = service_names(asked, &self.wanted.namespace);
+    ) -> Result<NodesShow> {
+        let mut names = service_names(&asked.service, &self.wanted.namespace);
         if asked.addresses {
             names.extend(self.wanted.addresses.iter().cloned());
         }
@@ -353,83 +443,107 @@ impl Writer<'_> {
         let there = self.read(&name).await?;
         let before = there.as_ref().map(texts).unwrap_or_default();
         let own = there.as_ref().map(shown).unwrap_or_default();
-        let (shown, until) = authority.next(&purpose, trusted, &own, self.now)?;
+        let (shown, until) = authorities.next(&purpose, trusted, &own, self.now)?;
         let mut data = Data::new();
         if asked.addresses {
             // Those that the certificate was issued for, which may be the former one.
-            let kept = before
-                .get("names")
-                .filter(|_| shown.certificate == own.certificate);
-            let names = kept
-                .cloned()
-                .unwrap_or_else(|| purpose.names.join("\n") + "\n");
+            let kept = before.get("names");
+            let kept = kept.filter(|_| shown.certificate == own.certificate);
+            let names = kept.cloned();
+            let names = names.unwrap_or_else(|| purpose.names.join("\n") + "\n");
             data.insert("names".to_owned(), names);
         }
-        let bundle = shown.trusted.clone();
+        let is_through = authorities.is_through(&purpose, &shown);
+        let trusted = shown.trusted.clone();
         let annotations = pair(shown, &mut data);
         self.write(&name, data, annotations, there.as_ref()).await?;
-        Ok((bundle, until))
+        Ok(NodesShow {
+            trusted,
+            until,
+            is_through,
+        })
     }
 
-    /// Tells nodes and applications who comes, and applications where to. What somebody writes as the password stays.
-    /// Returns when to look again.
+    /// The Secrets from which nodes of each name know who an application is.
+    async fn logins(&self, all: &[Asked]) -> Result<BTreeMap<String, Option<Secret>>> {
+        let mut logins = BTreeMap::new();
+        for asked in all {
+            if asked
+                .application
+                .as_ref()
+                .is_some_and(|it| it.user.is_some())
+            {
+                logins.insert(asked.login(), self.read(&asked.login()).await?);
+            }
+        }
+        Ok(logins)
+    }
+
+    /// Tells nodes who comes. Returns the password: that which a person has written for applications, else that which nodes
+    /// have, else a new one.
+    async fn log_in(
+        &self,
+        all: &[Asked],
+        application: &Application,
+        logins: &BTreeMap<String, Option<Secret>>,
+    ) -> Result<Option<String>> {
+        let Some(user) = &application.user else {
+            return Ok(None);
+        };
+        // That for applications may be somebody else's, or be left of a cluster of the same name.
+        let there = self.read(&application.secret).await.ok().flatten();
+        let owner =
+            |it: &Secret| it.metadata.labels().get(labels::OWNER) == Some(&self.wanted.of.owner);
+        let words = there
+            .filter(owner)
+            .into_iter()
+            .chain(logins.values().flatten().cloned());
+        let mut words = words.filter_map(|it| texts(&it).remove("password"));
+        let password = words.find(|it| !it.is_empty()).unwrap_or_else(new_password);
+        for asked in all {
+            let name = asked.login();
+            let Some(own) = logins.get(&name) else {
+                continue;
+            };
+            let mut data = Data::from([
+                ("user".to_owned(), user.clone()),
+                ("password".to_owned(), password.clone()),
+            ]);
+            let database = application.database.iter();
+            data.extend(database.map(|name| ("dbname".to_owned(), name.clone())));
+            self.write(&name, data, Data::new(), own.as_ref()).await?;
+        }
+        Ok(Some(password))
+    }
+
+    /// Tells applications where to. Returns when to look again.
     async fn access(
         &self,
         asked: &Asked,
         application: &Application,
-        authority: Option<(&Authority, &str)>,
+        authorities: Option<(&Authorities, &str)>,
+        password: Option<String>,
     ) -> Result<Option<SystemTime>> {
-        // Nodes mount a Secret whose name no other group can have. That for applications may be somebody else's.
-        let there = self.read(&application.secret).await;
-        let before = there.as_ref().ok().and_then(Option::as_ref).map(texts);
-        let before = before.unwrap_or_default();
-        let mut password = None;
-        if let Some(user) = &application.user {
-            let name = asked.login();
-            let own = self.read(&name).await?;
-            let known = own.as_ref().map(texts).unwrap_or_default();
-            let mut words = [&before, &known]
-                .into_iter()
-                .filter_map(|it| it.get("password"));
-            let word = words
-                .find(|it| !it.is_empty())
-                .cloned()
-                .unwrap_or_else(new_password);
-            let mut data = Data::from([
-                ("user".to_owned(), user.clone()),
-                ("password".to_owned(), word.clone()),
-            ]);
-            data.extend(
-                application
-                    .database
-                    .iter()
-                    .map(|name| ("dbname".to_owned(), name.clone())),
-            );
-            self.write(&name, data, Data::new(), own.as_ref()).await?;
-            password = Some(word);
-        }
-        let there = there?;
-        let mut data = application.data(&self.wanted.namespace, password);
-        let Some((authority, trusted)) = authority else {
-            let name = &application.secret;
-            self.write(name, data, Data::new(), there.as_ref()).await?;
-            return Ok(None);
-        };
-        let mut annotations = Data::new();
-        let mut again = None;
-        if application.certificate {
-            let purpose = Purpose {
-                names: vec!["application".to_owned()],
-                server: false,
-                oldest: self.oldest(asked),
-            };
-            let own = there.as_ref().map(shown).unwrap_or_default();
-            let (shown, until) = authority.next(&purpose, &[authority.pem()], &own, self.now)?;
-            annotations = pair(shown, &mut data);
-            again = Some(until);
-        }
-        data.insert("ca.crt".to_owned(), trusted.to_owned());
         let name = &application.secret;
+        let there = self.read(name).await?;
+        let host = format!("{}.{}.svc", asked.service, self.wanted.namespace);
+        let mut data = application.data(host, password);
+        let (mut annotations, mut again) = (Data::new(), None);
+        if let Some((authorities, trusted)) = authorities {
+            if application.certificate {
+                let purpose = Purpose {
+                    names: vec!["application".to_owned()],
+                    server: false,
+                    oldest: self.oldest(asked),
+                };
+                let own = there.as_ref().map(shown).unwrap_or_default();
+                let pems: Vec<&str> = authorities.pems().collect();
+                let (shown, until) = authorities.next(&purpose, &pems, &own, self.now)?;
+                annotations = pair(shown, &mut data);
+                again = Some(until);
+            }
+            data.insert("ca.crt".to_owned(), trusted.to_owned());
+        }
         self.write(name, data, annotations, there.as_ref()).await?;
         Ok(again)
     }
@@ -437,8 +551,8 @@ impl Writer<'_> {
 
 impl Application {
     /// Where and as whom it comes.
-    fn data(&self, namespace: &str, password: Option<String>) -> Data {
-        let (host, port) = (format!("{}.{namespace}.svc", self.service), self.port);
+    fn data(&self, host: String, password: Option<String>) -> Data {
+        let port = self.port;
         let mut data = Data::from([
             ("host".to_owned(), host.clone()),
             ("port".to_owned(), port.to_string()),
@@ -481,14 +595,10 @@ fn pair(shown: Shown, data: &mut Data) -> Data {
 }
 
 /// Names under which clients and nodes of the group reach its nodes.
-fn service_names(asked: &Asked, namespace: &str) -> Vec<String> {
+fn service_names(service: &str, namespace: &str) -> Vec<String> {
     let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
-    let service = asked
-        .application
-        .as_ref()
-        .map_or(&asked.name, |it| &it.service);
     for service in [service, &format!("{service}-read")] {
-        names.push(service.clone());
+        names.push(service.to_owned());
         for end in ["", ".svc", ".svc.cluster.local"] {
             names.push(format!("{service}.{namespace}{end}"));
         }
@@ -496,35 +606,57 @@ fn service_names(asked: &Asked, namespace: &str) -> Vec<String> {
     names
 }
 
+/// What the platform writes. All else in a Secret is of somebody who has added it.
+fn known(mut data: Data) -> Data {
+    let keys = [
+        "ca.crt",
+        "ca.key",
+        "dbname",
+        "former.crt",
+        "former.key",
+        "host",
+        "names",
+        "password",
+        "port",
+        "tls.crt",
+        "tls.key",
+        "uri",
+        "user",
+    ];
+    data.retain(|key, _| keys.contains(&key.as_str()));
+    data
+}
+
 fn texts(secret: &Secret) -> Data {
     let data = secret.data.iter().flatten();
-    data.map(|(key, ByteString(bytes))| (key.clone(), String::from_utf8_lossy(bytes).into_owned()))
-        .collect()
+    data.filter_map(|(key, ByteString(bytes))| {
+        let text = std::str::from_utf8(bytes).ok()?;
+        Some((key.clone(), text.to_owned()))
+    })
+    .collect()
 }
 
 fn shown(secret: &Secret) -> Shown {
     let mut data = texts(secret);
     let mut part = |key: &str| data.remove(key).unwrap_or_default();
-    let annotation = |key: &str| {
-        secret
-            .metadata
-            .annotations()
-            .get(key)
-            .cloned()
-            .unwrap_or_default()
-    };
-    let time = |key: &str| {
-        let seconds: u32 = annotation(key).parse().unwrap_or_default();
-        UNIX_EPOCH + Duration::from_secs(u64::from(seconds))
+    let note = |key: &str| {
+        let all = secret.metadata.annotations();
+        all.get(key).cloned().unwrap_or_default()
     };
     Shown {
         trusted: part("ca.crt"),
         certificate: part("tls.crt"),
         key: part("tls.key"),
-        of: annotation(labels::ONCE),
-        renew_after: time(labels::RENEW_AFTER),
-        trusted_since: time(labels::TRUSTED_SINCE),
+        of: note(labels::ONCE),
+        renew_after: time(&note(labels::RENEW_AFTER)),
+        trusted_since: time(&note(labels::TRUSTED_SINCE)),
     }
+}
+
+/// Seconds since 1970, or then.
+fn time(seconds: &str) -> SystemTime {
+    let seconds: u32 = seconds.parse().unwrap_or_default();
+    UNIX_EPOCH + Duration::from_secs(u64::from(seconds))
 }
 
 fn seconds(time: SystemTime) -> String {
@@ -569,35 +701,69 @@ mod tests {
         places.into_iter().map(|(_, _, name)| name).collect()
     }
 
-    const APPLICATION: &str = r#"{"secret": "c-db-app", "scheme": "redis", "service": "c-db", "port": 6379, "user": "app"}"#;
+    const APPLICATION: &str =
+        r#"{"secret": "c-db-app", "scheme": "redis", "port": 6379, "user": "app"}"#;
+
+    fn asks(name: &str, tls: bool, application: &str) -> String {
+        format!(
+            r#"{{"name": "{name}", "service": "c-db", "tls": {tls}, "application": {application}}}"#
+        )
+    }
 
     #[test]
     fn a_pod_gets_the_secrets_that_it_asks_for() {
-        let all = format!(r#"{{"name": "x", "tls": true, "application": {APPLICATION}}}"#);
-        let access = format!(r#"{{"name": "x", "application": {APPLICATION}}}"#);
-        let open = access.replace(r#", "user": "app""#, "");
+        let open = APPLICATION.replace(r#", "user": "app""#, "");
         for (asked, expected) in [
-            (all.as_str(), &["x-ca", "x-tls", "c-db-app", "x-app"][..]),
-            (&access, &["c-db-app", "x-app"]),
-            (&open, &["c-db-app"]),
-            (r#"{"name": "x"}"#, &[]),
+            (
+                asks("x", true, APPLICATION),
+                &["c-db-app", "x-app", "x-ca", "x-tls"][..],
+            ),
+            (asks("x", false, APPLICATION), &["c-db-app", "x-app"]),
+            (asks("x", false, &open), &["c-db-app"]),
+            (asks("x", false, "null"), &[]),
         ] {
-            assert_eq!(names(&[asked]), expected);
+            assert_eq!(names(&[&asked]), expected);
         }
-        let adopted = all.replace("\"x\"", "\"y\"");
-        assert_eq!(names(&[&all, &adopted]).len(), 8);
+        // After an adoption.
+        let both = ["x", "y"].map(|name| asks(name, true, APPLICATION));
+        assert_eq!(names(&[&both[0], &both[1]]).len(), 7);
+    }
+
+    #[test]
+    fn while_pods_are_renewed_each_has_what_it_mounts_and_nothing_goes_back_and_forth() {
+        let other = APPLICATION.replace("\"app\"}", "\"shop\"}");
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        let mut secrets = Secrets::default();
+        for (asked, made) in [
+            (asks("x", true, &other), 9),
+            (asks("x", false, APPLICATION), 7),
+            (asks("x", true, &other), 8),
+        ] {
+            let of = GroupLabels::of("o", "c", "db");
+            secrets.add(&asked, of, &member(), (None, at(made)));
+        }
+        let asked = secrets.wanted().next().unwrap().asked();
+        let [asked] = &asked[..] else {
+            panic!("{asked:?}")
+        };
+        assert!(asked.tls);
+        let user = asked.application.as_ref().unwrap().user.as_deref();
+        assert_eq!(user, Some("app"), "that of the pods of before");
     }
 
     #[test]
     fn what_cannot_be_part_of_a_name_or_an_address_is_refused_and_not_repeated() {
-        let odd = format!(r#"{{"name": "x", "application": {APPLICATION}}}"#);
-        let odd = odd.replace("\"app\"", "\"hunter2@x\"");
+        let odd = asks(
+            "x",
+            false,
+            &APPLICATION.replace("\"app\"}", "\"hunter2@x\"}"),
+        );
         for asked in [
             "",
             "[]",
-            r#"{"name": ""}"#,
-            r#"{"name": "a/b"}"#,
-            r#"{"name": "a", "other": 1}"#,
+            r#"{"name": "", "service": "a"}"#,
+            r#"{"name": "a/b", "service": "a"}"#,
+            r#"{"name": "a", "service": "a", "other": 1}"#,
             &odd,
         ] {
             let error = Asked::parse(asked).unwrap_err();
@@ -605,12 +771,13 @@ mod tests {
             assert!(error.message().contains(labels::SECRETS), "{error}");
             assert!(!error.message().contains("hunter2"), "{error}");
         }
+        let good = asks("x", false, APPLICATION);
+        assert_eq!(wanted(&["", &good]).asked().len(), 1, "it holds up nobody");
     }
 
     #[test]
     fn a_certificate_is_good_for_the_services_of_its_group_and_for_nobody_elses() {
-        let all = format!(r#"{{"name": "x", "tls": true, "application": {APPLICATION}}}"#);
-        let names = service_names(&Asked::parse(&all).unwrap(), "prod");
+        let names = service_names("c-db", "prod");
         for name in [
             "localhost",
             "127.0.0.1",
@@ -626,7 +793,7 @@ mod tests {
     #[test]
     fn a_password_of_a_person_may_have_any_characters() {
         let application: Application = serde_json::from_str(APPLICATION).unwrap();
-        let data = application.data("prod", Some("a:b@c/ü".to_owned()));
+        let data = application.data("c-db.prod.svc".to_owned(), Some("a:b@c/ü".to_owned()));
         assert_eq!(data["password"], "a:b@c/ü");
         assert_eq!(
             data["uri"],

@@ -173,7 +173,7 @@ impl Shared {
     }
 
     /// The label of its cluster.
-    pub(super) fn cluster(&self) -> &str {
+    pub(crate) fn cluster(&self) -> &str {
         &self.of.cluster
     }
 

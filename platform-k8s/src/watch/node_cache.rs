@@ -459,8 +459,12 @@ impl NodeCache {
     /// An object that belongs to a group, not to a node, is there.
     pub(super) fn of_group(&self, kind: u16, meta: &ObjectMeta, keys: &LabelKeys) {
         let kind = self.kinds.get(usize::from(kind));
-        if let Some(shared) = kind.and_then(|kind| Shared::read(kind, meta, keys)) {
-            self.peer_notifier.found(shared, meta.version());
+        let Some(shared) = kind.and_then(|kind| Shared::read(kind, meta, keys)) else {
+            return;
+        };
+        let cluster = shared.cluster().to_owned();
+        if self.peer_notifier.found(shared, meta.version()) {
+            self.notify_of(&cluster);
         }
     }
 
@@ -481,7 +485,11 @@ impl NodeCache {
         if let Some(kind) = self.kinds.get(usize::from(kind)) {
             self.peer_notifier.forget(kind, meta);
         }
-        // The label may be an encoded id.
+        self.notify_of(cluster);
+    }
+
+    /// Notifies of the cluster with this label, which may be an encoded id.
+    fn notify_of(&self, cluster: &str) {
         let state = self.state.lock();
         for known in &state.listeners {
             if labels::value(known) == cluster {

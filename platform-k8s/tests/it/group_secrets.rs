@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
-use drover_proto::platform::v1::{DeprovisionState, Node, Storage};
+use drover_proto::platform::v1::{DeprovisionState, Node, ProvisionRequest, Storage};
 use drover_testing::{
     kubernetes::until,
     platform::{caller::told, requests},
@@ -12,7 +12,10 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use x509_parser::pem::Pem;
 
-use crate::{adoption::adoption, bench::Bench};
+use crate::{
+    adoption::adoption,
+    bench::{Bench, attributes},
+};
 
 /// Content of the Secrets of the only group, by what their names say they are, once there are all.
 async fn secrets(bench: &Bench) -> BTreeMap<String, BTreeMap<String, String>> {
@@ -175,17 +178,81 @@ async fn a_secret_of_somebody_else_is_left_alone_and_no_node_takes_a_word_of_it(
         .merge("secrets", &app, &theirs)
         .await
         .unwrap();
-    for ending in ["login", "tls"] {
-        let own = name(&bench, ending).await;
-        bench.namespace.delete("secrets", &own).await;
-    }
+    let own = name(&bench, "tls").await;
+    bench.namespace.delete("secrets", &own).await;
     let now = until("the platform has written what is its own", || async {
-        let now = secrets(&bench).await;
-        (now["login"] != before["login"] && now["tls"] != before["tls"]).then_some(now)
+        let found = bench.namespace.list("secrets").await;
+        let now: BTreeMap<_, _> = found.iter().map(|it| (end(it), content(it))).collect();
+        let is_new = |tls: &BTreeMap<String, String>| *tls != before["tls"];
+        now.get("tls").is_some_and(is_new).then_some(now)
     })
     .await;
-    assert_ne!(now["login"]["password"], "theirs");
+    assert_eq!(now["login"], before["login"]);
     assert_eq!(now["app"]["password"], "theirs");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_authority_is_made_when_a_person_asks_for_it() {
+    let bench = Bench::start().await;
+    bench.make("secured", 1).await;
+    let before = secrets(&bench).await;
+    let ca = name(&bench, "ca").await;
+    let asked = json!({"metadata": {"annotations": {"drover.dev/renew": "now"}}});
+    bench.namespace.merge("secrets", &ca, &asked).await.unwrap();
+    let now = until("both are trusted", || async {
+        let now = secrets(&bench).await;
+        let both = [&now["ca"]["ca.crt"], &before["ca"]["ca.crt"]];
+        let trusted = both
+            .iter()
+            .all(|it| now["tls"]["ca.crt"].contains(it.as_str()));
+        (both[0] != both[1] && trusted).then_some(now)
+    })
+    .await;
+    // For servers that do not know it yet, as those that are made now.
+    assert_eq!(now["ca"]["former.key"], before["ca"]["ca.key"]);
+    assert_eq!(now["tls"]["tls.crt"], before["tls"]["tls.crt"]);
+    bench.reborn().await;
+    bench.make("secured", 1).await;
+    assert_eq!(secrets(&bench).await["ca"], now["ca"], "once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_a_group_gets_tls_and_another_user_each_pod_has_what_it_mounts() {
+    let bench = Bench::start().await;
+    let (mut request, _) = bench.make("secured", 1).await;
+    let before = secrets(&bench).await;
+    attributes(&mut request, json!({"user": "shop"}));
+    let other = bench.request("secured", 1).await;
+    let group = request.group.take();
+    let request = ProvisionRequest { group, ..other };
+    let nodes = bench.whole(&request, "another user").await;
+    let app = name(&bench, "app").await;
+    let pods = until("the platform has told both pods of each other", || async {
+        let pod = bench.namespace.get("pods", &nodes[0].node_id).await.ok()?;
+        let peers = pod["metadata"]["annotations"]["drover.dev/peers"].as_str()?;
+        let peers: Vec<Value> = serde_json::from_str(peers).ok()?;
+        (peers.len() == 2).then_some(peers)
+    })
+    .await;
+    assert_eq!(secrets(&bench).await, before, "{pods:?}");
+    // Nothing is written again and again.
+    let version = async || {
+        let secret = bench.namespace.get("secrets", &app).await.unwrap();
+        secret["metadata"]["resourceVersion"].clone()
+    };
+    let first = version().await;
+    let (_, all) = (bench.reborn().await, bench.nodes().await);
+    let old = all
+        .iter()
+        .find(|node| node.node_id != nodes[0].node_id)
+        .unwrap();
+    assert_eq!(version().await, first);
+    bench.remove(old, "that of before").await;
+    until("the other user is told", || async {
+        let now = secrets(&bench).await;
+        (now["app"]["user"] == "shop" && now["login"]["user"] == "shop").then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -65,7 +65,9 @@ impl Access {
         let all = clients(nodes).into_iter();
         let endpoints: Vec<String> = all.map(|it| format!("https://{it}")).collect();
         let mut etcdctl = Command::new("etcdctl");
-        etcdctl.env("ETCDCTL_API", "3").env("ETCDCTL_ENDPOINTS", endpoints.join(","));
+        etcdctl
+            .env("ETCDCTL_API", "3")
+            .env("ETCDCTL_ENDPOINTS", endpoints.join(","));
         for (variable, file) in [
             ("ETCDCTL_CACERT", "ca.crt"),
             ("ETCDCTL_CERT", "tls.crt"),
@@ -91,7 +93,8 @@ async fn an_application_reaches_postgresql_by_its_secret_and_nobody_without_tls(
         return;
     }
     rig().image(&["postgresql"]).await;
-    let attributes = json!({"image": "postgresql:test", "tls": "required", "user": "shop", "database": "orders"});
+    let attributes =
+        json!({"image": "postgres:test", "tls": "required", "user": "shop", "database": "orders"});
     let mut spec = spec("postgresql", 1, 1, attributes);
     spec.bootstrap = Some(password());
     let bench = Bench::start("orders", spec).await;
@@ -125,13 +128,21 @@ async fn an_application_reaches_redis_by_its_secret() {
         return;
     }
     rig().image(&["redis"]).await;
-    let mut spec = spec("redis", 1, 1, json!({"image": "redis:test", "tls": "required"}));
+    let mut spec = spec(
+        "redis",
+        1,
+        1,
+        json!({"image": "redis:test", "tls": "required"}),
+    );
     spec.bootstrap = Some(password());
     let bench = Bench::start("cache", spec).await;
     bench.ready(2).await;
     let access = Access::read(&bench).await;
     let primary = bench.one(NodeRole::Active).await;
-    assert_eq!(access.redis(&primary, &["set", "a", "1"]).as_deref(), Some("OK"));
+    assert_eq!(
+        access.redis(&primary, &["set", "a", "1"]).as_deref(),
+        Some("OK")
+    );
     let standby = bench.one(NodeRole::Standby).await;
     bench
         .world
@@ -140,7 +151,10 @@ async fn an_application_reaches_redis_by_its_secret() {
         })
         .await;
     let plain = super::redis(&endpoint(&primary), &["PING"]).await;
-    assert!(!plain.is_ok_and(|all| all.iter().any(|it| it.contains("PONG") || it.contains("AUTH"))));
+    assert!(!plain.is_ok_and(|all| {
+        all.iter()
+            .any(|it| it.contains("PONG") || it.contains("AUTH"))
+    }));
     bench.end().await;
 }
 
@@ -162,7 +176,11 @@ async fn etcd_in_pods_with_certificates_takes_a_new_member_in_at_its_new_address
     let access = Access::read(&bench).await;
     let nodes = bench.nodes().await;
     assert!(access.etcd(&nodes, &["put", "a", "1"]).is_some());
-    assert_eq!(super::bench::etcd_at(&clients(&nodes), &["get", "a"]), None, "without a certificate");
+    assert_eq!(
+        super::bench::etcd_at(&clients(&nodes), &["get", "a"]),
+        None,
+        "without a certificate"
+    );
     let victim = nodes.iter().find(|node| node.ordinal == 1).unwrap().clone();
     bench.delete_pod(&victim).await;
     bench

@@ -333,6 +333,23 @@ fn no_redis_replica_is_promoted_while_another_one_that_lives_cannot_be_asked() {
 }
 
 #[test]
+fn no_redis_replica_is_promoted_over_a_primary_that_lives_and_cannot_be_asked() {
+    let mut nodes = three();
+    confirmed(&nodes[0], "1", 2);
+    keep_busy(&mut nodes, 0);
+    // It was demoted a moment ago, or is about to be.
+    nodes[1].hears_of(&[nodes[0].seen_as("active"), nodes[2].seen_as("standby")]);
+    refused(&mut nodes[1]);
+    let port = nodes[0].port("client");
+    redis(port, &["script", "kill"]).unwrap();
+    assert_eq!(redis(port, &["set", "2", "x"]).as_deref(), Some("OK"));
+    promoted(&mut nodes[1]);
+    let late = redis(port, &["set", "3", "x"]).unwrap_or_default();
+    assert!(late.starts_with("NOREPLICAS"), "{late}");
+    assert_eq!(holds(&nodes[1]), BTreeSet::from([1, 2]));
+}
+
+#[test]
 fn a_busy_redis_replica_is_promoted_when_it_has_the_time() {
     let mut nodes = three();
     confirmed(&nodes[0], "1", 2);
