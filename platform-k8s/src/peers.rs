@@ -103,6 +103,20 @@ impl PeerNotifier {
         self.shared.remove(shared);
     }
 
+    /// Takes objects for up to date before they are written. What is heard of them meanwhile counts more.
+    fn expect(&self, places: &[SharedPlace], digest: u128) {
+        let mut current = self.current.lock();
+        current.extend(places.iter().map(|place| (place.clone(), digest)));
+    }
+
+    /// They are not.
+    fn doubt(&self, places: &[SharedPlace]) {
+        let mut current = self.current.lock();
+        for place in places {
+            current.remove(place);
+        }
+    }
+
     fn is_current(&self, place: &SharedPlace, digest: u128) -> bool {
         self.current.lock().get(place) == Some(&digest)
     }
@@ -429,13 +443,15 @@ impl Teller {
                 outcome.and_shared(cluster, Ok(known));
                 continue;
             }
+            notifier.expect(&places, digest);
             let made = wanted.make(hand).await;
-            if let Ok(again) = made {
-                let mut current = notifier.current.lock();
-                current.extend(places.into_iter().map(|place| (place, digest)));
-                let mut renewals = self.renewals.lock();
-                renewals.remove(&digest);
-                renewals.extend(again.map(|at| (digest, at)));
+            match made {
+                Ok(again) => {
+                    let mut renewals = self.renewals.lock();
+                    renewals.remove(&digest);
+                    renewals.extend(again.map(|at| (digest, at)));
+                }
+                Err(_) => notifier.doubt(&places),
             }
             outcome.and_shared(cluster, made);
         }
@@ -448,9 +464,11 @@ impl Teller {
         for wanted in services.wanted() {
             let (place, digest) = (wanted.place(), wanted.digest());
             if !notifier.is_current(&place, digest) {
+                let place = [place];
+                notifier.expect(&place, digest);
                 let made = wanted.make(api, keys, cache).await;
-                if made.is_ok() {
-                    notifier.current.lock().insert(place, digest);
+                if made.is_err() {
+                    notifier.doubt(&place);
                 }
                 outcome.and_shared(cluster, made.map(|()| None));
             }
@@ -467,9 +485,11 @@ impl Teller {
                 self.smaller.forget(&place);
                 continue;
             }
+            let place = [place];
+            notifier.expect(&place, digest);
             let made = wanted.make(api, keys, cache, &self.smaller).await;
-            if matches!(made, Ok(None)) {
-                notifier.current.lock().insert(place, digest);
+            if !matches!(made, Ok(None)) {
+                notifier.doubt(&place);
             }
             outcome.and_shared(cluster, made);
         }
