@@ -46,7 +46,7 @@ use secrets::{Hand, Secrets};
 use service::{Leads, Services};
 use shared::{AllShared, Patience, Place as SharedPlace};
 
-pub(crate) use shared::{GroupLabels, Shared};
+pub(crate) use shared::{GroupLabels, ListOf, Shared};
 
 /// Interval of the updates, which combines those of nodes that appear together. A promotion waits for it.
 const ROUND: Duration = Duration::from_millis(20);
@@ -73,9 +73,9 @@ impl PeerNotifier {
     }
 
     /// An object of a group is there. Returns whether it is another one than before.
-    pub(crate) fn found(&self, shared: Shared, version: &str) -> bool {
+    pub(crate) fn found(&self, shared: Shared, version: &str, list: ListOf) -> bool {
         let (cluster, place) = (shared.cluster().to_owned(), shared.place());
-        let is_new = self.shared.add(shared, version);
+        let is_new = self.shared.add(shared, version, list);
         if is_new {
             if shared::is_secret(&place) {
                 self.current.lock().remove(&place);
@@ -83,6 +83,17 @@ impl PeerNotifier {
             self.notify(&cluster);
         }
         is_new
+    }
+
+    /// Forgets what the last list of a watch did not have. Returns the labels of its clusters.
+    pub(crate) fn forget_unlisted(&self, list: ListOf) -> BTreeSet<String> {
+        let gone = self.shared.take_unlisted(list);
+        let mut current = self.current.lock();
+        let forget = |shared: &Shared| {
+            current.remove(&shared.place());
+            shared.cluster().to_owned()
+        };
+        gone.iter().map(forget).collect()
     }
 
     /// Whether anything is there that belongs to a group of this cluster.

@@ -10,13 +10,16 @@ use rcgen::{
 };
 use sha2::{Digest as _, Sha256};
 
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long an authority is valid. Another one is made when a person asks for it.
-const AUTHORITY: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+const AUTHORITY: Duration = YEAR.saturating_mul(10);
 /// How long a certificate is valid, and when it is replaced.
 const VALID: Duration = Duration::from_secs(90 * 24 * 3600);
 const RENEWED: Duration = Duration::from_secs(60 * 24 * 3600);
 /// Clocks may differ.
 const BEFORE: Duration = Duration::from_secs(3600);
+/// So many authorities of before are trusted at most.
+const MOST_FORMER: usize = 2;
 /// Time before its end at which it is replaced in any case, counted from when it should have been.
 const LAST: Duration = Duration::from_secs(20 * 24 * 3600);
 /// How long nodes know of another authority before certificates of it are shown: the kubelet needs up to two minutes to
@@ -92,7 +95,8 @@ impl Authority {
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        (params.not_before, params.not_after) = ((now - BEFORE).into(), (now + AUTHORITY).into());
+        // Also for whoever's clock is right while this one is ahead.
+        (params.not_before, params.not_after) = ((now - YEAR).into(), (now + AUTHORITY).into());
         let pem = params.self_signed(&key).map_err(none)?.pem();
         let text = key.serialize_pem();
         let issuer = Issuer::new(params, key);
@@ -186,28 +190,38 @@ impl Authorities {
         shown: &Shown,
         now: SystemTime,
     ) -> Result<(Shown, SystemTime)> {
+        let former = self.former.as_ref();
         if shown.certificate.is_empty() || shown.key.is_empty() {
-            return self.current.issue(purpose, (trusted.concat(), now), now);
+            // Servers that began before do not know another authority than the former one.
+            let issuer = former.filter(|_| purpose.oldest.is_some());
+            let issuer = issuer.unwrap_or(&self.current);
+            return issuer.issue(purpose, (trusted.concat(), now), now);
         }
-        let mut known = shown.trusted.split_inclusive(END).map(str::trim_start);
-        let left = known.find(|it| it.ends_with(END) && !trusted.contains(it));
-        let bundle = format!("{}{}", trusted.concat(), left.unwrap_or_default());
+        let known = shown.trusted.split_inclusive(END).map(str::trim_start);
+        let known: Vec<&str> = known.filter(|it| it.ends_with(END)).collect();
+        let left = known.iter().copied().filter(|it| !trusted.contains(it));
+        let left: Vec<&str> = left.take(MOST_FORMER).collect();
+        let bundle = format!("{}{}", trusted.concat(), left.concat());
         if bundle != shown.trusted {
+            // Of one that is trusted no more nobody has to hear first.
+            let gains = trusted.iter().any(|it| !known.contains(it));
             let told = Shown {
                 trusted: bundle,
-                trusted_since: now,
+                trusted_since: if gains { now } else { shown.trusted_since },
                 ..shown.clone()
             };
-            return Ok((told, (now + KNOWN).min(shown.renew_after.max(now))));
+            let again = if gains { now + KNOWN } else { now };
+            return Ok((told, again.min(shown.renew_after.max(now))));
         }
         // What was issued by a clock that was ahead is not valid yet, and would be kept for too long.
         let renew_after = shown.renew_after.min(now + RENEWED + BEFORE);
         let is_due = now >= shown.renew_after || renew_after < shown.renew_after;
         // Of an authority whose key is gone none can be issued any more, and one that has ended is of no use to anybody.
         let last = shown.renew_after + LAST;
-        let is_changing = left.is_some() || self.former.is_some();
+        let is_changing = !left.is_empty() || former.is_some();
         let known = match purpose.oldest {
-            _ if !is_changing || shown.trusted_since > now => now,
+            _ if !is_changing => now,
+            None if shown.trusted_since > now => now,
             None => (shown.trusted_since + KNOWN).min(last),
             Some(oldest) if oldest > shown.trusted_since + SKEW => now,
             Some(_) => last,
@@ -215,7 +229,7 @@ impl Authorities {
         let issuer = if known <= now {
             Some(&self.current)
         } else {
-            self.former.as_ref()
+            former
         };
         let Some(issuer) = issuer else {
             return Ok((shown.clone(), known));
@@ -401,6 +415,50 @@ mod tests {
             all.oldest = Some(changed + SKEW + Duration::from_secs(1));
             let (shown, _) = next(&after, &all, &shown, changed + 2 * DAY);
             assert!(after.is_through(&all, &shown));
+        }
+    }
+
+    #[test]
+    fn a_member_gets_in_also_after_several_authorities() {
+        let mut now = SystemTime::now();
+        let (mut authorities, mut key) = made(now);
+        let mut all = nodes();
+        all.oldest = Some(now);
+        let (mut shown, _) = first(&authorities, &all, now);
+        for round in 0..4 {
+            now += DAY;
+            let (current, new) = Authority::new("orders db", now).unwrap();
+            let pem = authorities.current.pem().to_owned();
+            authorities = Authorities {
+                current,
+                former: Authority::read(&pem, &key),
+            };
+            key = new;
+            for step in 0..4 {
+                now += Duration::from_secs(600);
+                all.names.push(format!("10.0.{round}.{step}"));
+                for _ in 0..2 {
+                    shown = next(&authorities, &all, &shown, now).0;
+                }
+                let issuers = [Some(&authorities.current), authorities.former.as_ref()];
+                let mut issuers = issuers.into_iter().flatten();
+                assert!(
+                    issuers.any(|it| shown.of == it.digest(&all.names)),
+                    "{round} {step}"
+                );
+                assert!(accepted(&shown));
+            }
+            // All are renewed.
+            all.oldest = Some(now);
+            shown = next(&authorities, &all, &shown, now).0;
+            assert!(authorities.is_through(&all, &shown), "{round}");
+            authorities.former = None;
+            for _ in 0..2 {
+                shown = next(&authorities, &all, &shown, now).0;
+            }
+            all.names.push(format!("10.1.0.{round}"));
+            shown = next(&authorities, &all, &shown, now).0;
+            assert!(authorities.is_through(&all, &shown), "another one, later");
         }
     }
 

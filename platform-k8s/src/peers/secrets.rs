@@ -267,11 +267,20 @@ impl Writer<'_> {
     /// Returns when to look again.
     async fn make(&self, all: &[Asked]) -> Result<Option<SystemTime>> {
         let mut authorities = Vec::new();
+        // After an adoption nodes ask for another name, and go on with the authority that the others know.
+        let mut elder = None;
         for asked in all.iter().filter(|asked| asked.tls) {
-            authorities.push((asked, self.authorities(asked).await?));
+            let (own, content) = self.authorities(asked, elder.as_ref()).await?;
+            elder.get_or_insert(content);
+            authorities.push((asked, own));
         }
         // Nodes of one group believe one another, whoever is the authority of each.
-        let trusted: Vec<&str> = authorities.iter().flat_map(|(_, own)| own.pems()).collect();
+        let mut trusted: Vec<&str> = Vec::new();
+        for pem in authorities.iter().flat_map(|(_, own)| own.pems()) {
+            if !trusted.contains(&pem) {
+                trusted.push(pem);
+            }
+        }
         let (mut again, mut bundle, mut through) = (Vec::new(), None, Vec::new());
         for (asked, own) in &authorities {
             let shown = self.certificate(asked, own, &trusted).await?;
@@ -356,37 +365,52 @@ impl Writer<'_> {
         }
     }
 
-    /// The authority of the group, which is made once, and again when a person asks for that or when it is old.
-    async fn authorities(&self, asked: &Asked) -> Result<Authorities> {
+    /// The authority of the group, which is made once, and again when a person asks for that or when it is old; and the
+    /// content of its Secret, which is that of `elder` if there is one and it is made first.
+    async fn authorities(
+        &self,
+        asked: &Asked,
+        elder: Option<&Data>,
+    ) -> Result<(Authorities, Data)> {
         let name = asked.authority();
         let there = self.read(&name).await?;
-        let before = there.as_ref().map(texts).unwrap_or_default();
+        let before = match &there {
+            Some(there) => texts(there),
+            None => elder.cloned().unwrap_or_default(),
+        };
         let note = |key: &str| {
             let all = there.as_ref().map(|it| it.metadata.annotations());
             all.and_then(|all| all.get(key))
                 .cloned()
                 .unwrap_or_default()
         };
-        let read = |cert: &str, key: &str| {
-            let part = |key: &str| before.get(key).map_or("", String::as_str);
-            Authority::read(part(cert), part(key))
-        };
-        let current = read("ca.crt", "ca.key");
+        let current = authority_in(&before, "ca");
         if there.is_some() && current.is_none() {
             let message = format!("Secret {name:?}: its ca.crt and ca.key cannot be used");
             return Err(Error::new(Reason::Precondition, message));
         }
+        let former = authority_in(&before, "former");
         let asks = note(labels::RENEW);
-        let is_asked = asks != note(labels::RENEWED);
-        let renew_after = time(&note(labels::RENEW_AFTER));
+        let is_asked = !asks.is_empty() && asks != note(labels::RENEWED);
+        let until = note(labels::RENEW_AFTER);
+        let is_old = !until.is_empty() && self.now >= time(&until);
+        let until = (
+            labels::RENEW_AFTER.to_owned(),
+            seconds(self.now + AUTHORITY_RENEWED),
+        );
         if let Some(current) = current
-            && !is_asked
-            && self.now < renew_after
+            // One change after the other: nodes may know neither of two new ones.
+            && (former.is_some() || !is_asked && !is_old)
         {
-            let former = read("former.crt", "former.key");
-            self.write(&name, before, Data::new(), there.as_ref())
+            let annotations = if there.is_some() {
+                Data::new()
+            } else {
+                Data::from([until])
+            };
+            let data = known(before);
+            self.write(&name, data.clone(), annotations, there.as_ref())
                 .await?;
-            return Ok(Authorities { current, former });
+            return Ok((Authorities { current, former }, data));
         }
         let GroupLabels { cluster, group, .. } = &self.wanted.of;
         let (current, key) = Authority::new(&format!("{cluster} {group}"), self.now)?;
@@ -398,23 +422,18 @@ impl Writer<'_> {
         for (from, to) in [("ca.crt", "former.crt"), ("ca.key", "former.key")] {
             data.extend(before.get(from).map(|text| (to.to_owned(), text.clone())));
         }
-        let annotations = Data::from([
-            (labels::RENEWED.to_owned(), asks),
-            (
-                labels::RENEW_AFTER.to_owned(),
-                seconds(self.now + AUTHORITY_RENEWED),
-            ),
-        ]);
-        self.write(&name, data, annotations, there.as_ref()).await?;
-        let former = read("ca.crt", "ca.key");
-        Ok(Authorities { current, former })
+        let annotations = Data::from([(labels::RENEWED.to_owned(), asks), until]);
+        self.write(&name, data.clone(), annotations, there.as_ref())
+            .await?;
+        let former = authority_in(&data, "former");
+        Ok((Authorities { current, former }, data))
     }
 
     /// The authority of before has nothing to issue any more.
     async fn forget_former(&self, asked: &Asked) -> Result<()> {
         let name = asked.authority();
         let there = self.read(&name).await?;
-        let mut data = there.as_ref().map(texts).unwrap_or_default();
+        let mut data = known(there.as_ref().map(texts).unwrap_or_default());
         data.retain(|key, _| !key.starts_with("former."));
         self.write(&name, data, Data::new(), there.as_ref()).await
     }
@@ -634,6 +653,12 @@ fn texts(secret: &Secret) -> Data {
         Some((key.clone(), text.to_owned()))
     })
     .collect()
+}
+
+/// An authority in the Secret of one, under this name. `None` if there is none that can be used.
+fn authority_in(data: &Data, name: &str) -> Option<Authority> {
+    let part = |end: &str| data.get(&format!("{name}.{end}")).map(String::as_str);
+    Authority::read(part("crt")?, part("key")?)
 }
 
 fn shown(secret: &Secret) -> Shown {

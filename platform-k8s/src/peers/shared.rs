@@ -295,35 +295,61 @@ pub(super) fn place(kind: &Kind, meta: &ObjectMeta) -> Place {
     (kind.resource.plural.clone(), namespace, name)
 }
 
-/// The objects of a cluster's groups, with their versions.
-type OfCluster = BTreeMap<Place, (Shared, String)>;
+/// The list of a watch that had an object, or that was the last before it: the watch, and a number.
+pub(crate) type ListOf = (u16, u32);
+
+struct Known {
+    shared: Shared,
+    /// Of Secrets, whose content people may change; otherwise empty.
+    version: String,
+    list: ListOf,
+}
 
 /// The objects of groups, by the cluster label.
 #[derive(Default)]
-pub(super) struct AllShared(Mutex<BTreeMap<String, OfCluster>>);
+pub(super) struct AllShared(Mutex<BTreeMap<String, BTreeMap<Place, Known>>>);
 
 impl AllShared {
-    /// Returns whether anything is new. Of Secrets that is also their content, which people may change.
-    pub(super) fn add(&self, shared: Shared, version: &str) -> bool {
+    /// Returns whether anything is new.
+    pub(super) fn add(&self, shared: Shared, version: &str, list: ListOf) -> bool {
         let place = shared.place();
         let version = if is_secret(&place) { version } else { "" }.to_owned();
         let mut all = self.0.lock();
         let of_cluster = all.entry(shared.of.cluster.clone()).or_default();
-        let new = (shared.clone(), version);
-        of_cluster.insert(place, new.clone()) != Some(new)
+        let before = of_cluster.get(&place);
+        let is_new = before.is_none_or(|it| it.shared != shared || it.version != version);
+        let known = Known {
+            shared,
+            version,
+            list,
+        };
+        of_cluster.insert(place, known);
+        is_new
+    }
+
+    /// Takes out what the last list of a watch did not have.
+    pub(super) fn take_unlisted(&self, (watch, number): ListOf) -> Vec<Shared> {
+        let mut taken = Vec::new();
+        self.retain(|_, known| {
+            let (of, last) = known.list;
+            let is_gone = of == watch && last != number;
+            taken.extend(is_gone.then(|| known.shared.clone()));
+            !is_gone
+        });
+        taken
     }
 
     pub(super) fn remove(&self, shared: &Shared) {
-        self.retain(|_, it| it != shared);
+        self.retain(|_, it| it.shared != *shared);
     }
 
     pub(super) fn remove_at(&self, place: &Place) {
         self.retain(|at, _| at != place);
     }
 
-    fn retain(&self, mut keep: impl FnMut(&Place, &Shared) -> bool) {
+    fn retain(&self, mut keep: impl FnMut(&Place, &Known) -> bool) {
         self.0.lock().retain(|_, of_cluster| {
-            of_cluster.retain(|place, (shared, _)| keep(place, shared));
+            of_cluster.retain(|place, known| keep(place, known));
             !of_cluster.is_empty()
         });
     }
@@ -341,7 +367,7 @@ impl AllShared {
             .or_else(|| all.get(cluster));
         found
             .into_iter()
-            .flat_map(|it| it.values().map(|(shared, _)| shared.clone()))
+            .flat_map(|it| it.values().map(|known| known.shared.clone()))
             .collect()
     }
 }

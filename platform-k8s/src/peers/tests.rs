@@ -337,15 +337,30 @@ fn a_secret_that_somebody_changed_is_looked_at_again() {
         notifier.current.lock().insert(place.clone(), 1);
         place
     };
-    notifier.found(secret.clone(), "1");
+    notifier.found(secret.clone(), "1", (0, 1));
     let place = current(&secrets);
-    notifier.found(secret.clone(), "1");
+    notifier.found(secret.clone(), "1", (0, 1));
     assert!(notifier.is_current(&place, 1), "the same again");
-    notifier.found(secret, "2");
+    notifier.found(secret, "2", (0, 1));
     assert!(!notifier.is_current(&place, 1));
     let place = current(&services);
-    notifier.found(read(&services, &made()).unwrap(), "3");
+    notifier.found(read(&services, &made()).unwrap(), "3", (1, 1));
     assert!(notifier.is_current(&place, 1));
+}
+
+#[test]
+fn what_a_new_list_does_not_have_is_forgotten() {
+    let notifier = PeerNotifier::default();
+    let kinds = ["services", "secrets"].map(|plural| kind("", plural));
+    for (watch, kind) in (0..).zip(&kinds) {
+        notifier.found(read(kind, &made()).unwrap(), "1", (watch, 1));
+        notifier.expect(&[shared::place(kind, &made())], 1);
+    }
+    assert_eq!(notifier.forget_unlisted((1, 1)).len(), 0);
+    assert_eq!(notifier.forget_unlisted((1, 2)), ["c".to_owned()].into());
+    let current = |kind| notifier.is_current(&shared::place(kind, &made()), 1);
+    assert!(current(&kinds[0]) && !current(&kinds[1]));
+    assert_eq!(notifier.shared.of_cluster("c").len(), 1);
 }
 
 #[test]
@@ -353,7 +368,7 @@ fn an_object_that_is_gone_is_forgotten_and_those_of_its_name_are_not() {
     let budgets = kind("policy", "poddisruptionbudgets");
     let notifier = PeerNotifier::default();
     for kind in [&budgets, &kind("", "services")] {
-        notifier.found(read(kind, &made()).unwrap(), "1");
+        notifier.found(read(kind, &made()).unwrap(), "1", (0, 1));
         notifier
             .current
             .lock()

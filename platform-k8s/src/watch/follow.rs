@@ -363,7 +363,8 @@ impl Sink for Parts {
             Some(seen) => self.cache.put(self.watch, seen),
             None => {
                 let meta = &object.metadata;
-                self.cache.of_group(self.kind, meta, &self.reader.keys);
+                let at = (self.watch, self.kind);
+                self.cache.of_group(at, meta, &self.reader.keys);
                 self.cache.gone(uid(meta.uid()), RemovalEvidence::NotListed);
             }
         }

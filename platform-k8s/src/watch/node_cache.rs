@@ -457,13 +457,14 @@ impl NodeCache {
     }
 
     /// An object that belongs to a group, not to a node, is there.
-    pub(super) fn of_group(&self, kind: u16, meta: &ObjectMeta, keys: &LabelKeys) {
+    pub(super) fn of_group(&self, (watch, kind): (u16, u16), meta: &ObjectMeta, keys: &LabelKeys) {
         let kind = self.kinds.get(usize::from(kind));
         let Some(shared) = kind.and_then(|kind| Shared::read(kind, meta, keys)) else {
             return;
         };
         let cluster = shared.cluster().to_owned();
-        if self.peer_notifier.found(shared, meta.version()) {
+        let list = (watch, self.list_number(watch));
+        if self.peer_notifier.found(shared, meta.version(), list) {
             self.notify_of(&cluster);
         }
     }
@@ -486,6 +487,13 @@ impl NodeCache {
             self.peer_notifier.forget(kind, meta);
         }
         self.notify_of(cluster);
+    }
+
+    /// The number of the last list of a watch.
+    fn list_number(&self, watch: u16) -> u32 {
+        let state = self.state.lock();
+        let watch = state.watches.get(usize::from(watch));
+        watch.map_or(0, |it| it.generation)
     }
 
     /// Notifies of the cluster with this label, which may be an encoded id.

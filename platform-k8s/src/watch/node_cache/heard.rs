@@ -60,6 +60,10 @@ impl NodeCache {
             watch.error = None;
         }
         drop(state);
+        let list = (watch, self.list_number(watch));
+        for cluster in self.peer_notifier.forget_unlisted(list) {
+            self.notify_of(&cluster);
+        }
         self.progress.send_modify(|count| *count += 1);
     }
 

@@ -250,10 +250,14 @@ fn a_store_in_pods_asks_for_the_secrets_that_it_mounts() {
     }
     let open = wanted("redis", json!({"open": true, "tls": true})).open();
     let (asked, found) = secrets(&open);
+    assert_eq!(found, [tls]);
+    let application = &asked["application"];
     assert_eq!(
-        (&asked["application"], &*found),
-        (&Value::Null, &[tls.to_owned()][..])
+        application["user"],
+        Value::Null,
+        "nobody is asked who it is"
     );
+    assert_eq!(application["scheme"], "rediss");
     // What it is asked with TLS it answers at another port.
     let ports = |tls: bool| {
         wanted("etcd", json!({"tls": tls}))

@@ -18,7 +18,9 @@ use crate::stores::{
     alone::{Node, introduce, until},
     apply,
     clients::{Writer, lost},
-    find, installed, kill_the_active_one, nested, object,
+    find,
+    impaired::lacks,
+    installed, kill_the_active_one, nested, object,
     real::kill_9,
     renew, run, said, server, store, text, up, world,
 };
@@ -347,6 +349,50 @@ fn no_redis_replica_is_promoted_over_a_primary_that_lives_and_cannot_be_asked() 
     let late = redis(port, &["set", "3", "x"]).unwrap_or_default();
     assert!(late.starts_with("NOREPLICAS"), "{late}");
     assert_eq!(holds(&nodes[1]), BTreeSet::from([1, 2]));
+}
+
+#[test]
+fn no_redis_replica_with_a_password_is_promoted_over_a_primary_that_is_full() {
+    installed("redis-server", "redis-server");
+    let mut nodes = [alone(0).with(&["--maxclients", "9"]), alone(1)];
+    for (node, role) in nodes.iter_mut().zip(["active", "standby"]) {
+        node.is_given(b"Sekante-3391\n");
+        node.start(role);
+    }
+    introduce(&nodes);
+    until("both are of use", &mut nodes, all_ready);
+    let to = ("127.0.0.1", nodes[0].port("client"));
+    let (mut taken, mut times) = (Vec::new(), 0);
+    until("nobody is let in any more", &mut nodes, |nodes| {
+        taken.extend(std::net::TcpStream::connect(to));
+        let is_full = lacks(&nodes[0]) == ["ConnectionsExhausted"];
+        times = if is_full { times + 1 } else { 0 };
+        times == 20
+    });
+    refused(&mut nodes[1]);
+    drop(taken);
+    until("it lets somebody in", &mut nodes, |nodes| {
+        lacks(&nodes[0]).is_empty()
+    });
+    promoted(&mut nodes[1]);
+}
+
+#[test]
+fn a_redis_replica_is_promoted_whoever_has_the_address_of_the_old_primary() {
+    let mut nodes = three();
+    confirmed(&nodes[0], "1", 2);
+    let port = nodes[0].port("client");
+    nodes[0].kill();
+    // It takes connections and says nothing that Redis says.
+    let listener = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let _ = std::io::Write::write_all(&mut stream.unwrap(), b"HTTP/1.1 400\r\n\r\n");
+        }
+    });
+    nodes[1].hears_of(&[nodes[2].seen_as("standby")]);
+    promoted(&mut nodes[1]);
+    assert_eq!(holds(&nodes[1]), BTreeSet::from([1]));
 }
 
 #[test]
