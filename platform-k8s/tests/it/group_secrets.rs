@@ -170,9 +170,8 @@ async fn a_secret_of_somebody_else_is_left_alone_and_no_node_takes_a_word_of_it(
     bench.make("secured", 1).await;
     let before = secrets(&bench).await;
     let app = name(&bench, "app").await;
-    let theirs = json!({
-        "metadata": {"labels": {"drover.dev/owner": "somebody"}}, "stringData": {"password": "theirs"},
-    });
+    let labels = json!({"drover.dev/owner": "somebody", "app.kubernetes.io/managed-by": "them"});
+    let theirs = json!({"metadata": {"labels": labels}, "stringData": {"password": "theirs"}});
     bench
         .namespace
         .merge("secrets", &app, &theirs)
