@@ -29,6 +29,7 @@ pub mod driver;
 pub mod errors;
 mod group;
 pub mod hosts;
+mod issued;
 pub mod labels;
 pub mod machine;
 pub mod objects;

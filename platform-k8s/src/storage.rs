@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 use drover_core::{Class, Error, Reason, Result, storage::quantity};
 use drover_platform::{
     clock::timestamp,
-    identity::{Identity, hex},
+    identity::{Identity, digest},
     storage::{in_use, is_meant},
 };
 use drover_proto::platform::v1::{DeprovisionState, KeptStorage, Storage};
@@ -22,7 +22,6 @@ use kube::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use sha2::{Digest as _, Sha256};
 
 use crate::{
     client::{Api, Kind, ListQuery, Meta as _, Object, Shape},
@@ -170,12 +169,7 @@ fn id(meta: &ObjectMeta) -> String {
 #[must_use]
 pub fn stable_base(owner: &str, cluster: &str, group: &str, ordinal: u32) -> String {
     let number = ordinal.to_string();
-    let mut hash = Sha256::new();
-    for part in [owner, cluster, group, &number] {
-        hash.update((part.len() as u64).to_be_bytes());
-        hash.update(part);
-    }
-    let hash = hex(&hash.finalize()[..5]);
+    let hash = digest([owner, cluster, group, &number], 5);
     let group = group.replace('/', "-");
     dns_name(&format!("{group}-{ordinal}-{hash}"))
 }

@@ -2,20 +2,16 @@
 
 use std::{
     collections::BTreeMap,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use drover_core::{Error, Result};
-use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
+use drover_platform::identity::digest;
+use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 
-/// How long a certificate is valid, and when it is replaced.
-const VALID: Duration = Duration::from_secs(90 * 24 * 3600);
-const RENEWED: Duration = Duration::from_secs(60 * 24 * 3600);
-/// Clocks may differ.
-const BEFORE: Duration = Duration::from_secs(3600);
+use crate::issued;
 
 /// A new private key of ECDSA P-256, PEM of PKCS #8, in base64.
 ///
@@ -54,16 +50,8 @@ pub(super) fn certificate(secret: &BTreeMap<String, Vec<u8>>, names: &[String]) 
         let content = secret.get(key).map(Vec::as_slice).unwrap_or_default();
         String::from_utf8_lossy(content).into_owned()
     };
-    let mut hash = Sha256::new();
-    for text in secret
-        .values()
-        .map(Vec::as_slice)
-        .chain(names.iter().map(String::as_bytes))
-    {
-        hash.update((text.len() as u64).to_be_bytes());
-        hash.update(text);
-    }
-    let once = drover_platform::identity::hex(&hash.finalize()[..16]);
+    let texts = secret.values().map(Vec::as_slice);
+    let once = digest(texts.chain(names.iter().map(String::as_bytes)), 16);
     let has = |key: &str| secret.get(key).is_some_and(|it| !it.is_empty());
     if has("tls.crt") && has("tls.key") {
         return Ok(json!({
@@ -79,31 +67,25 @@ pub(super) fn certificate(secret: &BTreeMap<String, Vec<u8>>, names: &[String]) 
     let authority = KeyPair::from_pem(&pem("ca.key")).map_err(|_| refused("ca.key"))?;
     let issuer =
         Issuer::from_ca_cert_pem(&pem("ca.crt"), authority).map_err(|_| refused("ca.crt"))?;
-    let key = KeyPair::generate().map_err(|_| Error::internal("no key could be made"))?;
-    let mut params = CertificateParams::new(names.to_vec()).map_err(|_| {
+    let params = CertificateParams::new(names.to_vec()).map_err(|_| {
         Error::invalid(
             "spec.oidc_provider.issuer",
             "has a host for which no certificate can be issued",
         )
     })?;
     let now = SystemTime::now();
-    (params.not_before, params.not_after) = ((now - BEFORE).into(), (now + VALID).into());
-    params.distinguished_name.push(
-        DnType::CommonName,
-        names.first().cloned().unwrap_or_default(),
-    );
-    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-    let signed = params
-        .signed_by(&key, &issuer)
-        .map_err(|_| refused("ca.key"))?;
-    let renew = now + RENEWED;
+    let name = names.first().cloned().unwrap_or_default();
+    let usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let (signed, key) =
+        issued::issue(&issuer, params, (&name, usages), now).map_err(|_| refused("ca.key"))?;
+    let renew = now + issued::RENEWED;
     let renew = renew
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
         .as_secs();
-    let chain = format!("{}{}", signed.pem(), pem("ca.crt"));
+    let chain = format!("{signed}{}", pem("ca.crt"));
     Ok(json!({
-        "crt": BASE64.encode(chain), "key": BASE64.encode(key.serialize_pem()), "once": once,
+        "crt": BASE64.encode(chain), "key": BASE64.encode(key), "once": once,
         "renew_after": renew.to_string(),
     }))
 }

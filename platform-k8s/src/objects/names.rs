@@ -1,6 +1,6 @@
 //! Names of Kubernetes objects.
 
-use drover_platform::identity::hex;
+use drover_platform::identity::{digest, hex};
 use sha2::{Digest, Sha256};
 
 /// Maximum length: a StatefulSet may have 52 characters, and templates add suffixes.
@@ -42,12 +42,7 @@ pub(crate) fn group_name(cluster_id: &str, group: &str) -> String {
 
 /// Name for objects that no other group may have, whoever owns it.
 pub(crate) fn own_group_name(owner: &str, cluster_id: &str, group: &str) -> String {
-    let mut hash = Sha256::new();
-    for part in [owner, cluster_id, group] {
-        hash.update((part.len() as u64).to_be_bytes());
-        hash.update(part);
-    }
-    let hash = hex(&hash.finalize()[..8]);
+    let hash = digest([owner, cluster_id, group], 8);
     let name: String = group_name(cluster_id, group)
         .chars()
         .take(MAX - 17)

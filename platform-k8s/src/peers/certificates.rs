@@ -3,29 +3,26 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use drover_core::{Error, Result};
-use drover_platform::identity::hex;
+use drover_platform::identity::digest;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
 };
-use sha2::{Digest as _, Sha256};
+
+use crate::issued::{BEFORE, RENEWED, issue};
 
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
-/// How long an authority is valid. Another one is made when a person asks for it.
+/// How long an authority is valid.
 const AUTHORITY: Duration = YEAR.saturating_mul(10);
-/// How long a certificate is valid, and when it is replaced.
-const VALID: Duration = Duration::from_secs(90 * 24 * 3600);
-const RENEWED: Duration = Duration::from_secs(60 * 24 * 3600);
-/// Clocks may differ.
-const BEFORE: Duration = Duration::from_secs(3600);
+/// When it is replaced, if no person asks for that before.
+pub(super) const AUTHORITY_RENEWED: Duration = YEAR.saturating_mul(8);
 /// So many authorities of before are trusted at most.
 const MOST_FORMER: usize = 2;
-/// Time before its end at which it is replaced in any case, counted from when it should have been.
+/// A certificate that should have been replaced so long ago is replaced in any case, before it ends.
 const LAST: Duration = Duration::from_secs(20 * 24 * 3600);
 /// How long nodes know of another authority before certificates of it are shown: the kubelet needs up to two minutes to
 /// pass on a change, and a node some seconds.
 const KNOWN: Duration = Duration::from_secs(300);
-
 /// Time by which a server that begins after a change is surely newer than that, by the clocks of two machines.
 const SKEW: Duration = Duration::from_secs(60);
 
@@ -46,7 +43,7 @@ pub(super) struct Authorities {
 /// What the nodes of a group show, and whom they trust.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Shown {
-    /// The authority and the one before it, PEM.
+    /// The authority and those of before that somebody may still show, PEM.
     pub(super) trusted: String,
     pub(super) certificate: String,
     pub(super) key: String,
@@ -129,21 +126,18 @@ impl Authority {
         now: SystemTime,
     ) -> Result<(Shown, SystemTime)> {
         let wrong = |_| Error::internal("no certificate could be issued");
-        let key = KeyPair::generate().map_err(wrong)?;
-        let mut params = CertificateParams::new(purpose.names.clone()).map_err(wrong)?;
-        (params.not_before, params.not_after) = ((now - BEFORE).into(), (now + VALID).into());
-        params.distinguished_name = rcgen::DistinguishedName::new();
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        if purpose.server {
-            params
-                .extended_key_usages
-                .push(ExtendedKeyUsagePurpose::ServerAuth);
-        }
-        let certificate = params.signed_by(&key, &self.issuer).map_err(wrong)?;
+        let params = CertificateParams::new(purpose.names.clone()).map_err(wrong)?;
+        let mut usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        usages.extend(
+            purpose
+                .server
+                .then_some(ExtendedKeyUsagePurpose::ServerAuth),
+        );
+        let (certificate, key) = issue(&self.issuer, params, ("", usages), now).map_err(wrong)?;
         let shown = Shown {
             trusted,
-            certificate: unix(&certificate.pem()),
-            key: key.serialize_pem(),
+            certificate: unix(&certificate),
+            key,
             of: self.digest(&purpose.names),
             renew_after: now + RENEWED,
             trusted_since,
@@ -153,15 +147,7 @@ impl Authority {
     }
 
     fn digest(&self, names: &[String]) -> String {
-        let mut hash = Sha256::new();
-        for text in [self.pem.as_str()]
-            .into_iter()
-            .chain(names.iter().map(String::as_str))
-        {
-            hash.update((text.len() as u64).to_be_bytes());
-            hash.update(text);
-        }
-        hex(&hash.finalize()[..16])
+        digest([&self.pem].into_iter().chain(names), 16)
     }
 }
 

@@ -17,8 +17,10 @@ use crate::{
     bench::{Bench, attributes},
 };
 
+type Contents = BTreeMap<String, BTreeMap<String, String>>;
+
 /// Content of the Secrets of the only group, by what their names say they are, once there are all.
-async fn secrets(bench: &Bench) -> BTreeMap<String, BTreeMap<String, String>> {
+async fn secrets(bench: &Bench) -> Contents {
     until("there are all Secrets", || async {
         let found = bench.namespace.list("secrets").await;
         let all: BTreeMap<_, _> = found.iter().map(|it| (end(it), content(it))).collect();
@@ -65,6 +67,19 @@ fn accepts(trusted: &str, certificate: &str, host: &str) -> bool {
         own.verify_signature(Some(authority.public_key())).is_ok()
     });
     named && signed && own.validity().is_valid()
+}
+
+/// Content of the Secrets once there is another authority than before, and nodes trust both.
+async fn until_both_are_trusted(bench: &Bench, before: &Contents) -> Contents {
+    until("both authorities are trusted", || async {
+        let now = secrets(bench).await;
+        let both = [&now["ca"]["ca.crt"], &before["ca"]["ca.crt"]];
+        let trusted = both
+            .iter()
+            .all(|it| now["tls"]["ca.crt"].contains(it.as_str()));
+        (both[0] != both[1] && trusted).then_some(now)
+    })
+    .await
 }
 
 async fn remove(bench: &Bench, nodes: &[Node]) {
@@ -126,15 +141,7 @@ async fn a_secret_that_somebody_deletes_is_made_anew() {
     // Of another authority the nodes hear before they show what it has issued.
     let ca = name(&bench, "ca").await;
     bench.namespace.delete("secrets", &ca).await;
-    let third = until("both authorities are trusted", || async {
-        let now = secrets(&bench).await;
-        let both = [&now["ca"]["ca.crt"], &first["ca"]["ca.crt"]];
-        let trusted = both
-            .iter()
-            .all(|it| now["tls"]["ca.crt"].contains(it.as_str()));
-        (both[0] != both[1] && trusted).then_some(now)
-    })
-    .await;
+    let third = until_both_are_trusted(&bench, &first).await;
     assert_eq!(third["tls"]["tls.crt"], second["tls"]["tls.crt"]);
     until("clients trust both", || async {
         let now = secrets(&bench).await;
@@ -198,15 +205,7 @@ async fn another_authority_is_made_when_a_person_asks_for_it() {
     let ca = name(&bench, "ca").await;
     let asked = json!({"metadata": {"annotations": {"drover.dev/renew": "now"}}});
     bench.namespace.merge("secrets", &ca, &asked).await.unwrap();
-    let now = until("both are trusted", || async {
-        let now = secrets(&bench).await;
-        let both = [&now["ca"]["ca.crt"], &before["ca"]["ca.crt"]];
-        let trusted = both
-            .iter()
-            .all(|it| now["tls"]["ca.crt"].contains(it.as_str()));
-        (both[0] != both[1] && trusted).then_some(now)
-    })
-    .await;
+    let now = until_both_are_trusted(&bench, &before).await;
     // For servers that do not know it yet, as those that are made now.
     assert_eq!(now["ca"]["former.key"], before["ca"]["ca.key"]);
     assert_eq!(now["tls"]["tls.crt"], before["tls"]["tls.crt"]);
@@ -216,7 +215,7 @@ async fn another_authority_is_made_when_a_person_asks_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_a_group_gets_tls_and_another_user_each_pod_has_what_it_mounts() {
+async fn another_user_is_told_once_all_pods_ask_for_it_and_nothing_is_written_again_until_then() {
     let bench = Bench::start().await;
     let (mut request, _) = bench.make("secured", 1).await;
     let before = secrets(&bench).await;

@@ -158,6 +158,20 @@ pub fn fingerprint(request: &ProvisionRequest) -> String {
     hex(&hash.finalize()[..16])
 }
 
+/// The first bytes of the SHA-256 of texts, in lower-case hexadecimal. Each counts with its length, so that no others can
+/// pass for them.
+#[must_use]
+pub fn digest<T: AsRef<[u8]>>(parts: impl IntoIterator<Item = T>, bytes: usize) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        let part = part.as_ref();
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    let hash = hash.finalize();
+    hex(&hash[..bytes.min(hash.len())])
+}
+
 /// Encodes bytes in lower-case hexadecimal.
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {

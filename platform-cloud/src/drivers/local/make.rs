@@ -12,7 +12,6 @@ use drover_core::{Class, Error, Reason, Result};
 use drover_proto::platform::v1::{NodeRole, Slot, Storage};
 use prost_types::value::Kind;
 use serde_json::{Map, Value, json};
-use sha2::{Digest, Sha256};
 
 use super::{
     LocalDriver, Settings, Shared,
@@ -26,7 +25,7 @@ use super::{
 };
 use drover_platform::{
     driver::{Batch, Outcome, Place},
-    identity::{Identity, hex},
+    identity::{Identity, digest},
 };
 
 /// Maximum length of a node id: with a suffix it is a directory name, which is limited to 255 bytes.
@@ -461,12 +460,7 @@ fn store(batch: &Batch) -> String {
 }
 
 pub(super) fn short_hash(parts: &[&str]) -> String {
-    let mut hash = Sha256::new();
-    for part in parts {
-        hash.update((part.len() as u64).to_be_bytes());
-        hash.update(part.as_bytes());
-    }
-    hex(&hash.finalize()[..5])
+    digest(parts, 5)
 }
 
 /// `env` of the group's properties.

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use drover_core::{Error, Reason, Result};
@@ -20,14 +20,11 @@ use crate::{
     client::{Api, Kind, Meta as _},
     labels::{self, LabelKeys},
     peers::{
-        certificates::{Authorities, Authority, Purpose},
+        certificates::{AUTHORITY_RENEWED, Authorities, Authority, Purpose},
         shared::GroupLabels,
     },
     watch::NodeCache,
 };
-
-/// When an authority, which is valid for ten years, is replaced.
-const AUTHORITY_RENEWED: Duration = Duration::from_secs(8 * 365 * 24 * 3600);
 
 /// A writer of Secrets.
 #[derive(Clone, Copy)]

@@ -1,6 +1,6 @@
 //! Stores in pods with certificates, and with what an application needs in a Secret.
 
-use std::{collections::BTreeMap, fs, path::Path, process::Command};
+use std::{collections::BTreeMap, fs};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use drover_proto::{orchestrator::v1 as pb, platform::v1::NodeRole};
@@ -9,7 +9,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::{
-    bench::{Bench, clients, endpoint, host, password, spec},
+    bench::{Bench, clients, endpoint, etcd_at, host, password, run, said, spec},
     rig,
 };
 
@@ -42,49 +42,43 @@ impl Access {
     fn sql(&self, node: &pb::Node, tls: &str, statement: &str) -> Option<String> {
         let [user, database, port] = ["user", "dbname", "port"].map(|key| &self.values[key]);
         let (host, ca) = (host(node), self.file("ca.crt"));
+        let password = &self.values["password"];
         let to = format!(
-            "host={host} port={port} user={user} dbname={database} sslmode={tls} sslrootcert={ca} connect_timeout=2"
+            "host={host} port={port} user={user} dbname={database} password={password} sslmode={tls} sslrootcert={ca} connect_timeout=2"
         );
-        let mut psql = Command::new("psql");
-        psql.args(["-XAtqw", "-d", &to, "-c", statement]);
-        psql.env("PGPASSWORD", &self.values["password"]);
-        said(&mut psql)
+        said(&run("psql", &["-XAtqw", "-d", &to, "-c", statement]))
     }
 
     fn redis(&self, node: &pb::Node, command: &[&str]) -> Option<String> {
-        let ca = self.file("ca.crt");
-        let mut redis = Command::new("redis-cli");
-        redis.args(["--no-auth-warning", "--tls", "--cacert", &ca]);
-        redis.args(["--user", &self.values["user"], "-h", &host(node)]);
-        redis.args(["-p", &self.values["port"]]).args(command);
-        redis.env("REDISCLI_AUTH", &self.values["password"]);
-        said(&mut redis)
+        let [user, password, port] = ["user", "password", "port"].map(|key| &*self.values[key]);
+        let (auth, host, ca) = (
+            format!("REDISCLI_AUTH={password}"),
+            host(node),
+            self.file("ca.crt"),
+        );
+        let client = ["redis-cli", "--no-auth-warning", "--tls", "--cacert", &ca];
+        let to = ["--user", user, "-h", &host, "-p", port];
+        said(&run(
+            "env",
+            &[&[&*auth], &client[..], &to, command].concat(),
+        ))
     }
 
     fn etcd(&self, nodes: &[pb::Node], command: &[&str]) -> Option<String> {
         let all = clients(nodes).into_iter();
-        let endpoints: Vec<String> = all.map(|it| format!("https://{it}")).collect();
-        let mut etcdctl = Command::new("etcdctl");
-        etcdctl
-            .env("ETCDCTL_API", "3")
-            .env("ETCDCTL_ENDPOINTS", endpoints.join(","));
-        for (variable, file) in [
-            ("ETCDCTL_CACERT", "ca.crt"),
-            ("ETCDCTL_CERT", "tls.crt"),
-            ("ETCDCTL_KEY", "tls.key"),
-        ] {
-            assert!(Path::new(&self.file(file)).exists());
-            etcdctl.env(variable, self.file(file));
-        }
-        etcdctl.args(["--dial-timeout=1s", "--command-timeout=3s"]);
-        said(etcdctl.args(command))
+        let all: Vec<String> = all.map(|it| format!("https://{it}")).collect();
+        let endpoints = format!("--endpoints={}", all.join(","));
+        let shown = [
+            ("cacert", "ca.crt"),
+            ("cert", "tls.crt"),
+            ("key", "tls.key"),
+        ];
+        let shown = shown.map(|(flag, file)| format!("--{flag}={}", self.file(file)));
+        let mut arguments = vec![&*endpoints, "--dial-timeout=1s", "--command-timeout=3s"];
+        arguments.extend(shown.iter().map(String::as_str));
+        arguments.extend(command);
+        said(&run("etcdctl", &arguments))
     }
-}
-
-fn said(command: &mut Command) -> Option<String> {
-    let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    output.status.success().then_some(text)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -177,7 +171,7 @@ async fn etcd_in_pods_with_certificates_takes_a_new_member_in_at_its_new_address
     let nodes = bench.nodes().await;
     assert!(access.etcd(&nodes, &["put", "a", "1"]).is_some());
     assert_eq!(
-        super::bench::etcd_at(&clients(&nodes), &["get", "a"]),
+        etcd_at(&clients(&nodes), &["get", "a"]),
         None,
         "without a certificate"
     );
