@@ -53,7 +53,9 @@ pub(crate) async fn run(client: &Client, args: ConnectArgs) -> Outcome<End> {
     }
     let way = Way {
         read: args.read,
-        tls: nodes.first().is_some_and(|node| demands_tls(&spec, &node.group)),
+        tls: nodes
+            .first()
+            .is_some_and(|node| demands_tls(&spec, &node.group)),
     };
     let variables = environment::variables(store, &addresses, way, caller);
     let Some(name) = words.next() else {
@@ -98,7 +100,9 @@ fn demands_tls(spec: &ClusterSpec, path: &str) -> bool {
         groups = &group.groups;
     }
     let said = attributes.into_iter().rev().flatten();
-    let tls = said.filter_map(|all| all.fields.get("tls")?.kind.as_ref()).next();
+    let tls = said
+        .filter_map(|all| all.fields.get("tls")?.kind.as_ref())
+        .next();
     match tls {
         Some(Kind::StringValue(mode)) => mode == "required",
         Some(Kind::BoolValue(tls)) => *tls,
@@ -475,8 +479,14 @@ mod tests {
             with_place((Store::Redis, true), "redis-cli", &at, given()),
             ["-h", "127.0.0.1", "-p", "1000", "--tls", "get", "a"]
         );
-        assert_eq!(with_place((Store::Redis, false), "sh", &at, given()), given());
-        assert_eq!(with_place((Store::Other, false), "redis-cli", &at, given()), given());
+        assert_eq!(
+            with_place((Store::Redis, false), "sh", &at, given()),
+            given()
+        );
+        assert_eq!(
+            with_place((Store::Other, false), "redis-cli", &at, given()),
+            given()
+        );
     }
 
     #[test]

@@ -133,7 +133,10 @@ pub(super) fn variables(
         Store::Redis => vec![
             ("REDIS_HOST", first.host.clone()),
             ("REDIS_PORT", first.port.to_string()),
-            ("REDIS_URL", format!("redis{}://{first}", if tls { "s" } else { "" })),
+            (
+                "REDIS_URL",
+                format!("redis{}://{first}", if tls { "s" } else { "" }),
+            ),
         ],
         Store::Etcd => vec![
             (
