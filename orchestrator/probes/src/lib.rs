@@ -4,11 +4,12 @@
 mod exec;
 mod network;
 mod reach;
+mod second_way;
 mod tls;
 
 use std::{
     borrow::Cow,
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, hash_map::Entry},
     sync::Arc,
     time::Duration,
 };
@@ -30,6 +31,8 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
+use second_way::Way;
+
 pub use network::agent_says;
 pub use reach::{Gate, ProbeSettings, Reach};
 pub use tls::read as read_tls;
@@ -49,6 +52,9 @@ const EAGER_COMMAND_MOST: Millis = 1_000;
 /// Number of eager probes before a node that has not responded is probed at its regular interval.
 const EAGER_TRIES: u32 = 50;
 
+/// Delay between probes of a node that was silent: each takes two seconds itself.
+const SILENT: Millis = 500;
+
 /// The probes of all nodes.
 #[derive(Debug)]
 pub struct Probes {
@@ -65,7 +71,16 @@ pub struct Probes {
 #[derive(Debug, Default)]
 struct Schedule {
     due: BTreeSet<(Millis, Uuid, u64)>,
-    tracked: HashMap<(Uuid, u64), u32>,
+    tracked: HashMap<(Uuid, u64), Tracked>,
+}
+
+/// A node that is probed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tracked {
+    /// Probes in a row that have not succeeded.
+    tries: u32,
+    /// The way that commands do not take.
+    way: Way,
 }
 
 /// The probe to run, and where.
@@ -77,6 +92,7 @@ struct Target {
     early: bool,
     /// A template suggests the probe, and the node may be older than the suggestion.
     unjudged: bool,
+    /// Where it is probed, or for a command, where else it may be reached.
     address: Option<String>,
     id: String,
     platform: Sym,
@@ -90,6 +106,8 @@ enum Failed {
     Node(String),
     /// The probe could not be carried out, which says nothing about the node.
     Way(String),
+    /// The probe could not be carried out, and the node does not answer otherwise.
+    Silent(String),
 }
 
 impl Failed {
@@ -98,6 +116,7 @@ impl Failed {
         match self {
             Self::Node(why) => Self::Node(format!("{asked}: {why}")),
             Self::Way(why) => Self::Way(format!("{asked}: {why}")),
+            Self::Silent(why) => Self::Silent(format!("{asked}: {why}")),
         }
     }
 }
@@ -155,7 +174,10 @@ impl Probes {
             return;
         }
         let mut schedule = self.schedule.lock();
-        if schedule.tracked.insert((cluster, slot), 0).is_none() {
+        let tracked = schedule.tracked.entry((cluster, slot));
+        let is_new = matches!(tracked, Entry::Vacant(_));
+        tracked.or_default().tries = 0;
+        if is_new {
             schedule.due.insert((self.now(), cluster, slot));
             drop(schedule);
             self.changed.notify_one();
@@ -176,22 +198,22 @@ impl Probes {
         }
     }
 
-    fn next(&self, now: Millis) -> Result<(Uuid, u64, u32), Option<Millis>> {
+    fn next(&self, now: Millis) -> Result<(Uuid, u64, Tracked), Option<Millis>> {
         let mut schedule = self.schedule.lock();
         match schedule.due.first().copied() {
             Some((at, cluster, slot)) if at <= now => {
                 schedule.due.pop_first();
-                let tries = schedule.tracked.get(&(cluster, slot)).copied().unwrap_or(0);
-                Ok((cluster, slot, tries))
+                let tracked = schedule.tracked.get(&(cluster, slot)).copied();
+                Ok((cluster, slot, tracked.unwrap_or_default()))
             }
             Some((at, ..)) => Err(Some(at)),
             None => Err(None),
         }
     }
 
-    fn again(&self, cluster: Uuid, slot: u64, at: Millis, tries: u32) {
+    fn again(&self, cluster: Uuid, slot: u64, at: Millis, tracked: Tracked) {
         let mut schedule = self.schedule.lock();
-        schedule.tracked.insert((cluster, slot), tries);
+        schedule.tracked.insert((cluster, slot), tracked);
         let first = schedule.due.first().is_none_or(|(first, ..)| at < *first);
         schedule.due.insert((at, cluster, slot));
         drop(schedule);
@@ -234,14 +256,14 @@ impl Probes {
         let gap = Duration::from_micros(1_000_000 / BUDGET);
         loop {
             match self.next(self.now()) {
-                Ok((cluster, slot, tries)) => {
+                Ok((cluster, slot, tracked)) => {
                     let Ok(permit) = permits.clone().acquire_owned().await else {
                         return;
                     };
                     while running.try_join_next().is_some() {}
                     let (probes, crossed) = (self.clone(), crossed.clone());
                     running.spawn(tasks.track_future(async move {
-                        if probes.probe(cluster, slot, tries).await {
+                        if probes.probe(cluster, slot, tracked).await {
                             crossed(cluster);
                         }
                         drop(permit);
@@ -300,7 +322,10 @@ impl Probes {
         let suggested = inner.spec().groups.get(group)?.health.is_none();
         let unjudged = suggested && !health.probe.judges(node);
         let inside = drover_cluster::request::target(cluster, node);
-        let address = health.probe.address(&node.seen).map(Cow::into_owned);
+        let address = match health.probe {
+            Probe::Exec { .. } => node.seen.endpoints.first().map(|(_, at)| at.to_string()),
+            _ => health.probe.address(&node.seen).map(Cow::into_owned),
+        };
         let early = is_early(node);
         Some(Target {
             cluster: cluster.uid(),
@@ -316,7 +341,7 @@ impl Probes {
     }
 
     /// Asks a node. Returns what it lacks if it is healthy, a bit for each impairment of the probe.
-    async fn outcome(&self, target: &Target) -> Result<u16, Failed> {
+    async fn outcome(&self, target: &Target, way: &mut Way) -> Result<u16, Failed> {
         let health = &target.health;
         let asked = match (&health.probe, &target.address) {
             (
@@ -324,10 +349,24 @@ impl Probes {
                     command,
                     impairments,
                 },
-                _,
+                address,
             ) => {
-                self.exec(target, command, impairments, health.timeout)
-                    .await
+                let asked = self.exec(target, command, impairments, health.timeout);
+                let gate = self.gate(&target.platform);
+                match address {
+                    Some(at) if *way == Way::Known => {
+                        let answers = || second_way::answers(at, gate);
+                        second_way::or_silent(asked, at, answers).await
+                    }
+                    Some(at) => {
+                        let asked = asked.await;
+                        if asked.is_ok() {
+                            *way = way.learn(at, gate).await;
+                        }
+                        asked
+                    }
+                    None => asked.await,
+                }
             }
             (_, None) if target.unjudged => return Err(Failed::Way(no_address(health))),
             (_, None) => return Err(Failed::Node(no_address(health))),
@@ -368,20 +407,22 @@ impl Probes {
         match failed {
             Failed::Node(why) => Failed::Node(clean(why)),
             Failed::Way(why) => Failed::Way(clean(why)),
+            Failed::Silent(why) => Failed::Silent(clean(why)),
         }
     }
 
     /// Probes a node once. Returns whether its cluster is to be planned.
-    async fn probe(&self, uid: Uuid, slot: u64, tries: u32) -> bool {
+    async fn probe(&self, uid: Uuid, slot: u64, tracked: Tracked) -> bool {
+        let Tracked { tries, mut way } = tracked;
         let Some(target) = self.target(uid, slot) else {
             return false;
         };
         if target.early {
-            self.again(uid, slot, self.now() + EAGER, tries);
+            self.again(uid, slot, self.now() + EAGER, tracked);
             return false;
         }
         let began = tokio::time::Instant::now();
-        let outcome = match self.outcome(&target).await {
+        let outcome = match self.outcome(&target, &mut way).await {
             Err(failed) => Err(self.hidden(&target, failed).await),
             Ok(impaired) => Ok(impaired),
         };
@@ -396,10 +437,13 @@ impl Probes {
             .get(&target.platform)
             .is_some_and(|registered| registered.platform.is_visible(self.now()));
         let health = &target.health;
+        let is_silent = matches!(outcome, Err(Failed::Silent(_)));
         let outcome = match outcome {
             Ok(impaired) => ProbeOutcome::Healthy { impaired },
-            Err(Failed::Node(why)) if visible => ProbeOutcome::Unhealthy(why),
-            Err(Failed::Node(why) | Failed::Way(why)) => ProbeOutcome::Unknown(why),
+            Err(Failed::Node(why) | Failed::Silent(why)) if visible => ProbeOutcome::Unhealthy(why),
+            Err(Failed::Node(why) | Failed::Way(why) | Failed::Silent(why)) => {
+                ProbeOutcome::Unknown(why)
+            }
         };
         let mut inner = cluster.lock();
         let Some(probed) = inner.probed(slot, outcome, health) else {
@@ -421,6 +465,8 @@ impl Probes {
                 _ => (EAGER, EAGER_MOST),
             };
             back_off(first, most, tries).min(interval)
+        } else if is_silent {
+            SILENT.min(interval)
         } else {
             interval
         };
@@ -430,12 +476,8 @@ impl Probes {
         } else {
             wait
         };
-        self.again(
-            uid,
-            slot,
-            self.now() + wait,
-            if probed.healthy { 0 } else { tries + 1 },
-        );
+        let tries = if probed.healthy { 0 } else { tries + 1 };
+        self.again(uid, slot, self.now() + wait, Tracked { tries, way });
         probed.crossed
     }
 }

@@ -22,10 +22,10 @@ case $query in
 esac
 "#;
 
-/// Ten seconds pass between two looks at the clock.
-const FAST_CLOCK: &str = r#"#!/bin/sh
-echo >>"$DROVER_DIR/looks"
-echo $((1700000000 + 10 * $(wc -l <"$DROVER_DIR/looks")))
+/// Ten seconds pass whenever this runs.
+const TIME_PASSES: &str = r#"#!/bin/sh
+echo >>"$DROVER_DIR/passed"
+echo "$(wc -l <"$DROVER_DIR/passed")0.00 0.00" >"$UPTIME"
 "#;
 
 /// A primary and a standby that its platform knows.
@@ -80,6 +80,12 @@ impl Primary {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
+    /// Time stands still from now on, but for what `program` takes.
+    fn times(&self, program: &str, rest: &str) {
+        self.says("uptime", "0.00 0.00\n");
+        self.program(program, &format!("{TIME_PASSES}{rest}"));
+    }
+
     fn has_permission(&self) -> bool {
         self.file("storage/sole").exists()
     }
@@ -108,6 +114,10 @@ impl Primary {
             ("DROVER_ROLE_FILE", "dir/role"),
         ] {
             command.env(name, self.file(path));
+        }
+        let uptime = self.file("dir/uptime");
+        if uptime.exists() {
+            command.env("UPTIME", uptime);
         }
         command.output().unwrap()
     }
@@ -185,7 +195,7 @@ fn only_an_active_primary_that_answers_is_permitted_to_go_on_alone() {
 #[test]
 fn a_permission_that_comes_late_is_not_taken() {
     let primary = Primary::new();
-    primary.program("date", FAST_CLOCK);
+    primary.times("psql", PSQL);
     primary.is_refused("this took too long");
 }
 
@@ -194,7 +204,7 @@ fn a_permission_does_not_end_without_the_node_itself() {
     let primary = Primary::new();
     primary.is_permitted();
     fs::write(primary.file("storage/sole"), "1 db-1\n").unwrap();
-    primary.program("date", FAST_CLOCK);
+    primary.times("sleep", "");
     let answer = primary.does("together");
     let said = String::from_utf8_lossy(&answer.stderr);
     assert!(!answer.status.success(), "{answer:?}");
@@ -221,7 +231,7 @@ fn a_primary_that_counts_nobody_gives_a_permission_of_before_back() {
 
 /// Has a primary stop that its server outlives until it is told to end. Returns whether that was waited for.
 fn waits_before_it_stops(primary: &Primary) -> bool {
-    primary.program("date", FAST_CLOCK);
+    primary.times("sleep", "");
     let data = primary.file("storage/postgresql");
     fs::create_dir(&data).unwrap();
     let mut server = Command::new("sleep").arg("600").spawn().unwrap();
@@ -230,8 +240,7 @@ fn waits_before_it_stops(primary: &Primary) -> bool {
     let answer = primary.does("stop");
     assert!(answer.status.success(), "{answer:?}");
     assert!(!server.wait().unwrap().success(), "it was told to end");
-    let looks = fs::read_to_string(primary.file("dir/looks"));
-    looks.is_ok_and(|looks| looks.lines().count() > 1)
+    primary.file("dir/passed").exists()
 }
 
 #[test]

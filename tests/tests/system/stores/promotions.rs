@@ -297,12 +297,25 @@ const LOOK: &str = r#"*"current_setting('primary_conninfo')"*"#;
 fn promoted_before(query: &str, given_up: Option<&str>) {
     let mut nodes = synchronous(2);
     let held = r#"
-        looks=
-        case $query in LOOK) looks=yes; echo >>"$DROVER_DIR/looks"; saw=$(real "$@") ;; esac
-        case $query in QUERY)
-            while [ -e "$DROVER_DIR/hold" ]; do : >"$DROVER_DIR/stands"; sleep 0.1; done ;;
-        esac
-        [ -z "$looks" ] || { echo "$saw"; exit 0; }"#;
+        hold() { while [ -e "$DROVER_DIR/hold" ]; do : >"$DROVER_DIR/stands"; sleep 0.1; done; }
+        case $* in
+            *-c* | */dev/stdin) case $query in QUERY) hold ;; esac ;;
+            *)
+                # The session in which it looks at itself.
+                while IFS= read -r query; do
+                    case $query in
+                        '\echo '*) echo "${query#* }" ;;
+                        LOOK)
+                            saw=$(real "$@" -c "$query")
+                            echo >>"$DROVER_DIR/looks"
+                            case $query in QUERY) hold ;; esac
+                            printf '%s\n' "$saw"
+                            ;;
+                    esac
+                done
+                exit 0
+                ;;
+        esac"#;
     let held = held.replace("LOOK", LOOK).replace("QUERY", query);
     with_psql(&mut nodes[2], &held);
     nodes[2].start("standby");

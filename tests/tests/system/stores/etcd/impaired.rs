@@ -151,6 +151,26 @@ fn a_member_whose_disk_stands_still_is_alive() {
 }
 
 #[test]
+fn a_member_with_a_full_disk_says_so_until_there_is_room_again() {
+    installed("etcd", "etcd-server");
+    installed("etcdctl", "etcd-client");
+    let mut nodes = [alone(0)];
+    let disk = Disk::at(nodes[0].storage());
+    until("a member", &mut nodes, all_ready);
+    assert!(lacks(&nodes[0]).is_empty());
+    // Enough for what is written meanwhile: a member without room for its log ends.
+    disk.fill_but(48);
+    until("it says so", &mut nodes, |nodes| {
+        lacks(&nodes[0]) == ["DiskFull"]
+    });
+    assert!(at(&nodes[0], &["put", "late", "x"]).is_some(), "it serves");
+    disk.free();
+    until("it says so no more", &mut nodes, |nodes| {
+        lacks(&nodes[0]).is_empty()
+    });
+}
+
+#[test]
 fn a_member_that_does_not_say_how_it_is_is_alive_and_lacks_what_it_lacked() {
     installed("etcd", "etcd-server");
     installed("etcdctl", "etcd-client");
