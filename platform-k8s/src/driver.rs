@@ -11,7 +11,7 @@ use drover_platform::{
         Batch, Change, Deleted, Deletion, Description, Driver, ExecInput, ExecOutput, Found,
         Listing, Live, LogStream, Outcome, Target,
     },
-    identity::{Identity, hex},
+    identity::Identity,
 };
 use drover_proto::platform::v1::{
     Capability, DeprovisionState, ExecStart, FailureDomain, KeptStorage, Limits, Node, NodeClass,
@@ -20,11 +20,11 @@ use drover_proto::platform::v1::{
 use drover_resources_kubernetes::client::Clients;
 use k8s_openapi::apimachinery::pkg::version::Info;
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
 use crate::{
     access,
     addons::KubernetesAddons,
+    backend::{self, Backend},
     client::{Api, Kind, Meta as _, partial},
     create::{Creator, Nodes},
     delete::{Item, Remover},
@@ -311,7 +311,11 @@ async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
             "the API server does not say its version",
         ));
     }
-    let (uid, scope) = identify(api, settings).await?;
+    let Backend {
+        uid,
+        scope,
+        warnings,
+    } = backend::identify(api, settings).await?;
     let (logs, exec, patch) = futures::join!(
         may(api, settings, "get", "log"),
         may(api, settings, "create", "exec"),
@@ -355,6 +359,7 @@ async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
             "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}
         }))),
         warnings: [
+            warnings,
             selected::unseen(api, settings).await,
             owner::unread(api, settings).await,
         ]
@@ -387,39 +392,6 @@ fn limits(settings: &Settings) -> Limits {
         replay_delay: Some(to_duration(Duration::from_millis(100))),
         ..Limits::default()
     }
-}
-
-/// The cluster and the namespaces by their uids: another cluster of the same name is another platform.
-async fn identify(api: &Api, settings: &Settings) -> Result<(String, BTreeMap<String, String>)> {
-    let kind = api.kinds().await?.named("namespaces")?;
-    let all = settings.namespaces.is_empty();
-    let mut names = settings.namespaces.clone();
-    if all {
-        names.push("kube-system".to_owned());
-    }
-    names.sort_unstable();
-    let mut hash = Sha256::new();
-    for name in &names {
-        let meta = api.get_meta(&kind, "", name).await?.ok_or_else(|| {
-            Error::new(
-                Reason::Precondition,
-                format!("there is no namespace {name:?}"),
-            )
-            .with_resource("namespace", name)
-        })?;
-        for part in [name, meta.uid()] {
-            hash.update((part.len() as u64).to_be_bytes());
-            hash.update(part.as_bytes());
-        }
-        hash.update([u8::from(all)]);
-    }
-    let uid = format!("kubernetes:{}", hex(&hash.finalize()[..16]));
-    let namespaces = if all { "*".to_owned() } else { names.join(",") };
-    let mut scope = BTreeMap::from([("namespaces".to_owned(), namespaces)]);
-    if !settings.selector.is_empty() {
-        scope.insert("selector".to_owned(), settings.selector.clone());
-    }
-    Ok((uid, scope))
 }
 
 fn node_class(name: &str, class: &ClassSettings) -> NodeClass {

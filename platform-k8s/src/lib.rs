@@ -21,6 +21,7 @@ pub mod addons;
 pub mod address;
 mod adopt;
 mod annotated;
+mod backend;
 pub mod client;
 pub mod create;
 pub mod delete;

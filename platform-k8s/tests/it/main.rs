@@ -8,6 +8,7 @@
 
 mod addons;
 mod adoption;
+mod backend;
 mod bench;
 mod conformance;
 mod deprovision;

@@ -35,7 +35,7 @@ async fn ask(health: &Health, address: &str, id: &str) -> Result<(), String> {
         .await
         .map_err(|failed| match failed {
             Failed::Node(why) => why,
-            Failed::Way(why) => panic!("{why}"),
+            Failed::Way(why) | Failed::Silent(why) => panic!("{why}"),
         })
 }
 

@@ -174,11 +174,11 @@ impl Namespace {
     }
 }
 
-/// Objects that controllers create in every namespace, and events.
+/// Objects that controllers and the platform create in every namespace, and events.
 fn everywhere(thing: &Thing) -> bool {
     matches!(
         (thing.resource.as_str(), thing.name.as_str()),
-        ("configmaps", "kube-root-ca.crt") | ("serviceaccounts", "default")
+        ("configmaps", "kube-root-ca.crt" | "drover-platform") | ("serviceaccounts", "default")
     ) || thing.resource == "events"
         || thing.resource == "events.events.k8s.io"
 }

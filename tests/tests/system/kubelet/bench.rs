@@ -213,6 +213,22 @@ impl Bench {
         signal(&server(&self.pod(node).await, program), "-9");
     }
 
+    /// Has a node answer nothing any more, as one whose host has lost its power. Whoever watches hosts does not notice.
+    pub(crate) async fn silence(&self, node: &pb::Node, program: &str) -> Silence {
+        let pod = self.pod(node).await;
+        let network = ["-t", &server(&pod, program), "-n"];
+        let down = ["ip", "link", "set", "eth0", "down"];
+        let answer = run("nsenter", &[&network[..], &down].concat());
+        assert!(answer.status.success(), "{answer:?}");
+        let mut stopped = processes(&pod);
+        // Without it nothing can be run in the pod.
+        stopped.push(ancestor(&server(&pod, program), "containerd-shim"));
+        for pid in &stopped {
+            signal(pid, "-STOP");
+        }
+        Silence(stopped)
+    }
+
     pub(crate) async fn delete_pod(&self, node: &pb::Node) {
         let pod = pod_of(&self.namespace, &node.id).await;
         self.namespace.delete("pods", &pod).await;
@@ -366,16 +382,41 @@ pub(crate) fn processes(pod: &Value) -> Vec<String> {
         .collect()
 }
 
+/// Processes that stand still until this is dropped.
+pub(crate) struct Silence(Vec<String>);
+
+impl Drop for Silence {
+    fn drop(&mut self) {
+        for pid in &self.0 {
+            // Some may have been killed.
+            let _ = run("kill", &["-CONT", pid]);
+        }
+    }
+}
+
+fn parent(pid: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("PPid:"));
+    line.map_or(String::new(), |line| line[5..].trim().to_owned())
+}
+
+/// Pid of the next process above another one whose name begins so.
+fn ancestor(pid: &str, name: &str) -> String {
+    let mut pid = parent(pid);
+    while !fs::read_to_string(format!("/proc/{pid}/comm"))
+        .unwrap_or_else(|_| panic!("no {name} above"))
+        .starts_with(name)
+    {
+        pid = parent(&pid);
+    }
+    pid
+}
+
 /// Pid of the server in a pod: the process whose parent is not also a process of the program.
 fn server(pod: &Value, program: &str) -> String {
     let is_server = |pid: &str| {
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         name.trim() == program
-    };
-    let parent = |pid: &str| {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let line = status.lines().find(|line| line.starts_with("PPid:"));
-        line.map_or(String::new(), |line| line[5..].trim().to_owned())
     };
     let mut servers = processes(pod)
         .into_iter()

@@ -1,6 +1,6 @@
 //! Replicated stores in pods, with their real servers: acknowledged writes survive the death of any node.
 
-use std::{cell::Cell, collections::BTreeSet, process::Command};
+use std::{cell::Cell, collections::BTreeSet, process::Command, time::Duration};
 
 use drover_proto::{orchestrator::v1 as pb, platform::v1::NodeRole};
 use drover_testing::kubernetes::without_kubelet;
@@ -15,6 +15,7 @@ use super::{
     redis, rig,
 };
 
+const CALL: Duration = Duration::from_secs(10);
 /// Acknowledged writes before and after a node goes.
 const WRITES: usize = 20;
 
@@ -129,6 +130,34 @@ async fn evicted_while_a_client_writes(bench: &Bench) {
     );
 }
 
+/// The host of the active node falls silent; Kubernetes does not say so.
+async fn taken_over_from_a_silent_host(bench: &Bench) {
+    let primary = bench.one(NodeRole::Active).await;
+    psql(&[&primary], true, "insert into numbers values (0)").expect("the last row");
+    let silence = bench.silence(&primary, "postgres").await;
+    let has_it = "select count(*) from numbers where number = 0";
+    bench
+        .taken_over(&primary, async |node| {
+            psql(&[node], true, has_it).as_deref() == Some("1")
+        })
+        .await;
+    let request = pb::ListEventsRequest {
+        cluster: bench.cluster.to_owned(),
+        page_size: 1000,
+        ..Default::default()
+    };
+    let client = bench.world.client();
+    let told = client.list_events(request, CALL).await.unwrap().events;
+    let why = format!("{} does not answer", endpoint(&primary));
+    assert!(
+        told.iter().any(|event| event.message.contains(&why)),
+        "{told:?}"
+    );
+    drop(silence);
+    bench.back(&primary).await;
+    bench.ready(2).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_standby_of_postgresql_in_a_pod_is_promoted_and_no_row_is_lost() {
     if without_kubelet() {
@@ -181,6 +210,8 @@ async fn a_standby_of_postgresql_in_a_pod_is_promoted_and_no_row_is_lost() {
             psql(&[&standby], false, count) == Some(rows.to_string())
         })
         .await;
+
+    taken_over_from_a_silent_host(&bench).await;
 
     let nodes = bench.nodes().await;
     let wrong = Command::new("psql")
