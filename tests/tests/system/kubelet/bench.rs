@@ -123,8 +123,9 @@ impl Bench {
         self.world
             .until("another node is active and serves", async |_| {
                 let nodes = self.nodes().await;
-                let active = nodes.iter().find(|node| node.role() == NodeRole::Active);
-                match active.filter(|node| node.id != from.id) {
+                let is_other =
+                    |node: &&pb::Node| node.role() == NodeRole::Active && node.id != from.id;
+                match nodes.iter().find(is_other) {
                     Some(node) if !host(node).is_empty() => served(node).await,
                     _ => false,
                 }
