@@ -53,6 +53,29 @@ impl Planner<'_> {
         }
     }
 
+    /// Has an active node that fails its probes go at once, if a standby answers its own and keeps it out when it is promoted.
+    /// Others wait until it is known whether many fail: then the cause is not in the nodes. Here the worst is a promotion
+    /// that was not necessary, and meanwhile nobody serves.
+    pub(crate) fn relieve_failing(&mut self, group: usize) {
+        if !self.input.groups[group].fences() {
+            return;
+        }
+        let answers = |heir: usize| {
+            let probe = &self.state.nodes[heir].probe;
+            probe.good > 0 && probe.bad == 0 && !self.is_outdated(heir)
+        };
+        let fails = |at: &usize| {
+            let (mark, node) = (&self.marks[*at], &self.state.nodes[*at]);
+            mark.role == Role::Active && mark.sick && !mark.leaving && node.probe.bad > 0
+        };
+        let failing: Vec<usize> = self.own(group).filter(fails).collect();
+        if !failing.is_empty() && self.heirs(group).into_iter().any(answers) {
+            for at in failing {
+                self.marks[at].ripe = true;
+            }
+        }
+    }
+
     /// Whether a node is out for good, though its end may never be known: others are made in its place. Not the last
     /// ones, whose data nobody else has.
     pub(crate) fn is_given_up(&self, at: usize) -> bool {

@@ -166,6 +166,7 @@ impl Planner<'_> {
     /// Removes sick nodes. Returns how many nodes beyond the size may exist for their replacements.
     fn replace_sick(&mut self, group: usize) -> usize {
         self.relieve_ending(group);
+        self.relieve_failing(group);
         let spec = &self.input.groups[group];
         let mut sick: Vec<usize> = self
             .own(group)

@@ -16,8 +16,8 @@ use crate::{
 
 use drover_core::{
     Phase,
-    node::{LostHost, RemovalReason, Role},
-    spec::Amount,
+    node::{LostHost, ProbeResult, RemovalReason, Role},
+    spec::{Amount, Health, Probe},
     storage::{Policy, Retention},
 };
 use drover_planner::{Call, Condition, ConditionKey, ConditionKind};
@@ -164,6 +164,47 @@ fn where_promotions_fence_one_that_somebody_else_ends_is_replaced_by_a_standby_a
     gone(&mut world, 1);
     run(&mut world);
     assert_eq!(staying(&world), [(1, Role::Promoting), (0, Role::Standby)]);
+}
+
+/// An active node that fails its probes, and a standby that has failed this number of them.
+fn fails_probes(mut world: World, of_standby: u8) -> World {
+    world.groups[0].health = Some(Box::new(Health {
+        probe: Probe::Tcp { port: None },
+        ..Health::default()
+    }));
+    let answered = |bad: u8| ProbeResult {
+        good: u8::from(bad == 0),
+        bad,
+        answered: true,
+        ..ProbeResult::default()
+    };
+    for slot in [1, 2] {
+        world.state.node_mut(slot).unwrap().probe = answered(0);
+    }
+    run(&mut world);
+    world.state.node_mut(1).unwrap().probe = answered(3);
+    world.state.node_mut(2).unwrap().probe = answered(of_standby);
+    world
+}
+
+#[test]
+fn where_promotions_fence_a_standby_that_answers_its_probe_takes_over_from_one_that_does_not_at_once()
+ {
+    let mut world = fails_probes(ready_and_fencing(1), 0);
+    let planned = step(&mut world);
+    assert_eq!(removals(&planned), [(1, RemovalReason::Sick)]);
+    assert!(planned.calls.contains(&Call::RoleChange { slot: 2 }));
+}
+
+#[test]
+fn elsewhere_one_that_fails_its_probes_stays_until_others_were_probed_as_well() {
+    let do_not_fence = fails_probes(ready(1, 1), 0);
+    let both_fail = fails_probes(ready_and_fencing(1), 1);
+    for mut world in [do_not_fence, both_fail] {
+        assert_eq!(run(&mut world), (vec![], vec![]));
+        world.now += 3_600_000;
+        assert_eq!(run(&mut world).0, [(1, RemovalReason::Sick)]);
+    }
 }
 
 #[test]

@@ -221,11 +221,15 @@ impl Bench {
         let down = ["ip", "link", "set", "eth0", "down"];
         let answer = run("nsenter", &[&network[..], &down].concat());
         assert!(answer.status.success(), "{answer:?}");
-        let mut stopped = processes(&pod);
         // Without it nothing can be run in the pod.
-        stopped.push(ancestor(&server(&pod, program), "containerd-shim"));
-        for pid in &stopped {
-            signal(pid, "-STOP");
+        let mut stopped = vec![ancestor(&server(&pod, program), "containerd-shim")];
+        signal(&stopped[0], "-STOP");
+        // Some are gone by then, and some have come.
+        for _ in 0..3 {
+            for pid in processes(&pod) {
+                let _ = run("kill", &["-STOP", &pid]);
+                stopped.push(pid);
+            }
         }
         Silence(stopped)
     }

@@ -305,10 +305,11 @@ fn promoted_before(query: &str, given_up: Option<&str>) {
                 while IFS= read -r query; do
                     case $query in
                         '\echo '*) echo "${query#* }" ;;
-                        LOOK)
-                            saw=$(real "$@" -c "$query")
+                        'prepare look as '*) look=${query#prepare look as } ;;
+                        'execute look;')
+                            saw=$(real "$@" -c "$look")
                             echo >>"$DROVER_DIR/looks"
-                            case $query in QUERY) hold ;; esac
+                            case $look in QUERY) hold ;; esac
                             printf '%s\n' "$saw"
                             ;;
                     esac
@@ -316,7 +317,7 @@ fn promoted_before(query: &str, given_up: Option<&str>) {
                 exit 0
                 ;;
         esac"#;
-    let held = held.replace("LOOK", LOOK).replace("QUERY", query);
+    let held = held.replace("QUERY", query);
     with_psql(&mut nodes[2], &held);
     nodes[2].start("standby");
     nodes[2].hears_of(&[]);
