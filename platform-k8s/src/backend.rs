@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drover_core::{Error, Reason, Result};
+use drover_core::{Class, Error, Reason, Result};
 use drover_platform::identity::hex;
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::json;
@@ -42,6 +42,8 @@ struct Listed {
     /// None if it does not exist.
     uid: Option<String>,
     record: Option<Record>,
+    /// Its record may not be read.
+    is_closed: bool,
 }
 
 /// Finds out which platform this is, and has each namespace say so.
@@ -71,55 +73,78 @@ pub(crate) async fn identify(api: &Api, settings: &Settings) -> Result<Backend> 
     names.sort_unstable();
     scope.insert("namespaces".to_owned(), names.join(","));
     let records = kinds.named("configmaps")?;
-    let mut listed = Vec::with_capacity(names.len());
-    let mut warnings = Vec::new();
-    for name in names {
-        let meta = api.get_meta(&kind, "", &name).await?;
-        let uid = meta.map(|meta| meta.uid().to_owned());
-        let record = match &uid {
-            Some(uid) => read(api, &records, &name, uid).await,
-            None => Ok(None),
-        };
-        match record {
-            Ok(record) => listed.push(Listed { name, uid, record }),
-            Err(error) if crate::errors::is_forbidden(&error) => {
-                warnings.push(unkept(&name));
-                listed.push(Listed {
-                    name,
-                    uid,
-                    record: None,
-                });
-            }
-            Err(error) => return Err(error),
-        }
-    }
+    let listed = list(api, &kind, &records, names).await?;
     let record = record_of(&listed)?;
     for name in former(&listed) {
         if !matches!(api.get_meta(&kind, "", &name).await, Ok(None)) {
             return Err(unserved(&name, &listed));
         }
     }
-    if warnings.is_empty() {
-        for one in &listed {
-            if let Some(uid) = &one.uid
-                && one.record.as_ref() != Some(&record)
-            {
-                match write(api, &records, &one.name, uid, &record).await {
-                    Err(error) if crate::errors::is_forbidden(&error) => {
-                        warnings.push(unkept(&one.name));
-                    }
-                    written => written?,
-                }
-            }
-        }
-    }
-    let lost = listed.iter().filter(|one| one.uid.is_none());
-    warnings.extend(lost.map(|one| format!("namespace {} is gone, with what was in it", one.name)));
+    let warnings = keep(api, &records, &listed, &record).await?;
     Ok(Backend {
         uid: record.uid,
         scope,
         warnings,
     })
+}
+
+/// Reads what is known of each namespace.
+async fn list(
+    api: &Api,
+    namespaces: &Kind,
+    records: &Kind,
+    names: Vec<String>,
+) -> Result<Vec<Listed>> {
+    let mut listed = Vec::with_capacity(names.len());
+    for name in names {
+        let meta = api.get_meta(namespaces, "", &name).await?;
+        let uid = meta.map(|meta| meta.uid().to_owned());
+        let record = match &uid {
+            Some(uid) => read(api, records, &name, uid).await,
+            None => Ok(None),
+        };
+        let is_closed = record.as_ref().is_err_and(crate::errors::is_forbidden);
+        let record = if is_closed { None } else { record? };
+        listed.push(Listed {
+            name,
+            uid,
+            record,
+            is_closed,
+        });
+    }
+    Ok(listed)
+}
+
+/// Has each namespace say what is served. Returns warnings.
+async fn keep(
+    api: &Api,
+    records: &Kind,
+    listed: &[Listed],
+    record: &Record,
+) -> Result<Vec<String>> {
+    let mut warnings = Vec::new();
+    for one in listed {
+        let Some(uid) = &one.uid else {
+            let gone = format!("namespace {} is gone, with what was in it", one.name);
+            warnings.push(gone);
+            continue;
+        };
+        if one.is_closed {
+            warnings.push(unkept(&one.name));
+            continue;
+        }
+        if one.record.as_ref() == Some(record) {
+            continue;
+        }
+        match write(api, records, &one.name, uid, record).await {
+            // No right, a quota, a namespace that is about to go. A record that named fewer would let the rest be forgotten.
+            Err(error) if one.record.is_none() && error.class() != Class::Unknown => {
+                warnings.push(unkept(&one.name));
+            }
+            written => written?,
+        }
+    }
+    Ok(warnings)
 }
 
 /// A uid by names and uids of namespaces.
@@ -279,6 +304,7 @@ mod tests {
             name: name.to_owned(),
             uid: uid.map(str::to_owned),
             record,
+            is_closed: false,
         }
     }
 

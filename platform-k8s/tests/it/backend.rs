@@ -5,7 +5,7 @@ use drover_platform_k8s::PlatformServer;
 use drover_proto::platform::v1::{
     GetPlatformRequest, Platform, platform_service_client::PlatformServiceClient,
 };
-use drover_testing::kubernetes::Namespace;
+use drover_testing::kubernetes::{Namespace, until};
 use serde_json::json;
 
 use crate::bench::{rig, settings};
@@ -104,4 +104,34 @@ async fn two_platforms_do_not_become_one_and_a_copied_record_counts_for_nothing(
     assert!(error.message().contains("of two platforms"), "{error}");
     // Nothing of the other one was changed.
     assert_eq!(uid(&[&two.name]).await, other);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_longer_list_is_not_served_where_it_cannot_be_written_down() {
+    let [one, two] = &namespaces().await;
+    let first = uid(&[&one.name]).await;
+    // Nobody may change it any more.
+    let path = format!("{}/drover-platform", one.path("configmaps"));
+    one.raw
+        .merge(&path, &json!({"immutable": true}))
+        .await
+        .unwrap();
+    let error = over(&[&one.name, &two.name]).await.unwrap_err();
+    assert!(error.message().contains("drover-platform"), "{error}");
+    assert_eq!(uid(&[&one.name]).await, first);
+    // In one that has none it would be of use, and is not needed.
+    let quota = json!({
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"},
+        "spec": {"hard": {"count/configmaps": "0"}},
+    });
+    let three = rig().namespace().await;
+    three.create("resourcequotas", &quota).await.unwrap();
+    until("the quota counts", || async {
+        let quota = three.get("resourcequotas", "none").await.unwrap();
+        quota["status"]["hard"].is_object().then_some(())
+    })
+    .await;
+    let alone = over(&[&three.name]).await.unwrap();
+    let warned = alone.warnings.iter().any(|it| it.contains(&three.name));
+    assert!(warned, "{:?}", alone.warnings);
 }
