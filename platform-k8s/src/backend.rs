@@ -147,7 +147,7 @@ async fn keep(
     Ok(warnings)
 }
 
-/// A uid by names and uids of namespaces.
+/// A uid by names and uids of namespaces. Orchestrators have it in their records, so it is not made in another way.
 fn hashed<'a>(parts: impl IntoIterator<Item = (&'a str, &'a str)>, all: bool) -> String {
     let mut hash = Sha256::new();
     for (name, uid) in parts {

@@ -148,14 +148,6 @@ async fn taken_over_from_a_silent_host(bench: &Bench) {
     };
     let client = bench.world.client();
     let told = client.list_events(request, CALL).await.unwrap().events;
-    for event in &told {
-        eprintln!(
-            "{:?} {} {}",
-            event.event_time.map(|it| it.seconds),
-            event.reason,
-            event.message
-        );
-    }
     let why = format!("{} does not answer", endpoint(&primary));
     assert!(
         told.iter().any(|event| event.message.contains(&why)),
