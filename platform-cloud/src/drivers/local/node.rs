@@ -149,7 +149,7 @@ impl Node {
         matches!(self.state.lock().stage, Stage::Pending)
     }
 
-    /// The node as reported to callers. The state of its process is read, not cached.
+    /// The node as reported to callers. Whether its process lives is read, not cached.
     pub(super) fn found(&self, host_name: &str) -> Found {
         let removal = self.removal();
         let LocalNodeState { record, stage } = &*self.state.lock();
@@ -161,17 +161,10 @@ impl Node {
                 None
             }
             Stage::Running { process, ready } => {
-                let dead = process.is_dead();
-                node.phase = if dead {
-                    NodePhase::Failed
-                } else {
-                    NodePhase::Running
-                }
-                .into();
-                node.ready = Some(*ready && !dead);
-                if dead {
-                    node.message = format!("process {} has ended", process.id().pid);
-                }
+                // One that has just died is failed once its supervisor knows how it ended: whoever sees it failed
+                // records the reason and removes it.
+                node.phase = NodePhase::Running.into();
+                node.ready = Some(*ready && !process.is_dead());
                 Some(process.id().pid)
             }
             Stage::Unknown { message } => {
@@ -392,4 +385,59 @@ pub(super) async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work)
         .await
         .map_err(io::Error::other)?
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::drivers::local::process::ProcessId;
+
+    fn running(process: Process) -> Arc<Node> {
+        let record = json!({
+            "node_id": "db-0-abcde", "identity": {}, "created": 0, "failure_domain": "", "host": "127.0.0.1",
+            "ports": {}, "agent_address": null, "readiness": null, "stop_signal": 15, "storage": null,
+        });
+        let record = serde_json::from_value(record).unwrap();
+        let node = Node::new(PathBuf::new(), record, None);
+        node.state.lock().stage = Stage::Running {
+            process: Arc::new(process),
+            ready: true,
+        };
+        node
+    }
+
+    #[tokio::test]
+    async fn a_node_is_failed_only_once_it_is_known_how_its_process_ended() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let process = ProcessId::of(child.id()).unwrap().unwrap();
+        let process = process.hold().unwrap().unwrap();
+        let node = running(process);
+        let found = || node.found("host").node;
+        assert_eq!(
+            (found().phase(), found().ready),
+            (NodePhase::Running, Some(true))
+        );
+
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(node.has_ended());
+        assert_eq!(
+            (found().phase(), found().ready),
+            (NodePhase::Running, Some(false))
+        );
+
+        node.state.lock().stage = Stage::Ended {
+            pid: Some(child.id()),
+            message: "killed by signal 9".to_owned(),
+        };
+        assert_eq!(
+            (found().phase(), found().ready),
+            (NodePhase::Failed, Some(false))
+        );
+        assert_eq!(found().message, "killed by signal 9");
+    }
 }

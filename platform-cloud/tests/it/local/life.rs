@@ -194,11 +194,11 @@ async fn a_process_that_ends_by_itself_is_failed_with_its_exit_code_also_after_a
     let world = World::new();
     let node = made(world.create(&request("brief", "r1", 1)).await.remove(0));
     let failed = world
-        .wait(&node.node_id, "explained", |node| {
-            node.message.contains("code 3")
+        .wait(&node.node_id, "failed", |node| {
+            phase(node) == NodePhase::Failed
         })
         .await;
-    assert_eq!(phase(&failed), NodePhase::Failed);
+    assert!(failed.message.contains("code 3"), "{failed:?}");
     until("it is written down", async || {
         world.node_directory(&node).join("exit.json").exists()
     })
