@@ -219,7 +219,7 @@ impl Machine {
 }
 
 /// Machines that differ only in their slots and are created by one call.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Launch {
     /// Slots to create: at least one, at most [`CloudInfo::max_launch`].
     pub slots: Vec<LaunchSlot>,

@@ -1,5 +1,6 @@
 //! [`Driver`] over a [`Cloud`].
 
+mod asked;
 mod earlier;
 mod make;
 mod node_cache;
@@ -55,10 +56,13 @@ impl<C: Cloud> CloudDriver<C> {
             .map_err(|error| Error::internal(format!("the properties schema is wrong: {error}")))?;
         Ok(Self {
             earlier: Earlier::until_now(settings.call_timeout()),
+            cache: Mutex::new(NodeCache::new(
+                settles_after(&info.limits),
+                settings.call_timeout(),
+            )),
             cloud,
             settings,
             template_validator,
-            cache: Mutex::new(NodeCache::new(settles_after(&info.limits))),
         })
     }
 

@@ -12,6 +12,7 @@ use drover_platform::driver::{Batch, Outcome, index};
 use drover_platform::placement::domains::Placer;
 
 use super::CloudDriver;
+use super::asked::Left;
 use super::node_cache::{NodePlacement, PLACEMENTS_TTL, placement_of};
 
 /// The outcome of a slot for which no failure domain is left. One that does not answer is not one without capacity.
@@ -23,6 +24,20 @@ fn unplaced(error: Error, silent: &[String]) -> Outcome {
         "{} do not answer, and nothing can be placed elsewhere: {error}",
         silent.join(", ")
     )))
+}
+
+/// Whether a machine may exist, or still come to exist, by this call.
+fn is_in_doubt(outcome: &CloudOutcome) -> bool {
+    matches!(outcome, CloudOutcome::Unknown(error) if !gate::not_started(error))
+}
+
+/// Whether this leaves open what became of an earlier call for the same: it was not sent, or not for what it asked for.
+fn says_nothing(outcome: &CloudOutcome) -> bool {
+    match outcome {
+        CloudOutcome::Made(_) => false,
+        CloudOutcome::Failed(error) => error.reason() != Reason::NoCapacity,
+        CloudOutcome::Unknown(_) => true,
+    }
 }
 
 impl<C: Cloud> CloudDriver<C> {
@@ -37,7 +52,9 @@ impl<C: Cloud> CloudDriver<C> {
         silent: &[String],
     ) -> Vec<Outcome> {
         let mut outcomes: BTreeMap<u32, Outcome> = BTreeMap::new();
-        let mut waiting: Vec<&Slot> = batch.slots().collect();
+        let mut waiting = self
+            .repeat(batch, placer, info, silent, &mut outcomes)
+            .await;
         while !waiting.is_empty() {
             let mut wave: BTreeMap<Option<&str>, Vec<&Slot>> = BTreeMap::new();
             let mut later = Vec::new();
@@ -64,6 +81,46 @@ impl<C: Cloud> CloudDriver<C> {
             .slots()
             .map(|slot| outcomes.remove(&index(slot)).unwrap_or(Outcome::NotStarted))
             .collect()
+    }
+
+    /// Asks again, and in the same way, for what is in doubt. Returns the slots that may be placed anywhere.
+    async fn repeat<'a>(
+        &self,
+        batch: &'a Batch,
+        placer: &mut Placer<'_>,
+        info: &CloudInfo,
+        silent: &[String],
+        outcomes: &mut BTreeMap<u32, Outcome>,
+    ) -> Vec<&'a Slot> {
+        let mut free: Vec<&Slot> = batch.slots().collect();
+        let asked = self.cache.lock().asked.of(&batch.request.request_id);
+        for launch in asked {
+            let is_its = |slot: &&Slot| launch.slots.contains(&index(slot));
+            let (missing, others): (Vec<&Slot>, _) = free.into_iter().partition(is_its);
+            free = others;
+            if missing.is_empty() {
+                continue;
+            }
+            let domain = launch.failure_domain.as_deref();
+            // Another call to one that does not answer would only stay in doubt for longer.
+            let is_offered = domain.is_none_or(|domain| {
+                let mut offered = info.failure_domains.iter();
+                offered.any(|it| it.name == domain) && !silent.iter().any(|it| it == domain)
+            });
+            if missing.len() < launch.slots.len() || !is_offered {
+                let unsettled = || Outcome::Unknown(launch.unsettled());
+                outcomes.extend(missing.iter().map(|slot| (index(slot), unsettled())));
+                continue;
+            }
+            for domain in domain.iter().cycle().take(missing.len()) {
+                placer.take(domain);
+            }
+            let wave = BTreeMap::from([(domain, missing)]);
+            let again = self.make(batch, wave, placer, info, outcomes).await;
+            placer.confirm();
+            free.extend(batch.slots().filter(|slot| again.contains(&index(slot))));
+        }
+        free
     }
 
     /// Creates one wave. Returns the slots that may be retried in another failure domain.
@@ -102,7 +159,17 @@ impl<C: Cloud> CloudDriver<C> {
         if !batch.may_start() {
             return (launch, None);
         }
+        let request_id = &batch.request.request_id;
+        let former = self.cache.lock().asked.begins(request_id, &launch);
         let created = gate::within(batch.lifetime(), self.cloud.create(&launch)).await;
+        let left = if created.len() < launch.slots.len() || created.iter().any(is_in_doubt) {
+            Left::InDoubt
+        } else if created.iter().all(says_nothing) {
+            Left::AsBefore(former)
+        } else {
+            Left::Known
+        };
+        self.cache.lock().asked.ends(request_id, &launch, left);
         (launch, Some(created))
     }
 

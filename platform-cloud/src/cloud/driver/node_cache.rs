@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::super::{Machine, tags};
-use super::silent::Domains;
+use super::{asked::Asked, silent::Domains};
 
 /// How long a failure domain without capacity is tried last.
 const FULL_FOR: Duration = Duration::from_secs(30);
@@ -35,6 +35,7 @@ pub(super) struct NodeCache {
     pub(super) creating: usize,
     /// What each failure domain held when it last answered.
     pub(super) domains: Domains,
+    pub(super) asked: Asked,
 }
 
 #[derive(Clone)]
@@ -89,7 +90,7 @@ pub(super) fn lend(made: &Machine, machine: &mut Machine) {
 
 impl NodeCache {
     /// An empty cache. `settles_after`: how long lists may lack what a call has made.
-    pub(super) fn new(settles_after: Duration) -> Self {
+    pub(super) fn new(settles_after: Duration, longest_call: Duration) -> Self {
         Self {
             made: HashMap::new(),
             removed: HashMap::new(),
@@ -99,6 +100,7 @@ impl NodeCache {
             removing: false,
             creating: 0,
             domains: Domains::new(settles_after),
+            asked: Asked::new(settles_after, longest_call),
         }
     }
 
@@ -154,7 +156,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_created_machine_is_ours_until_the_api_shows_its_tags_however_long_that_takes() {
-        let mut cache = NodeCache::new(VISIBILITY);
+        let mut cache = NodeCache::new(VISIBILITY, VISIBILITY);
         let made = made();
         cache
             .made

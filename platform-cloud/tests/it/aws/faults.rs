@@ -184,6 +184,25 @@ async fn what_an_earlier_process_has_asked_for_is_not_asked_for_in_another_zone(
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_in_doubt_is_not_asked_for_in_another_zone() {
+    let bench = bench(Ec2Settings::default()).await;
+    let (_, first) = bench.make(1, Value::Null).await;
+    let request = bench.request(1, Value::Null).await;
+    let late = Fault::Stall(CALL_TIMEOUT + Duration::from_secs(2));
+    bench.ec2().control().fail_next("RunInstances", late);
+    let error = bench.provision(&request).await.map(|answer| answer.nodes);
+    assert!(error.is_err() || error.is_ok_and(|made| made.is_empty()));
+    assert_eq!(bench.ec2().control().faults_left(), 0, "it was asked for");
+    // From now on another zone is the emptier one.
+    bench.remove(&first[0]).await;
+    let made = provision_whole(&bench, &request).await;
+    assert_ne!(made[0].failure_domain, first[0].failure_domain);
+    made_once(&bench, &request, "another zone");
+    bench.remove(&made[0]).await;
+    assert_eq!(bench.left(), vec![], "0 leaked");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_repeat_at_once_makes_nothing_twice_though_lists_are_behind() {
     let mut settings = Ec2Settings::default();
     settings.common.visibility_delay = Duration::from_millis(300);

@@ -169,6 +169,18 @@ impl<'a> Placer<'a> {
                 _ => error,
             });
         };
+        self.take_at(at);
+        Ok(Some(&self.domains[at].name))
+    }
+
+    /// Counts a node of the group whose domain was chosen before, as [`Placer::choose`] does.
+    pub fn take(&mut self, domain: &str) {
+        if let Some(at) = self.position(domain) {
+            self.take_at(at);
+        }
+    }
+
+    fn take_at(&mut self, at: usize) {
         self.cluster[at] += 1;
         self.group[at] += 1;
         for counted in &mut self.spreads {
@@ -176,7 +188,6 @@ impl<'a> Placer<'a> {
                 counted.nodes[value] += 1;
             }
         }
-        Ok(Some(&self.domains[at].name))
     }
 
     /// Checks that the next node may be in this domain, which is that of its named host.
@@ -293,6 +304,21 @@ mod tests {
             placer.count(domain, true);
         }
         assert_eq!(chosen(&mut placer, 3), ["c", "a", "b"]);
+    }
+
+    #[test]
+    fn a_node_that_is_taken_again_and_not_made_leaves_no_room_for_others() {
+        let domains = zones(&["a", "b", "c"]);
+        let placement = required(1, None);
+        let mut placer = Placer::new(&domains, Some(&placement));
+        for domain in ["b", "c"] {
+            placer.count(domain, true);
+        }
+        placer.take("a");
+        placer.take_back("a");
+        placer.full("a");
+        placer.confirm();
+        assert_eq!(placer.choose().unwrap_err().reason(), Reason::NoCapacity);
     }
 
     #[test]
