@@ -76,8 +76,10 @@ pub(crate) async fn identify(api: &Api, settings: &Settings) -> Result<Backend> 
     let listed = list(api, &kind, &records, names).await?;
     let record = record_of(&listed)?;
     for name in former(&listed) {
-        if !matches!(api.get_meta(&kind, "", &name).await, Ok(None)) {
-            return Err(unserved(&name, &listed));
+        match api.get_meta(&kind, "", &name).await {
+            Ok(None) => {}
+            Err(error) if error.class() == Class::Unknown => return Err(error),
+            Ok(Some(_)) | Err(_) => return Err(unserved(&name, &listed)),
         }
     }
     let warnings = keep(api, &records, &listed, &record).await?;
@@ -233,8 +235,10 @@ fn unserved(name: &str, listed: &[Listed]) -> Error {
             )
         })
         .collect();
+    // With the record that it has it would be this same platform to whoever serves it alone.
     let message = format!(
-        "namespace {name} was served, and its nodes would be taken for gone: serve it, too; or once it has none any more: {}",
+        "namespace {name} was served, and its nodes would be taken for gone: serve it, too; or once it has none any more: \
+         kubectl -n {name} delete configmap {RECORD}; {}",
         commands.join("; ")
     );
     Error::new(Reason::Precondition, message).with_resource("namespace", name)

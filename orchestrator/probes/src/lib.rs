@@ -354,12 +354,13 @@ impl Probes {
                 let asked = self.exec(target, command, impairments, health.timeout);
                 let gate = self.gate(&target.platform);
                 match address {
-                    Some(at) if *way == Way::Known => {
-                        let answers = || second_way::answers(at, gate);
-                        second_way::or_silent(asked, at, answers).await
-                    }
                     Some(at) => {
-                        let asked = asked.await;
+                        let asked = if way.is_known() {
+                            let answers = || second_way::answers(at, gate);
+                            second_way::or_silent(asked, at, answers).await
+                        } else {
+                            asked.await
+                        };
                         if asked.is_ok() {
                             *way = way.learn(at, gate).await;
                         }

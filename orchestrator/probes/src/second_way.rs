@@ -21,8 +21,8 @@ const CONNECT: Duration = Duration::from_millis(1500);
 pub(super) enum Way {
     /// It did not lead there, this number of times, while commands did.
     Untried(u8),
-    /// The node has answered there.
-    Known,
+    /// The node has answered there, before this number of commands.
+    Known(u8),
 }
 
 impl Default for Way {
@@ -34,15 +34,26 @@ impl Default for Way {
 impl Way {
     /// Tries of a way that others may have closed, a network policy say.
     const TRIES: u8 = 3;
+    /// Commands for which a way is believed to lead where it did: somebody may close it.
+    const BELIEVED: u8 = 30;
+
+    pub(super) fn is_known(self) -> bool {
+        matches!(self, Self::Known(_))
+    }
 
     /// Learns whether a node whose command has succeeded can be reached, too.
     pub(super) async fn learn(self, address: &str, gate: Gate<'_>) -> Self {
-        match self {
-            Self::Untried(tries) if tries < Self::TRIES => match answers(address, gate).await {
-                Some(true) => Self::Known,
-                Some(false) | None => Self::Untried(tries + 1),
-            },
-            known => known,
+        let otherwise = match self {
+            Self::Untried(tries) if tries >= Self::TRIES => return self,
+            Self::Untried(tries) => Self::Untried(tries + 1),
+            Self::Known(commands) if commands < Self::BELIEVED => {
+                return Self::Known(commands + 1);
+            }
+            Self::Known(_) => Self::default(),
+        };
+        match answers(address, gate).await {
+            Some(true) => Self::Known(0),
+            Some(false) | None => otherwise,
         }
     }
 }
@@ -189,9 +200,28 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         assert_eq!(way.learn(&address, local(&reach)).await, way);
-        let known = Way::default().learn(&address, local(&reach)).await;
-        assert_eq!(known, Way::Known);
-        drop(listener);
-        assert_eq!(known.learn(&address, local(&reach)).await, known);
+        assert!(
+            Way::default()
+                .learn(&address, local(&reach))
+                .await
+                .is_known()
+        );
+    }
+
+    #[tokio::test]
+    async fn a_way_that_somebody_closes_is_unknown_after_a_while() {
+        let reach = Reach::default();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let open = listener.local_addr().unwrap().to_string();
+        let mut way = Way::default().learn(&open, local(&reach)).await;
+        assert_eq!(way, Way::Known(0));
+        // Not allowed from now on.
+        let closed = "169.254.169.254:80";
+        for _ in 0..Way::BELIEVED {
+            way = way.learn(closed, local(&reach)).await;
+            assert!(way.is_known());
+        }
+        assert_eq!(way.learn(&open, local(&reach)).await, Way::Known(0));
+        assert_eq!(way.learn(closed, local(&reach)).await, Way::default());
     }
 }

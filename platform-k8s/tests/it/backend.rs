@@ -53,7 +53,10 @@ async fn a_platform_without_one_of_its_namespaces_is_refused_until_somebody_says
     let said = format!("namespace {} was served", two.name);
     assert!(error.message().starts_with(&said), "{error}");
     // As the message has it.
-    let command = error.message().split_once("kubectl ").unwrap().1;
+    let (_, commands) = error.message().split_once("kubectl ").unwrap();
+    let (delete, command) = commands.split_once("; kubectl ").unwrap();
+    let expected = format!("-n {} delete configmap drover-platform", two.name);
+    assert_eq!(delete, expected);
     let (command, patch) = command.split_once(" -p ").unwrap();
     let expected = format!(
         "-n {} patch configmap drover-platform --type merge",
@@ -63,9 +66,13 @@ async fn a_platform_without_one_of_its_namespaces_is_refused_until_somebody_says
     let patch = serde_json::from_str(patch.trim_matches('\'')).unwrap();
     let path = format!("{}/drover-platform", one.path("configmaps"));
     one.raw.merge(&path, &patch).await.unwrap();
+    let path = format!("{}/drover-platform", two.path("configmaps"));
+    two.raw.delete(&path).await.unwrap();
     assert_eq!(uid(&[&one.name]).await, first);
     // The other one may come back.
     assert_eq!(uid(&[&one.name, &two.name]).await, first);
+    two.raw.delete(&path).await.unwrap();
+    assert_ne!(uid(&[&two.name]).await, first, "alone it is another one");
 }
 
 #[tokio::test(flavor = "multi_thread")]
