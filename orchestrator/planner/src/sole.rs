@@ -58,9 +58,12 @@ impl Planner<'_> {
                 self.forget_sole(group);
                 return;
             }
+            // One that somebody else ends, as an eviction does, gives its permission back while it still serves, or nobody
+            // could take over from it.
+            let ends = node.seen.phase == Phase::Deprovisioning;
             if !lacks {
                 self.hold_stuck(group, at);
-            } else if !allows || spec.standby == 0 && change.allow && change.done {
+            } else if ends || !allows || spec.standby == 0 && change.allow && change.done {
                 return;
             }
         }
@@ -209,24 +212,24 @@ impl Planner<'_> {
     fn sole_candidate(&self, group: usize) -> Option<usize> {
         if let Some(sole) = self.sole(group)
             && let Some(at) = self.state.at(sole.slot)
-            && self.runs_as_active(at)
+            && self.is_active_and(at, &[Phase::Running, Phase::Deprovisioning])
         {
             return Some(at);
         }
         let mut acting = self.own(group).filter(|&at| self.may_act(at));
         let at = acting.next().filter(|_| acting.next().is_none())?;
-        self.runs_as_active(at).then_some(at)
+        self.is_active_and(at, &[Phase::Running]).then_some(at)
     }
 
-    /// Whether a node is active and seen running, by a platform that can be called.
-    fn runs_as_active(&self, at: usize) -> bool {
+    /// Whether a node is active and seen in one of these phases, by a platform that can be called.
+    fn is_active_and(&self, at: usize, phases: &[Phase]) -> bool {
         let (mark, node) = (&self.marks[at], &self.state.nodes[at]);
         let view = self.input.platforms.get(&node.platform);
         mark.role == Role::Active
             && !mark.leaving
             && !mark.dead
             && mark.fresh
-            && node.seen.phase == Phase::Running
+            && phases.contains(&node.seen.phase)
             && view.is_some_and(|view| view.callable)
     }
 

@@ -175,6 +175,28 @@ fn it_goes_on_alone_when_fewer_standbys_are_ready_than_it_needs() {
 }
 
 #[test]
+fn one_that_is_evicted_gives_its_permission_back_while_it_still_serves() {
+    let mut world = alone(db(1));
+    world.state.node_mut(1).unwrap().seen.phase = Phase::Deprovisioning;
+    assert_eq!(
+        run(&mut world),
+        [],
+        "it is the only one that has everything"
+    );
+    set_ready(&mut world, 2, true);
+    assert_eq!(run(&mut world), [Revoke(1)]);
+    world.answer_sole(1, Err(true));
+    assert_eq!(later(&mut world), [Revoke(1)]);
+    world.answer_sole(1, Ok(()));
+    assert_eq!(run(&mut world), [Forgot]);
+    set_ready(&mut world, 2, false);
+    assert_eq!(later(&mut world), [], "one that ends gets none");
+    set_ready(&mut world, 2, true);
+    gone(&mut world, 1);
+    assert_eq!(run(&mut world), [Promote(2)]);
+}
+
+#[test]
 fn nobody_takes_over_from_who_may_have_acknowledged_alone() {
     let mut world = alone(db(1));
     assert_eq!(trouble(&world), None, "it acts");
