@@ -157,8 +157,8 @@ struct Listener {
     knows: u128,
 }
 
-/// How many nodes an owner has in a group.
-type Sizes = BTreeMap<(String, String), u32>;
+/// Names of the nodes that an owner has in a group. One that goes and the one in its place, which has its name, are one.
+type Sizes = BTreeMap<(String, String), BTreeSet<String>>;
 
 /// The peer data for the pods of one cluster.
 #[derive(Default)]
@@ -192,8 +192,11 @@ impl PeerUpdate {
     /// Adds the objects of a node, and the node that they form.
     pub(crate) fn add(&mut self, group: &Group, node: Option<Node>) {
         if let Some((slot, node)) = node.as_ref().and_then(|it| Some((it.slot.as_ref()?, it))) {
-            let size = self.sizes.entry((slot.owner.clone(), node.group.clone()));
-            *size.or_default() += 1;
+            let names = self.sizes.entry((slot.owner.clone(), node.group.clone()));
+            let name = Some(&node.name).filter(|name| !name.is_empty());
+            names
+                .or_default()
+                .insert(name.unwrap_or(&node.node_id).clone());
         }
         let Some((node, (member, pod))) = node.zip(group.pod()).filter(|(_, (_, pod))| pod.ours)
         else {

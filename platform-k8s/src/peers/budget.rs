@@ -1,6 +1,6 @@
 //! The disruption budget of a group: how many of its pods may be evicted at the same time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use drover_core::{Error, Result};
 use drover_proto::platform::v1::Node;
@@ -65,7 +65,8 @@ impl Budgets {
     /// The budgets, given how many nodes each group of an owner has. A node without a pod counts: its pod is away.
     pub(super) fn wanted(self, sizes: &Sizes) -> impl Iterator<Item = Budget> {
         self.0.into_values().map(|mut wanted| {
-            let nodes = sizes.get(&wanted.group).copied().unwrap_or_default();
+            let nodes = sizes.get(&wanted.group).map_or(0, BTreeSet::len);
+            let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
             wanted.stay = nodes.saturating_sub(wanted.spare);
             wanted
         })

@@ -186,8 +186,8 @@ impl Shared {
     pub(super) fn is_counted(&self, cluster: &str, sizes: &Sizes) -> bool {
         let of = &self.of;
         labels::value(cluster) == of.cluster
-            && sizes.iter().any(|((owner, group), nodes)| {
-                *nodes > 0 && labels::value(owner) == of.owner && labels::value(group) == of.group
+            && sizes.keys().any(|(owner, group)| {
+                labels::value(owner) == of.owner && labels::value(group) == of.group
             })
     }
 
