@@ -26,6 +26,7 @@ const CATALOGUE: &[EmbeddedFile] = &[
     embedded!("../catalogue/cloud/", "postgresql.yaml"),
     stores::POSTGRESQL,
     stores::POSTGRESQL_QUORUM,
+    stores::POSTGRESQL_APPLICATION,
     embedded!("../catalogue/cloud/", "redis.yaml"),
     stores::REDIS,
 ];

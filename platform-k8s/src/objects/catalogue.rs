@@ -15,6 +15,7 @@ pub const CATALOGUE: &[EmbeddedFile] = &[
     embedded!("../../catalogue/kubernetes/", "postgresql.yaml"),
     stores::POSTGRESQL,
     stores::POSTGRESQL_QUORUM,
+    stores::POSTGRESQL_APPLICATION,
     stores::REDIS,
     embedded!("../../catalogue/kubernetes/", "redis.yaml"),
     embedded!("../../catalogue/kubernetes/", "stateful.yaml"),

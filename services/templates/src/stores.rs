@@ -15,5 +15,9 @@ pub const POSTGRESQL: EmbeddedFile = embedded!("../stores/", "postgresql.sh.j2")
 /// The part of [`POSTGRESQL`] that decides who is counted, whom a standby follows, and whether one is promoted.
 pub const POSTGRESQL_QUORUM: EmbeddedFile = embedded!("../stores/", "postgresql-quorum.sh.j2");
 
+/// The part of [`POSTGRESQL`] that keeps the user, password and database of an application.
+pub const POSTGRESQL_APPLICATION: EmbeddedFile =
+    embedded!("../stores/", "postgresql-application.sh.j2");
+
 /// A Redis server: `run`, and `promote` as its post-promote hook.
 pub const REDIS: EmbeddedFile = embedded!("../stores/", "redis.sh.j2");

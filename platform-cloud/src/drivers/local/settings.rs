@@ -27,6 +27,7 @@ pub const CATALOGUE: &[EmbeddedFile] = &[
     embedded!("../../../catalogue/local/", "postgresql.yaml"),
     stores::POSTGRESQL,
     stores::POSTGRESQL_QUORUM,
+    stores::POSTGRESQL_APPLICATION,
     embedded!("../../../catalogue/local/", "redis.yaml"),
     stores::REDIS,
 ];

@@ -251,11 +251,19 @@ fn a_primary_that_is_to_stop_serves_while_enough_hear_it_but_not_for_ever() {
 }
 
 #[test]
+fn a_primary_that_may_acknowledge_alone_serves_until_that_ends_but_not_for_ever() {
+    let primary = Primary::new();
+    primary.is_permitted();
+    primary.says("streaming", "db-1\n");
+    assert!(waits_before_it_stops(&primary));
+}
+
+#[test]
 fn a_primary_that_nobody_is_about_to_take_over_from_stops_at_once() {
-    // Nobody hears it; it acknowledges alone; it hangs; it counts nobody.
+    // Nobody hears it; nor one that acknowledges alone; it hangs; it counts nobody.
     for (streaming, file, needs) in [
         ("pg_receivewal\n", "storage/any", "1"),
-        ("db-1\n", "storage/sole", "1"),
+        ("", "storage/sole", "1"),
         ("db-1\n", "dir/misses", "1"),
         ("db-1\n", "storage/any", "0"),
     ] {

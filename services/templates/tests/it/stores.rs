@@ -20,6 +20,7 @@ fn catalogue(folder: &str) -> Catalogue {
         stores::ETCD,
         stores::POSTGRESQL,
         stores::POSTGRESQL_QUORUM,
+        stores::POSTGRESQL_APPLICATION,
         stores::REDIS,
     ];
     for entry in fs::read_dir(root.join(folder)).unwrap() {

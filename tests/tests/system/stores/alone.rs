@@ -15,7 +15,7 @@ use std::{
 
 use drover_templates::{
     EmbeddedFile,
-    stores::{NODE, POSTGRESQL_QUORUM},
+    stores::{NODE, POSTGRESQL_APPLICATION, POSTGRESQL_QUORUM},
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -305,7 +305,7 @@ impl Drop for Node {
 fn rendered(script: &EmbeddedFile) -> String {
     let begin = script.content.find("#!/bin/sh").unwrap();
     let mut whole = script.content[begin..].to_owned();
-    for part in [NODE, POSTGRESQL_QUORUM] {
+    for part in [NODE, POSTGRESQL_QUORUM, POSTGRESQL_APPLICATION] {
         let include = format!("{{% include \"{}\" %}}", part.name);
         let (_, content) = part.content.split_once("{%- raw -%}\n").unwrap();
         whole = whole.replace(&include, content);

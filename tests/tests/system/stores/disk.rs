@@ -8,6 +8,7 @@ use std::{
 
 use crate::stores::{
     alone::{Node, until},
+    impaired::lacks,
     postgresql::{all_ready, alone, begin, insist},
     quorum::{acknowledges, counts, promoted},
     run,
@@ -109,6 +110,26 @@ fn a_primary_whose_disk_stands_still_is_ended_and_a_standby_takes_over() {
     promoted(&mut nodes[1]);
     assert_eq!(insist(&nodes[1], "select x from t where x = 1"), "1");
     disk.goes_on();
+}
+
+#[test]
+fn a_full_disk_is_found_whatever_the_interval_of_probes() {
+    let mut nodes = [alone(0, &[])];
+    let disk = Disk::of(&nodes[0]);
+    begin(&mut nodes);
+    let uptime = nodes[0].directory().join("uptime");
+    nodes[0].sets("UPTIME", uptime.to_str().unwrap());
+    let is_full_at = |second: u32| {
+        fs::write(&uptime, format!("{second}.00 0.00\n")).unwrap();
+        lacks(&nodes[0]) == ["DiskFull"]
+    };
+    // Every six seconds, whichever second that is.
+    for phase in 10..16 {
+        disk.fill_but(16);
+        assert!(is_full_at(phase) || is_full_at(phase + 6), "{phase}");
+        disk.free();
+        assert!(!is_full_at(phase + 12), "{phase}");
+    }
 }
 
 #[test]

@@ -46,6 +46,9 @@ fn names(all: &[&str]) -> Vec<String> {
     all.iter().map(|&name| name.to_owned()).collect()
 }
 
+/// Has a promotion ask each question by a psql of its own.
+const NO_SESSION: &str = "case $* in *-c* | */dev/stdin) ;; *) exit 2 ;; esac";
+
 /// Gives a node programs of PostgreSQL of which psql runs these lines first: `$query` is what is asked, `real` does it.
 fn with_psql(node: &mut Node, lines: &str) {
     let (_, programs) = postgresql();
@@ -222,10 +225,8 @@ fn a_record_of_names_that_cannot_be_read_is_not_taken_for_none() {
     nodes[1].hears_of(&[]);
     let needed = "1 of 2 are, 2 are needed";
     refused(&nodes[1].promote(), &[needed]);
-    with_psql(
-        &mut nodes[1],
-        "case $query in *drover.quorum*) exit 2 ;; esac",
-    );
+    let unread = format!("{NO_SESSION}; case $query in *drover.quorum*) exit 2 ;; esac");
+    with_psql(&mut nodes[1], &unread);
     refused(&nodes[1].promote(), &["counted cannot be read"]);
     with_usual_psql(&mut nodes[1]);
     refused(&nodes[1].promote(), &[needed]);
@@ -240,11 +241,42 @@ fn a_record_of_names_that_cannot_be_read_is_not_taken_for_none() {
 }
 
 #[test]
+fn a_server_that_says_nothing_is_not_taken_for_a_primary() {
+    let mut nodes = synchronous(1);
+    nodes[0].kill();
+    let unsaid = format!("{NO_SESSION}; [ \"$query\" != 'select pg_is_in_recovery()' ] || exit 2");
+    with_psql(&mut nodes[1], &unsaid);
+    nodes[1].hears_of(&[]);
+    refused(&nodes[1].promote(), &["does not answer"]);
+    with_usual_psql(&mut nodes[1]);
+    assert_eq!(insist(&nodes[1], "select pg_is_in_recovery()"), "t");
+    promoted(&mut nodes[1]);
+}
+
+#[test]
+fn a_server_that_has_forgotten_that_it_was_promoted_is_told_again() {
+    let mut nodes = synchronous(1);
+    nodes[0].kill();
+    // As one that has crashed at that moment, and begun again.
+    let forgets = r#"
+        if [ "$query" = 'select pg_promote(false)' ] && [ ! -e "$DROVER_DIR/forgotten" ]; then
+            : >"$DROVER_DIR/forgotten"
+            exit 0
+        fi"#;
+    with_psql(&mut nodes[1], &format!("{NO_SESSION}{forgets}"));
+    nodes[1].hears_of(&[]);
+    promoted(&mut nodes[1]);
+    assert!(nodes[1].directory().join("forgotten").exists());
+    assert_eq!(insist(&nodes[1], "select pg_is_in_recovery()"), "f");
+}
+
+#[test]
 fn a_promotion_that_is_late_undoes_nothing_of_one_that_was_quicker() {
     let mut nodes = synchronous(2);
     nodes[0].kill();
     // The first that has asked everybody learns that it is still a standby, and then stands still.
     let late = r#"
+        NO_SESSION
         if [ "$query" = 'select pg_is_in_recovery()' ]; then
             echo >>"$DROVER_DIR/asked"
             if [ "$(wc -l <"$DROVER_DIR/asked")" = 2 ]; then
@@ -254,7 +286,7 @@ fn a_promotion_that_is_late_undoes_nothing_of_one_that_was_quicker() {
                 exit
             fi
         fi"#;
-    with_psql(&mut nodes[1], late);
+    with_psql(&mut nodes[1], &late.replace("NO_SESSION", NO_SESSION));
     nodes[1].hears_role("active");
     nodes[1].hears_of(&[nodes[2].seen_as("standby")]);
     nodes[2].hears_of(&[nodes[1].seen_as("active")]);
@@ -304,7 +336,7 @@ fn promoted_before(query: &str, given_up: Option<&str>) {
                 # The session in which it looks at itself.
                 while IFS= read -r query; do
                     case $query in
-                        '\echo '*) echo "${query#* }" ;;
+                        '\echo '*) query=${query#* } && echo "${query%:ERROR}false" ;;
                         'prepare look as '*) look=${query#prepare look as } ;;
                         'execute look;')
                             saw=$(real "$@" -c "$look")
