@@ -1,6 +1,7 @@
 //! The platform with exactly the permissions that `deploy/kubernetes` grants it, and the manifests there.
 
 mod manifests;
+mod orchestrator;
 mod owners;
 mod resources;
 

@@ -29,6 +29,6 @@ pub use self::{
     namespace::{Namespace, Thing},
     proxy::{FaultProxy, Speaks, Watches},
     raw::{Raw, Refused},
-    rig::{Options, Rig, without_kubelet},
+    rig::{Options, Rig, SecondNode, without_kubelet},
 };
 pub use crate::wait::{PATIENCE, until};

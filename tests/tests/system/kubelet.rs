@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod bench;
 mod clients;
+mod control_plane;
+mod hosts;
 use crate::embedded;
 mod rolling;
 mod stores;
@@ -23,7 +25,7 @@ use drover_testing::kubernetes::{
     until, without_kubelet,
 };
 use embedded::{World, group_on};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     net::TcpStream,
@@ -147,6 +149,12 @@ fn program(name: &str) -> String {
     format!("{}:/usr/bin/{name}", path.display())
 }
 
+/// Makes the image of a server that the manifests name.
+async fn released(server: &str) {
+    let image = format!("{server}:0.1.0");
+    rig().image(&[&image, "--libs", &program(server)]).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn agents_in_pods_are_asked_by_grpc() {
     if without_kubelet() {
@@ -199,8 +207,15 @@ fn commands(page: &str, section: &str) -> Vec<Vec<String>> {
     block.lines().map(words).collect()
 }
 
-/// Executes the commands of the page with the test's namespaces. kubectl commands are emulated through the API.
-async fn follow(commands: &[Vec<String>], raw: &Raw, places: Places<'_>, image: &str, at: &Path) {
+/// Executes the commands of the page with the test's namespaces. kubectl commands are emulated through the API, and objects
+/// changed before they are applied, as a reader edits them.
+async fn follow(
+    commands: &[Vec<String>],
+    raw: &Raw,
+    places: Places<'_>,
+    at: &Path,
+    edit: impl Fn(&mut Value),
+) {
     for command in commands {
         let words: Vec<&str> = command.iter().map(String::as_str).collect();
         match words[..] {
@@ -214,15 +229,16 @@ async fn follow(commands: &[Vec<String>], raw: &Raw, places: Places<'_>, image: 
                 let ran = ran.unwrap();
                 assert!(ran.status.success(), "{command:?}: {ran:?}");
             }
+            ["(umask", ..] => {
+                let line = command.join(" ");
+                let mut shell = std::process::Command::new("sh");
+                let ran = shell.args(["-c", &line]).current_dir(at).output().unwrap();
+                assert!(ran.status.success(), "{command:?}: {ran:?}");
+            }
             ["kubectl", "apply", "-k", folder] => {
                 let folder = folder.strip_prefix("deploy/kubernetes/").unwrap();
                 let mut objects = built(folder, places);
-                for object in &mut objects {
-                    if object["kind"] == "Deployment" {
-                        let pod = &mut object["spec"]["template"]["spec"];
-                        pod["containers"][0]["image"] = image.into();
-                    }
-                }
+                objects.iter_mut().for_each(&edit);
                 apply(raw, objects).await;
             }
             [
@@ -255,18 +271,16 @@ async fn follow(commands: &[Vec<String>], raw: &Raw, places: Places<'_>, image: 
                 "kubectl",
                 "rollout",
                 "status",
-                "deployment",
+                kind,
                 name,
                 "--namespace",
                 "drover-system",
             ] => {
-                let path = format!(
-                    "/apis/apps/v1/namespaces/{}/deployments/{name}",
-                    places.system
-                );
-                until("the Deployment is available", || async {
-                    let deployment = raw.get(&path).await.unwrap();
-                    (deployment["status"]["availableReplicas"] == 1).then_some(())
+                let path = format!("/apis/apps/v1/namespaces/{}/{kind}s/{name}", places.system);
+                until(&format!("the {kind} {name} is available"), || async {
+                    let workload = raw.get(&path).await.unwrap();
+                    let wanted = &workload["spec"]["replicas"];
+                    (workload["status"]["availableReplicas"] == *wanted).then_some(())
                 })
                 .await;
             }
@@ -281,8 +295,7 @@ async fn the_platform_runs_in_the_cluster_that_it_manages() {
         return;
     }
     let rig = rig();
-    let image = format!("{NAME}:0.1.0");
-    rig.image(&[&image, "--libs", &program(NAME)]).await;
+    released(NAME).await;
     rig.image(&["redis"]).await;
     let (system, nodes) = (rig.namespace().await, rig.namespace().await);
     let places = Places {
@@ -291,7 +304,7 @@ async fn the_platform_runs_in_the_cluster_that_it_manages() {
     };
     let directory = tempfile::tempdir().unwrap();
     let steps = commands("tasks/kubernetes.md", "In the cluster");
-    follow(&steps, &system.raw, places, &image, directory.path()).await;
+    follow(&steps, &system.raw, places, directory.path(), |_| {}).await;
     let pods = system.list("pods").await;
     let address = pods[0]["status"]["podIP"].as_str().unwrap().to_owned();
     let endpoint = format!("https://{address}:7401");

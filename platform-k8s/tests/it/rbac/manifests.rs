@@ -9,7 +9,9 @@ use drover_platform_k8s::{
 };
 use drover_templates::Catalogue;
 use drover_testing::kubernetes::{
-    manifests::{NAME, Places, apply, built, documents, files, folder, kustomizations},
+    manifests::{
+        NAME, ORCHESTRATOR, Places, apply, built, documents, files, folder, kustomizations,
+    },
     until,
 };
 use serde_json::{Value, json};
@@ -33,22 +35,33 @@ fn nothing_that_is_shipped_serves_plaintext() {
         }
     }
     assert!(looked > 10, "{looked}");
-    let settings = documents("base/system/platform.yaml").remove(0);
-    let tls = &settings["tls"];
-    let deployment = documents("base/system/deployment.yaml").remove(0);
-    let pod = &deployment["spec"]["template"]["spec"];
-    let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
-    let mount = mounts.iter().find(|mount| mount["name"] == "tls").unwrap();
-    for file in ["cert", "key", "client_ca"] {
-        let path = tls[file].as_str().unwrap();
-        assert!(
-            path.starts_with(mount["mountPath"].as_str().unwrap()),
-            "{path}"
-        );
-    }
-    for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
-        let scheme = &pod["containers"][0][probe]["httpGet"]["scheme"];
-        assert_eq!(scheme, "HTTPS", "{probe}");
+    for (settings, workload) in [
+        ("base/system/platform.yaml", "base/system/deployment.yaml"),
+        (
+            "orchestrator/orchestrator.yaml",
+            "orchestrator/stateful-set.yaml",
+        ),
+        (
+            "orchestrator/single/orchestrator.yaml",
+            "orchestrator/single/deployment.yaml",
+        ),
+    ] {
+        let settings = documents(settings).remove(0);
+        let tls = &settings["tls"];
+        let pod = documents(workload).remove(0)["spec"]["template"]["spec"].take();
+        let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
+        let mount = mounts.iter().find(|mount| mount["name"] == "tls").unwrap();
+        for file in ["cert", "key", "client_ca"] {
+            let path = tls[file].as_str().unwrap();
+            assert!(
+                path.starts_with(mount["mountPath"].as_str().unwrap()),
+                "{workload} {path}"
+            );
+        }
+        for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
+            let scheme = &pod["containers"][0][probe]["httpGet"]["scheme"];
+            assert_eq!(scheme, "HTTPS", "{workload} {probe}");
+        }
     }
 }
 
@@ -160,6 +173,7 @@ async fn every_manifest_is_accepted_by_the_api_server() {
         system: &system.name,
         nodes: &nodes.name,
     };
+    let small = rig().namespace().await;
     // The namespaces enforce the strictest pod security standard: the pods of the Deployment pass it.
     let mut known = BTreeSet::new();
     for folder in [
@@ -167,6 +181,8 @@ async fn every_manifest_is_accepted_by_the_api_server() {
         "all-namespaces",
         "cert-manager",
         "hosts",
+        "orchestrator",
+        "orchestrator/single",
         "resources",
         "resources/drain",
         "resources/gloo",
@@ -186,12 +202,19 @@ async fn every_manifest_is_accepted_by_the_api_server() {
         "hosts",
         "all-namespaces",
         "base",
+        "orchestrator",
         "resources",
         "resources/drain",
         "stores",
     ] {
         apply(&system.raw, built(folder, places)).await;
     }
+    // In place of three orchestrators, so it is not beside them.
+    let small_site = Places {
+        system: &small.name,
+        ..places
+    };
+    apply(&small.raw, built("orchestrator/single", small_site)).await;
     // The namespace of Gloo is not that of a test.
     for mut object in built("resources/gloo", places) {
         object["metadata"]["namespace"] = nodes.name.clone().into();
@@ -225,6 +248,24 @@ async fn every_manifest_is_accepted_by_the_api_server() {
     until("the Deployment is available", || async {
         let deployment = system.get("deployments.apps", NAME).await.unwrap();
         (deployment["status"]["availableReplicas"] == 1).then_some(())
+    })
+    .await;
+    until("three orchestrators are available", || async {
+        let set = system.get("statefulsets.apps", ORCHESTRATOR).await.unwrap();
+        (set["status"]["availableReplicas"] == 3).then_some(())
+    })
+    .await;
+    until("a drain may take one of them", || async {
+        let budgets = "poddisruptionbudgets.policy";
+        let budget = system.get(budgets, ORCHESTRATOR).await.unwrap();
+        let status = &budget["status"];
+        (status["expectedPods"] == 3 && status["disruptionsAllowed"] == 1).then_some(())
+    })
+    .await;
+    // Nothing here makes a volume for it.
+    until("the one of a small site waits for its claim", || async {
+        let pods = small.list("pods").await;
+        (pods.len() == 1).then_some(())
     })
     .await;
     // The network policy admits pods of its own namespace, where no node is.

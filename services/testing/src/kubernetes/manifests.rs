@@ -6,8 +6,10 @@ use serde_json::{Value, json};
 
 use super::Raw;
 
-/// Name of all objects in the manifests.
+/// Name of the platform's objects in the manifests.
 pub const NAME: &str = "drover-platform-k8s";
+/// Name of the orchestrator's.
+pub const ORCHESTRATOR: &str = "drover-orchestrator";
 
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes")
@@ -83,6 +85,13 @@ pub fn built(folder: &str, places: Places<'_>) -> Vec<Value> {
                 "metadata": {"name": map["name"], "namespace": namespace}, "data": data,
             }));
         }
+        for image in own["images"].as_array().into_iter().flatten() {
+            let containers = objects.iter_mut().flat_map(containers);
+            for container in containers.filter(|it| it["image"] == image["name"]) {
+                let [name, tag] = ["name", "newTag"].map(|key| image[key].as_str().unwrap());
+                container["image"] = format!("{name}:{tag}").into();
+            }
+        }
         for patch in own["patches"].as_array().into_iter().flatten() {
             let operations: Value =
                 serde_saphyr::from_str(patch["patch"].as_str().unwrap()).unwrap();
@@ -106,6 +115,15 @@ pub fn built(folder: &str, places: Places<'_>) -> Vec<Value> {
         }
     }
     objects
+}
+
+/// The containers of what an object makes pods of.
+fn containers(object: &mut Value) -> impl Iterator<Item = &mut Value> {
+    let containers = object.pointer_mut("/spec/template/spec/containers");
+    containers
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
 }
 
 fn list(value: &Value) -> impl Iterator<Item = &str> {
@@ -143,7 +161,8 @@ pub fn placed(file: &str, places: Places<'_>) -> Vec<Value> {
             if kind == "ClusterRoleBinding" {
                 document["roleRef"]["name"] = own(&document["roleRef"]["name"]).into();
             }
-        } else if kind != "CustomResourceDefinition" {
+        } else if !["CustomResourceDefinition", "PriorityClass"].contains(&kind.as_str()) {
+            // Definitions and priority classes are the same for all tests.
             let given = metadata["namespace"].as_str().or(own["namespace"].as_str());
             metadata["namespace"] = places.of(given.unwrap()).into();
         }
@@ -151,12 +170,7 @@ pub fn placed(file: &str, places: Places<'_>) -> Vec<Value> {
         for subject in subjects.into_iter().flatten() {
             subject["namespace"] = places.of(subject["namespace"].as_str().unwrap()).into();
         }
-        let containers = document.pointer_mut("/spec/template/spec/containers");
-        for container in containers
-            .and_then(Value::as_array_mut)
-            .into_iter()
-            .flatten()
-        {
+        for container in containers(document) {
             for argument in container["args"].as_array_mut().into_iter().flatten() {
                 *argument = places.of(argument.as_str().unwrap()).into();
             }
@@ -172,6 +186,7 @@ pub fn path(object: &Value) -> String {
     let kind = object["kind"].as_str().unwrap().to_lowercase();
     let plural = match kind.strip_suffix('y') {
         Some(stem) => format!("{stem}ies"),
+        None if kind.ends_with('s') => format!("{kind}es"),
         None => format!("{kind}s"),
     };
     let name = object["metadata"]["name"].as_str().unwrap();

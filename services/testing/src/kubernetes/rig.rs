@@ -334,6 +334,21 @@ impl Rig {
         }
     }
 
+    /// Starts the second real node, for those that tolerate it. One test at a time has it.
+    pub async fn second_node(&self) -> SecondNode<'_> {
+        let path = self.kubeconfig.with_file_name("second-node");
+        let locked = tokio::task::spawn_blocking(move || {
+            let file = File::create(path)?;
+            file.lock().map(|()| file)
+        });
+        let node = SecondNode {
+            rig: self,
+            _locked: locked.await.unwrap().unwrap(),
+        };
+        self.script("second", "start").await;
+        node
+    }
+
     async fn script(&self, script: &str, component: &str) {
         self.script_with(script, &[component]).await;
     }
@@ -353,6 +368,33 @@ impl Rig {
         let output = output.unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{script} {arguments:?}: {said}");
+    }
+}
+
+/// The second real node of a rig, which Kubernetes forgets when this is dropped.
+pub struct SecondNode<'a> {
+    rig: &'a Rig,
+    _locked: File,
+}
+
+impl SecondNode<'_> {
+    pub const NAME: &'static str = "real-1";
+    /// Taint of the node.
+    pub const TAINT: &'static str = "drover.dev/second";
+
+    /// Loses its power.
+    pub async fn dies(&self) {
+        self.rig.script("second", "die").await;
+    }
+}
+
+impl Drop for SecondNode<'_> {
+    fn drop(&mut self) {
+        let Some(state) = &self.rig.state else {
+            return;
+        };
+        let mut stop = Command::new(format!("{SCRIPTS}/second"));
+        let _ = stop.arg("stop").arg("--state").arg(state).output();
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use drover_platform_k8s::Settings;
+use drover_platform_k8s::{Settings, settings::ClassSettings};
 use drover_proto::{orchestrator::v1 as pb, platform::v1::NodeRole};
 use drover_testing::kubernetes::{Namespace, Raw};
 use serde_json::{Value, json};
@@ -53,7 +53,37 @@ impl Bench {
         Self::over(namespace, cluster, spec, Some(volumes)).await
     }
 
+    /// Starts a cluster whose pods also may be on nodes with this taint.
+    pub(crate) async fn start_tolerating(
+        cluster: &'static str,
+        mut spec: pb::ClusterSpec,
+        taint: &str,
+    ) -> Self {
+        const CLASS: &str = "tolerating";
+        let class = ClassSettings {
+            tolerations: vec![json!({"key": taint, "operator": "Exists"})],
+            ..ClassSettings::default()
+        };
+        let settings = Settings {
+            node_classes: BTreeMap::from([(CLASS.to_owned(), class)]),
+            ..Settings::default()
+        };
+        spec.groups[0].node_class = Some(CLASS.to_owned());
+        let namespace = rig().namespace().await;
+        Self::with(settings, namespace, cluster, spec, None).await
+    }
+
     async fn over(
+        namespace: Namespace,
+        cluster: &'static str,
+        spec: pb::ClusterSpec,
+        volumes: Option<Volumes>,
+    ) -> Self {
+        Self::with(Settings::default(), namespace, cluster, spec, volumes).await
+    }
+
+    async fn with(
+        settings: Settings,
         namespace: Namespace,
         cluster: &'static str,
         spec: pb::ClusterSpec,
@@ -63,7 +93,7 @@ impl Bench {
         let settings = Settings {
             kubeconfig: Some(rig().kubeconfig().to_owned()),
             namespaces: vec![namespace.name.clone()],
-            ..Settings::default()
+            ..settings
         };
         world.add("k8s", settings).await;
         world.apply(cluster, spec.clone()).await;
