@@ -1,6 +1,6 @@
 //! A second way to nodes that are probed by commands. Whoever runs them, a kubelet say, is on the node's host, so a probe that
-//! cannot be carried out says nothing: it may be out of order while the node is well. If the node does not answer a connection
-//! either, and did before, its host is gone or cut off; the platform may take a minute to say so.
+//! cannot be carried out says nothing: it may be out of order while the node is well. If the node takes no connection
+//! either, and did before, its host is gone or cut off, or all on it has ended; the platform may take a minute to say so.
 
 use std::{io::ErrorKind, time::Duration};
 
@@ -58,14 +58,17 @@ impl Way {
     }
 }
 
-/// Whether anything answers at an address, be it by a refusal. `None` if that cannot be told from here.
+/// Whether anybody takes connections at an address. Who refuses them is not the node, or not any more. `None` if that cannot
+/// be told from here.
 pub(super) async fn answers(address: &str, gate: Gate<'_>) -> Option<bool> {
     let at = gate.pass(address).await.ok()?;
     match timeout(CONNECT, TcpStream::connect(&at[..])).await {
         Ok(Ok(_)) => Some(true),
         Ok(Err(error)) => match error.kind() {
-            ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset => Some(true),
-            ErrorKind::HostUnreachable | ErrorKind::TimedOut => Some(false),
+            ErrorKind::ConnectionRefused
+            | ErrorKind::ConnectionReset
+            | ErrorKind::HostUnreachable
+            | ErrorKind::TimedOut => Some(false),
             _ => None,
         },
         Err(_) => Some(false),
@@ -160,14 +163,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_is_an_answer_and_nothing_is_none() {
+    async fn only_who_takes_a_connection_answers() {
         let reach = Reach::default();
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = socket.local_addr().unwrap().to_string();
         assert_eq!(
             answers(&address, local(&reach)).await,
-            Some(true),
+            Some(false),
             "refused"
         );
         let listener = socket.listen(1).unwrap();

@@ -108,11 +108,13 @@ async fn every_node_has(bench: &Bench, acknowledged: &[Written]) {
     }
 }
 
+/// What people are told of a lost host.
 async fn host_lost(bench: &Bench) -> Option<String> {
     let cluster = bench.world.cluster(bench.cluster).await.unwrap().unwrap();
-    let conditions = cluster.status.unwrap_or_default().conditions;
-    let mut told = conditions.into_iter().filter(|it| it.status == Some(true));
-    told.find(|it| it.reason == "HostLost").map(|it| it.message)
+    let groups = cluster.status.unwrap_or_default().groups;
+    let mut told = groups.into_iter().flat_map(|group| group.conditions);
+    let told = told.find(|it| it.r#type == "HostLost" && it.status == Some(true));
+    told.map(|it| it.message)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
