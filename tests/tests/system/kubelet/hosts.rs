@@ -180,8 +180,9 @@ async fn all_hosts_are_drained_and_one_loses_its_power_and_no_row_is_lost() {
         .await;
     writer.until_written(&bench, WRITES).await;
 
-    // Somebody says that the host does not come back.
-    rig().kubectl(&["delete", "node", SECOND]).await;
+    // Somebody says that the machine is off.
+    let off = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute";
+    rig().kubectl(&["taint", "node", SECOND, off]).await;
     bench
         .world
         .until("nothing of the lost host is left", async |_| {
