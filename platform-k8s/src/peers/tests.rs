@@ -269,7 +269,7 @@ fn all_nodes_of_a_group_but_one_have_to_stay_whatever_they_do() {
 #[test]
 fn an_evicted_pod_and_the_one_in_its_place_are_one_node() {
     let successor = pod(2, |node, _| {
-        (node.name, node.ordinal) = ("db-1".to_owned(), Some(1))
+        (node.name, node.ordinal) = ("db-1".to_owned(), Some(1));
     });
     let all = vec![pod(0, |_, _| ()), pod(1, |_, _| ()), successor];
     assert_eq!(budget(all)["spec"]["minAvailable"], 1);
