@@ -49,11 +49,10 @@ impl AskedLaunch {
             && indices(launch).eq(self.slots.iter().copied())
     }
 
-    /// The error for slots that cannot be asked for in the same way: where only some of a launch are listed, the others may follow.
+    /// The error for slots that cannot be asked for in the same way: some of the launch exist by now, or nobody answers there.
     pub(super) fn unsettled(&self) -> Error {
         let left = self.settled.saturating_duration_since(Instant::now());
-        let message =
-            "what was asked for together with others, some of which exist by now, may still come";
+        let message = "an earlier call may still make it, and cannot be repeated as it was";
         Error::unavailable(message).with_retry_after(left)
     }
 }

@@ -292,7 +292,12 @@ impl Rig {
 
     /// Waits for exclusive use among those who request it; other users of the rig do not.
     pub async fn alone(&self) -> File {
-        let path = self.kubeconfig.with_file_name("alone");
+        self.locked("alone").await
+    }
+
+    /// Waits for the lock of this name.
+    async fn locked(&self, name: &str) -> File {
+        let path = self.kubeconfig.with_file_name(name);
         let locked = tokio::task::spawn_blocking(move || {
             let file = File::create(path)?;
             file.lock().map(|()| file)
@@ -336,14 +341,9 @@ impl Rig {
 
     /// Starts the second real node, for those that tolerate it. One test at a time has it.
     pub async fn second_node(&self) -> SecondNode<'_> {
-        let path = self.kubeconfig.with_file_name("second-node");
-        let locked = tokio::task::spawn_blocking(move || {
-            let file = File::create(path)?;
-            file.lock().map(|()| file)
-        });
         let node = SecondNode {
             rig: self,
-            _locked: locked.await.unwrap().unwrap(),
+            _locked: self.locked("second-node").await,
         };
         self.script("second", "start").await;
         node
