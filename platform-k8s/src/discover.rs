@@ -236,6 +236,7 @@ fn told(meta: &ObjectMeta, mark: &Mark) -> Option<Box<Told>> {
     let budget = meta.annotations().get(labels::DISRUPTION_BUDGET);
     Some(Box::new(Told {
         peers: uid(meta.annotations().get(labels::PEERS)?),
+        says_active: meta.labels().contains_key(labels::ACTIVE),
         service: text(labels::ACTIVE_SERVICE),
         read_service: text(labels::READ_SERVICE),
         budget: budget.and_then(|number| number.parse().ok()),

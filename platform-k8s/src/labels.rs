@@ -20,6 +20,9 @@ pub const GROUP: &str = "drover.dev/group";
 pub const OWNER: &str = "drover.dev/owner";
 /// Label: current role of the node, `active` or `standby`.
 pub const ROLE: &str = "drover.dev/role";
+/// Label: `true` if the node is active and its promotion has ended, so that clients may be led to it. Nodes that were made by
+/// an earlier version do not have it.
+pub const ACTIVE: &str = "drover.dev/active";
 /// Label: request that created the node.
 pub const REQUEST: &str = "drover.dev/request";
 /// Annotation: the whole [`Identity`] as JSON.
@@ -155,6 +158,7 @@ pub fn stamp(identity: &Identity, keys: &LabelKeys, plain: &Plain) -> Stamp {
     ];
     let mut labels = BTreeMap::from(ours.map(|(key, text)| (key.to_owned(), text)));
     labels.extend(role(identity).map(|role| (ROLE.to_owned(), role.to_owned())));
+    labels.extend(role(identity).map(|_| (ACTIVE.to_owned(), is_active(identity).to_string())));
     let declared = Declared::of(identity, plain);
     // Serialising strings, numbers and a map of strings cannot fail.
     let identity = serde_json::to_string(identity).unwrap_or_default();
@@ -173,6 +177,12 @@ pub fn role(identity: &Identity) -> Option<&'static str> {
         NodeRole::Active => Some("active"),
         NodeRole::Standby => Some("standby"),
     }
+}
+
+/// Whether the recorded role is the active one.
+#[must_use]
+pub fn is_active(identity: &Identity) -> bool {
+    identity.role() == NodeRole::Active
 }
 
 /// Ownership of an object, as far as its metadata tell.

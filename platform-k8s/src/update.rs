@@ -46,6 +46,8 @@ struct Edit {
     remove: Vec<String>,
     /// Empty: as it is.
     spec_hash: String,
+    /// Whether clients may be led to it if it is active. `None`: as it is.
+    settled: Option<bool>,
 }
 
 impl Updater {
@@ -75,12 +77,14 @@ impl Updater {
                 set_labels,
                 remove_labels,
                 spec_hash,
+                promoting,
                 ..
             } => Edit {
                 role: role.map(Into::into),
                 set: set_labels.clone(),
                 remove: remove_labels.clone(),
                 spec_hash: spec_hash.clone(),
+                settled: role.map(|_| !promoting),
             },
             Change::Adopt(heir) => {
                 let adopted = self.adopt(target, heir).await?;
@@ -241,6 +245,7 @@ impl Edit {
             set: new.map(|(key, text)| (key.clone(), text.clone())).collect(),
             remove: self.remove.iter().chain(stale).cloned().collect(),
             spec_hash: then.spec_hash.clone(),
+            settled: self.settled,
         }
     }
 
@@ -272,6 +277,11 @@ impl Edit {
             .map(|(key, text)| (key, text.into()))
             .collect();
         if let Some(role) = labels::role(after) {
+            let turns = meta.labels().get(labels::ROLE).is_some_and(|it| it != role);
+            if let Some(settled) = self.settled.or(turns.then_some(true)) {
+                let active = settled && labels::is_active(after);
+                labels.insert(labels::ACTIVE.to_owned(), active.to_string().into());
+            }
             labels.insert(labels::ROLE.to_owned(), role.into());
         }
         let mut annotations = json!({labels::IDENTITY: json});
@@ -326,6 +336,7 @@ mod tests {
             set: BTreeMap::from([("tier".to_owned(), "hot".to_owned())]),
             remove: vec!["old".to_owned(), "not there".to_owned()],
             spec_hash: "h1-2".to_owned(),
+            settled: Some(true),
         };
         let after = edit.of(&identity);
         assert_eq!(after.role(), NodeRole::Active);
@@ -343,6 +354,7 @@ mod tests {
         assert_eq!(
             body["metadata"]["labels"],
             json!({
+                "drover.dev/active": "true",
                 "drover.dev/label.old": null,
                 "drover.dev/label.tier": "hot",
                 "drover.dev/role": "active",
@@ -360,6 +372,40 @@ mod tests {
         let template = &body["spec"]["template"]["metadata"];
         assert_eq!(template["labels"]["drover.dev/role"], "active");
         assert!(template.get("uid").is_none());
+    }
+
+    #[test]
+    fn clients_are_led_to_a_node_only_when_it_has_been_promoted() {
+        let identity = |role: NodeRole| Identity {
+            role: role.into(),
+            ..Identity::default()
+        };
+        let is_led_to = |before: &str, role: NodeRole, settled: Option<bool>| {
+            let meta = ObjectMeta {
+                labels: Some([(labels::ROLE.to_owned(), before.to_owned())].into()),
+                ..ObjectMeta::default()
+            };
+            let edit = Edit {
+                settled,
+                ..Edit::default()
+            };
+            let body = edit.patch(&meta, &identity(role), None, &Plain::default());
+            let labels = &body.unwrap()["metadata"]["labels"];
+            labels.get(labels::ACTIVE).cloned()
+        };
+        for (before, role, settled, led) in [
+            ("standby", NodeRole::Active, Some(false), Some("false")),
+            ("active", NodeRole::Active, Some(true), Some("true")),
+            ("active", NodeRole::Standby, Some(true), Some("false")),
+            // Other labels are changed meanwhile.
+            ("active", NodeRole::Active, None, None),
+            ("standby", NodeRole::Standby, None, None),
+            // It follows the object that stands for its node.
+            ("standby", NodeRole::Active, None, Some("true")),
+        ] {
+            let led = led.map(|it| json!(it));
+            assert_eq!(is_led_to(before, role, settled), led, "{before} {role:?}");
+        }
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! Role changes: first the platform is told, then the node itself, by its hook. Both may be repeated.
+//! Role changes: first the platform is told, then the node itself, by its hook, then the platform that clients may be led to
+//! the node. Each may be repeated.
 
 use std::time::Duration;
 
 use drover_cluster::{CallEnd, Cluster, ClusterState, RoleChangeFailure};
-use drover_core::{Error, Reason, Result, Urgency, error::KILLED, node::Role, spec::Hook};
+use drover_core::{Error, Reason, Result, Sym, Urgency, error::KILLED, node::Role, spec::Hook};
 use drover_proto::platform::v1 as wire;
 
 use super::{
@@ -69,7 +70,7 @@ async fn tell(
     cluster: &Cluster,
     slot: u64,
     role: Role,
-    mut request: wire::UpdateNodeRequest,
+    request: wire::UpdateNodeRequest,
 ) -> Result<(), RoleChangeFailure> {
     let (platform, post_promote) = {
         let inner = cluster.lock();
@@ -78,11 +79,37 @@ async fn tell(
         let post_promote = post_promote(&inner, slot);
         (platform, post_promote)
     };
+    let Some(post_promote) = post_promote.filter(|_| role == Role::Promoting) else {
+        return Ok(update(executor, cluster, slot, &platform, request).await?);
+    };
+    let first = promoting(request.clone());
+    update(executor, cluster, slot, &platform, first).await?;
+    hook::run(executor, cluster, slot, &post_promote, post_promote.timeout)
+        .await
+        .map_err(|error| RoleChangeFailure {
+            refused: says_no(&error),
+            error: Error::new(error.reason(), format!("postPromote {}", error.message())),
+        })?;
+    // Whatever comes of this, it has been promoted.
+    let led_to = update(executor, cluster, slot, &platform, request).await;
+    led_to.map_err(|error| RoleChangeFailure {
+        refused: false,
+        error,
+    })
+}
+
+async fn update(
+    executor: &Executor,
+    cluster: &Cluster,
+    slot: u64,
+    platform: &Sym,
+    mut request: wire::UpdateNodeRequest,
+) -> Result<()> {
     let uid = request.expected_platform_uid.clone();
     let envelope = Envelope {
         executor,
         kind: Kind::RoleChange,
-        platform: &platform,
+        platform,
         uid: &uid,
         owner: cluster.uid(),
         urgency: Urgency::Urgent,
@@ -98,16 +125,15 @@ async fn tell(
             })
             .await
         })
-        .await?;
-    let Some(post_promote) = post_promote.filter(|_| role == Role::Promoting) else {
-        return Ok(());
-    };
-    hook::run(executor, cluster, slot, &post_promote, post_promote.timeout)
         .await
-        .map_err(|error| RoleChangeFailure {
-            refused: says_no(&error),
-            error: Error::new(error.reason(), format!("postPromote {}", error.message())),
-        })
+}
+
+/// The same request for a node whose hook has yet to make it active.
+fn promoting(mut request: wire::UpdateNodeRequest) -> wire::UpdateNodeRequest {
+    if let Some(wire::update_node_request::Update::Change(change)) = &mut request.update {
+        change.promoting = true;
+    }
+    request
 }
 
 /// The promotion hook of a node: its group's own, or else its template's.

@@ -122,7 +122,7 @@ fn narrow(labels: &mut Map<String, Value>, stamp: &Stamp, keys: &LabelKeys) {
 fn correct(selected: &mut Map<String, Value>, stamp: &Stamp) {
     for (key, value) in selected {
         // A selector by role deliberately follows the current role.
-        if key == labels::ROLE {
+        if key == labels::ROLE || key == labels::ACTIVE {
             continue;
         }
         if let Some(enforced) = stamp.labels.get(key) {

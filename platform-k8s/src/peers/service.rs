@@ -34,6 +34,8 @@ pub(super) struct DesiredService {
     name: String,
     of: GroupLabels,
     leads: Leads,
+    /// Whether an active node lacks the label that says so when it has been promoted.
+    by_role: bool,
     ports: BTreeMap<String, u16>,
 }
 
@@ -49,6 +51,7 @@ impl Services {
         of: GroupLabels,
         member: &Member,
         ports: Option<&BTreeMap<String, u16>>,
+        by_role: bool,
     ) {
         let key = (member.namespace.to_string(), name.to_owned());
         let new = || DesiredService {
@@ -56,6 +59,7 @@ impl Services {
             name: name.to_owned(),
             of: of.clone(),
             leads,
+            by_role: false,
             ports: BTreeMap::new(),
         };
         let wanted = self.0.entry(key).or_insert_with(new);
@@ -66,6 +70,7 @@ impl Services {
         // Another group of the cluster does not get the same name.
         if wanted.of == of && wanted.leads == leads {
             wanted.ports.extend(ports.cloned().unwrap_or_default());
+            wanted.by_role |= by_role;
         }
     }
 
@@ -84,8 +89,8 @@ impl DesiredService {
 
     pub(super) fn digest(&self) -> u128 {
         uid(&format!(
-            "service {:?} {:?} {:?}",
-            self.leads, self.of, self.ports
+            "service {:?} {} {:?} {:?}",
+            self.leads, self.by_role, self.of, self.ports
         ))
     }
 
@@ -114,6 +119,9 @@ impl DesiredService {
         let mut selector = self.of.selector(keys);
         if self.leads == Leads::ToActive {
             selector.insert(labels::ROLE.to_owned(), "active".to_owned());
+            if !self.by_role {
+                selector.insert(labels::ACTIVE.to_owned(), "true".to_owned());
+            }
         }
         let ports = self.ports.iter().map(|(name, port)| ServicePort {
             name: Some(name.clone()),

@@ -50,6 +50,7 @@ fn pod(number: u32, change: impl FnOnce(&mut Node, &mut PodPart)) -> Seen {
         ended: false,
         told: Some(Box::new(Told {
             peers: uid("[]"),
+            says_active: true,
             service: Some("c-db".into()),
             read_service: None,
             budget: Some(1),
@@ -175,13 +176,34 @@ fn a_service_belongs_to_its_group_and_has_the_ports_of_its_pods() {
     assert_eq!(
         body["spec"],
         json!({
-            "selector": {"drover.dev/cluster": "c", "drover.dev/group": "db", "drover.dev/owner": "o", "drover.dev/role": "active"},
+            "selector": {
+                "drover.dev/cluster": "c", "drover.dev/group": "db", "drover.dev/owner": "o",
+                "drover.dev/role": "active", "drover.dev/active": "true",
+            },
             "ports": [{"name": "client", "port": 6379, "targetPort": "client"}],
         })
     );
     let none = peer_update(vec![pod(0, |node, _| node.addresses.clear())]);
     assert!(!none.is_empty());
     assert_eq!(none.services.wanted().count(), 0, "no port is known");
+}
+
+#[test]
+fn a_service_leads_to_active_pods_of_an_earlier_version_too_as_long_as_there_is_one() {
+    let old = |part: &mut PodPart| part.told.as_mut().unwrap().says_active = false;
+    let selector = |pods: Vec<Seen>| {
+        let wanted: Vec<_> = peer_update(pods).services.wanted().collect();
+        let body = serde_json::to_value(wanted[0].service(&LabelKeys::default())).unwrap();
+        body["spec"]["selector"]["drover.dev/active"].clone()
+    };
+    let active = pod(0, |_, part| old(part));
+    assert_eq!(selector(vec![active, pod(1, |_, _| ())]), json!(null));
+    let gone = pod(0, |_, part| {
+        old(part);
+        part.ended = true;
+    });
+    let standby = pod(1, |_, part| old(part));
+    assert_eq!(selector(vec![gone, standby]), json!("true"));
 }
 
 #[test]

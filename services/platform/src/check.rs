@@ -494,6 +494,9 @@ pub(crate) fn update(request: &UpdateNodeRequest, description: &Description) -> 
 
 fn change(check: &mut Checker, change: &NodeChange) {
     check.known::<NodeRole>("change.role", change.role, false);
+    if change.promoting && change.role() != NodeRole::Active {
+        check.wrong("change.promoting", "is only of the role ACTIVE");
+    }
     check.labels("change.set_labels", &change.set_labels);
     for key in &change.remove_labels {
         check.foreign_label("change.remove_labels", key);

@@ -312,6 +312,8 @@ pub enum Change {
         storage_size: Option<u64>,
         /// The new spec hash. Empty to leave it unchanged.
         spec_hash: String,
+        /// Whether it only becomes what the role says: clients are not led to it yet.
+        promoting: bool,
     },
     /// Assigns a new owner and slot. Version, class, labels and endpoints are kept; `fingerprint` is empty.
     Adopt(Box<Identity>),

@@ -176,6 +176,7 @@ impl Platform {
                 host_labels: change.host_labels.map(|it| it.labels),
                 storage_size: change.storage_size_bytes,
                 spec_hash: change.spec_hash,
+                promoting: change.promoting,
             },
             None => return Err(Error::invalid("update", "is required: change or adoption")),
         };

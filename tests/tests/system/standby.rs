@@ -247,6 +247,34 @@ fn a_standby_whose_hook_says_no_never_counts_as_active_and_it_is_said() {
 }
 
 #[test]
+fn clients_are_led_to_a_standby_only_when_its_hook_has_made_it_active() {
+    runtime().block_on(async {
+        let mut world = World::new(settings(), Crash::at([])).await;
+        apply(&mut world, 1, 1, &["false"]).await;
+        world.converge().await;
+        let is_led_to = |world: &World| {
+            let nodes = world.site.nodes("one");
+            let active = active(&nodes);
+            active.len() == 1 && !world.site.backend.is_promoting(&active[0].node_id)
+        };
+        assert!(is_led_to(&world), "one that began as active");
+        kill_active(&world, Death::Failed);
+        until(&mut world, "its hook has said no", async |world| {
+            world.condition("one", "PromotionFailed").await.is_some()
+        })
+        .await;
+        let end = Instant::now() + Duration::from_secs(60);
+        while Instant::now() < end {
+            assert!(!is_led_to(&world), "its hook has said no");
+            world.pass(Duration::from_millis(20)).await;
+        }
+        apply(&mut world, 1, 1, &["true"]).await;
+        world.check().await;
+        assert!(is_led_to(&world), "its hook has ended");
+    });
+}
+
+#[test]
 fn an_unreachable_platform_promotes_nobody() {
     runtime().block_on(async {
         let mut world = World::new(settings(), Crash::at([])).await;

@@ -24,6 +24,7 @@ mod redis;
 mod settings;
 mod sole;
 mod tls;
+mod writers;
 
 use std::{
     fs,

@@ -1,6 +1,20 @@
-use drover_core::node::{Reached, SeenAddress};
+use std::sync::Arc;
 
-use super::*;
+use drover_core::{
+    Node, NodeState,
+    node::{Adopted, CHANGING, Former, Origin, Reached, Record, Removal, Role, Seen, SeenAddress},
+    storage::{Policy, Retention},
+};
+use drover_planner::{
+    BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, Rollout, Sole, State,
+};
+
+use super::{
+    head::{KINDS, MAX_HEAD},
+    node::{REMOVALS, ROLES, STATES},
+    rows::{ConditionRow, HeadState, NodeRow},
+    *,
+};
 
 #[test]
 fn every_durable_part_of_a_node_survives() {

@@ -214,6 +214,12 @@ impl SimulatedHandle {
         self.0.world.lock().all()
     }
 
+    /// Whether a node was told to be active, and clients may not be led to it yet.
+    #[must_use]
+    pub fn is_promoting(&self, node_id: &str) -> bool {
+        self.0.world.lock().promoting.contains(node_id)
+    }
+
     /// The number of nodes without visibility delays.
     #[must_use]
     pub fn len(&self) -> usize {

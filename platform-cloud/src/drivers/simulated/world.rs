@@ -5,7 +5,7 @@ mod node;
 mod shown;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::{Arc, atomic::AtomicU32},
     time::{Duration, UNIX_EPOCH},
 };
@@ -83,6 +83,8 @@ pub(super) struct World {
     pub(super) paused: bool,
     /// Whether every command in a node fails.
     pub(super) deaf: bool,
+    /// Ids of nodes that are told to be active and not promoted yet.
+    pub(super) promoting: HashSet<String>,
     pub(super) ledger: BTreeMap<(String, u32), LedgerEntry>,
     clock: Clock,
     nodes: HashMap<u32, SimNode>,
@@ -157,6 +159,7 @@ impl World {
             capacity: settings.capacity,
             paused: false,
             deaf: false,
+            promoting: HashSet::new(),
             ledger: BTreeMap::new(),
             clock,
             nodes: HashMap::new(),

@@ -259,6 +259,7 @@ async fn role_labels_and_owner_change_durably_and_only_if_the_slot_still_fits() 
         host_labels: None,
         storage_size: None,
         spec_hash: String::new(),
+        promoting: false,
     };
     let changed = world.driver.update(&target(&node), &edit).await.unwrap();
     assert_eq!(changed.role(), NodeRole::Standby);

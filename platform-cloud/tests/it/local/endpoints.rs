@@ -37,6 +37,7 @@ async fn give(world: &World, node: &Node, role: NodeRole) {
         host_labels: None,
         storage_size: None,
         spec_hash: String::new(),
+        promoting: false,
     };
     world.driver.update(&target(node), &change).await.unwrap();
 }

@@ -119,6 +119,7 @@ async fn a_node_is_ready_when_it_says_so_and_hears_who_comes_changes_and_goes() 
         host_labels: None,
         storage_size: None,
         spec_hash: String::new(),
+        promoting: false,
     };
     let target = target(&second);
     world.driver.update(&target, &change).await.unwrap();

@@ -105,10 +105,15 @@ impl Node {
         self
     }
 
-    /// Sets the network namespace of the node, its address there, and its port for clients.
-    pub(crate) fn in_network(mut self, namespace: &str, host: &str, port: u16) -> Self {
+    /// Sets the network namespace of the node, its address there, and its ports by name.
+    pub(crate) fn in_network(
+        mut self,
+        namespace: &str,
+        host: &str,
+        ports: &[(&'static str, u16)],
+    ) -> Self {
         (self.namespace, self.host) = (Some(namespace.to_owned()), host.to_owned());
-        self.ports = BTreeMap::from([("client", port)]);
+        self.ports = ports.iter().copied().collect();
         self
     }
 
@@ -328,6 +333,24 @@ pub(crate) fn introduce(nodes: &[Node]) {
         let others = nodes.iter().filter(alive);
         let others = others.filter(|other| other.ordinal != node.ordinal);
         let others: Vec<_> = others.map(|other| other.seen_as(other.role)).collect();
+        node.hears_of(&others);
+    }
+}
+
+/// Introduces all nodes to each other, whoever lives; these are active, or still called so.
+pub(crate) fn introduce_as(nodes: &[Node], active: &[usize]) {
+    let role = |at: usize| {
+        if active.contains(&at) {
+            "active"
+        } else {
+            "standby"
+        }
+    };
+    for (at, node) in nodes.iter().enumerate() {
+        let others = nodes.iter().enumerate().filter(|(other, _)| *other != at);
+        let others: Vec<_> = others
+            .map(|(other, node)| node.seen_as(role(other)))
+            .collect();
         node.hears_of(&others);
     }
 }

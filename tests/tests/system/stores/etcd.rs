@@ -1,6 +1,7 @@
 //! etcd: members that join, leave and go on with what they have, without an orchestrator.
 
 mod aside;
+mod chaos;
 mod impaired;
 mod renewal;
 mod tls;
@@ -19,7 +20,12 @@ fn etcd(ports: &[u16], command: &[&str]) -> Option<String> {
         .iter()
         .map(|port| format!("http://127.0.0.1:{port}"))
         .collect();
-    let endpoints = format!("--endpoints={}", endpoints.join(","));
+    ask(&endpoints.join(","), command)
+}
+
+/// What the members at these URLs answer.
+fn ask(endpoints: &str, command: &[&str]) -> Option<String> {
+    let endpoints = format!("--endpoints={endpoints}");
     let mut arguments = vec![
         endpoints.as_str(),
         "--dial-timeout=1s",
@@ -50,8 +56,13 @@ fn alone(ordinal: u32) -> Node {
     Node::new(&ETCD, ordinal, &["client", "peer"]).with(&quick)
 }
 
+/// Where clients find a member.
+fn url(node: &Node) -> String {
+    format!("http://{}:{}", node.host(), node.port("client"))
+}
+
 fn at(node: &Node, command: &[&str]) -> Option<String> {
-    etcd(&[node.port("client")], command)
+    ask(&url(node), command)
 }
 
 /// Restarts nodes as soon as they exit.

@@ -1,10 +1,16 @@
 //! A network of the test's own in which any direction between two nodes can be cut: one network namespace a node, and
 //! a bridge to which the test is connected as well.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use crate::stores::run;
+
+/// Names and addresses are those of the process: another test of it, if there is one, waits.
+static ONE: Mutex<()> = Mutex::new(());
 
 /// The namespaces of some nodes, deleted with everything in them when dropped.
 pub(super) struct Network {
+    _one: MutexGuard<'static, ()>,
     name: String,
     net: String,
     nodes: usize,
@@ -12,6 +18,15 @@ pub(super) struct Network {
 
 /// The test itself, in the place of a node.
 pub(super) const CLIENT: usize = usize::MAX;
+
+/// The other two of three nodes.
+pub(super) fn others(of: usize) -> [usize; 2] {
+    match of {
+        0 => [1, 2],
+        1 => [0, 2],
+        _ => [0, 1],
+    }
+}
 
 fn ip(arguments: &[&str]) {
     let answer = run("ip", arguments);
@@ -26,6 +41,7 @@ impl Network {
     pub(super) fn new(nodes: usize) -> Self {
         let process = std::process::id();
         let network = Self {
+            _one: ONE.lock().unwrap_or_else(PoisonError::into_inner),
             name: format!("dr{process}"),
             net: format!("10.{}.{}", 128 + process % 100, process / 100 % 250),
             nodes,
@@ -82,6 +98,12 @@ impl Network {
         let to = format!("{}/32", self.host(to));
         let namespace = self.namespace(from);
         ip(&["-n", &namespace, "route", "replace", "blackhole", &to]);
+    }
+
+    pub(super) fn cut_each(&self, pairs: &[(usize, usize)]) {
+        for (from, to) in pairs {
+            self.cut(*from, *to);
+        }
     }
 
     pub(super) fn heal(&self) {

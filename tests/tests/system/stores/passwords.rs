@@ -1,5 +1,7 @@
 //! Another password of PostgreSQL, in two rounds, while the servers go on.
 
+use std::fs;
+
 use crate::stores::{
     alone::{Node, introduce, until},
     postgresql::{all_ready, alone, begin, postgresql},
@@ -25,6 +27,10 @@ fn ask(node: &Node, password: &str, statement: &str) -> Option<String> {
     ))
 }
 
+/// Roles by which this server is followed, and what they may do beyond that.
+const FOLLOWED_BY: &str = "select usename, rolsuper or rolcreaterole or rolcreatedb or rolbypassrls from pg_stat_replication join pg_roles on rolname = usename where state = 'streaming'";
+const ITS_OWN: Option<&str> = Some("drover_replication|f");
+
 fn renewed(nodes: &mut [Node], at: usize, user_data: &str) {
     nodes[at].is_given(user_data.as_bytes());
     nodes[at].start("standby");
@@ -38,9 +44,10 @@ fn another_password_reaches_the_servers_before_it_is_asked_for() {
     let all = ["log_min_duration_statement=0", "log_statement=all"];
     let mut nodes = [alone(0, &all), alone(1, &all)];
     for node in &mut nodes {
-        node.is_given(format!("{OLD}\n").as_bytes());
+        node.is_given(OLD.as_bytes());
     }
     begin(&mut nodes);
+    assert_eq!(ask(&nodes[0], OLD, FOLLOWED_BY).as_deref(), ITS_OWN);
     assert!(ask(&nodes[0], OLD, "create table t (x int)").is_some());
     assert_eq!(ask(&nodes[0], NEW, "select 1"), None);
     // As in an update: standbys first, then one of them takes over.
@@ -61,11 +68,49 @@ fn another_password_reaches_the_servers_before_it_is_asked_for() {
     renewed(&mut nodes, 0, &format!("{NEW}\n"));
     let rows = ask(&nodes[0], NEW, "select x from t");
     assert_eq!(rows.as_deref(), Some("1"));
+    assert_eq!(ask(&nodes[1], NEW, FOLLOWED_BY).as_deref(), ITS_OWN);
     for node in &nodes {
         for secret in [OLD, NEW, r"new:''"] {
             assert!(!node.log().contains(secret), "{}", node.log());
         }
     }
+}
+
+#[test]
+fn a_primary_that_lacks_the_role_of_standbys_is_followed_as_the_superuser_until_it_has_it() {
+    let mut nodes = [alone(0, &[]), alone(1, &[])];
+    for node in &mut nodes {
+        node.is_given(format!("{OLD}\n").as_bytes());
+    }
+    let doors = nodes[0].storage().join("postgresql/pg_hba.conf");
+    again(&mut nodes[..1], 0);
+    let lets_it_in = fs::read_to_string(&doors).unwrap();
+    let refused = format!("host replication drover_replication all reject\n{lets_it_in}");
+    fs::write(&doors, refused).unwrap();
+    again(&mut nodes[..1], 0);
+    renewed(&mut nodes, 1, &format!("{OLD}\n"));
+    let followed_by = ask(&nodes[0], OLD, FOLLOWED_BY);
+    assert_eq!(followed_by.as_deref(), Some("postgres|t"));
+    // As one of an earlier version.
+    ask(&nodes[0], OLD, "drop role drover_replication").expect("nobody uses it");
+    fs::write(&doors, lets_it_in).unwrap();
+    again(&mut nodes, 0);
+    until("it has made the role", &mut nodes, |nodes| {
+        let log = nodes[0].log();
+        log.contains("standbys follow as drover_replication")
+    });
+    renewed(&mut nodes, 1, OLD);
+    assert_eq!(ask(&nodes[0], OLD, FOLLOWED_BY).as_deref(), ITS_OWN);
+    let log = nodes[1].log();
+    assert!(!log.contains("a base backup of"), "{log}");
+}
+
+/// Starts a server of the data that its slot has.
+fn again(nodes: &mut [Node], at: usize) {
+    nodes[at].kill();
+    nodes[at].start("active");
+    introduce(nodes);
+    until("it serves", &mut nodes[at..=at], all_ready);
 }
 
 #[test]

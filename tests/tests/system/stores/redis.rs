@@ -1,5 +1,6 @@
 //! Redis: a replica takes over with all data.
 
+mod chaos;
 mod hangs;
 mod impaired;
 mod password;
@@ -172,6 +173,54 @@ fn three() -> Vec<Node> {
     introduce(&nodes);
     until("all are of use", &mut nodes, all_ready);
     nodes
+}
+
+#[test]
+fn a_redis_that_hears_neither_of_its_two_replicas_refuses_writes_until_one_is_heard_or_they_are_gone()
+ {
+    let mut nodes = three();
+    let port = nodes[0].port("client");
+    let needs = |port| redis(port, &["config", "get", "min-replicas-to-write"]);
+    until("it needs one of them", &mut nodes, |_| {
+        needs(port).unwrap().ends_with("\n1")
+    });
+    confirmed(&nodes[0], "1", 1);
+    let signal = |node: &Node, name: &str| {
+        let sent = run("kill", &[name, &node.pid().to_string()]);
+        assert!(sent.status.success(), "{sent:?}");
+    };
+    let refuses = "NOREPLICAS Not enough good replicas to write.";
+    let writes = |says: &str| redis(port, &["set", "2", "x"]).is_some_and(|it| it.trim() == says);
+    for node in &nodes[1..] {
+        signal(node, "-STOP");
+    }
+    until("it refuses writes", &mut nodes, |_| writes(refuses));
+    signal(&nodes[1], "-CONT");
+    until("it takes writes", &mut nodes, |_| writes("OK"));
+    signal(&nodes[1], "-STOP");
+    until("it refuses writes again", &mut nodes, |_| writes(refuses));
+    // The group has one of them left, which may be renewed.
+    nodes[0].hears_of(&[nodes[1].seen_as("standby")]);
+    until("it does without", &mut nodes, |_| writes("OK"));
+}
+
+#[test]
+fn a_redis_that_takes_over_needs_as_many_replicas_as_its_group_says_in_whatever_letters() {
+    installed("redis-server", "redis-server");
+    let made = |ordinal| alone(ordinal).with(&["--Min-Replicas-To-Write", "2"]);
+    let mut nodes = [made(0), made(1)];
+    nodes[0].start("active");
+    nodes[1].start("standby");
+    introduce(&nodes);
+    until("both are of use", &mut nodes, all_ready);
+    nodes[0].kill();
+    nodes[1].hears_of(&[]);
+    promoted(&mut nodes[1]);
+    let needs = redis(
+        nodes[1].port("client"),
+        &["config", "get", "min-replicas-to-write"],
+    );
+    assert_eq!(needs.as_deref(), Some("min-replicas-to-write\n2"));
 }
 
 /// Writes a key, and waits until this number of replicas has it.

@@ -134,7 +134,11 @@ fn a_group_gets_tls_and_loses_it_one_node_at_a_time_while_its_standby_follows() 
     let made = |at: u32| {
         let which = usize::try_from(at).unwrap();
         let node = alone(at, &[]).with_environment("SYNCHRONOUS", "1");
-        protected(node).in_network(&network.namespace(which), &network.host(which), 5432)
+        protected(node).in_network(
+            &network.namespace(which),
+            &network.host(which),
+            &[("client", 5432)],
+        )
     };
     let mut nodes = vec![made(0), made(1)];
     begin(&mut nodes);

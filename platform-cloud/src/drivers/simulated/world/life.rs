@@ -67,10 +67,15 @@ impl World {
                 remove_labels,
                 storage_size,
                 spec_hash,
+                promoting,
                 ..
             } => {
                 if let Some(role) = role {
                     next.role = *role as u8;
+                    self.promoting.remove(&target.node_id);
+                    if *promoting {
+                        self.promoting.insert(target.node_id.clone());
+                    }
                 }
                 if storage_size.is_some() && !self.volumes.has(number) {
                     return Err(Error::new(Reason::Precondition, "the node has no storage"));

@@ -9,7 +9,7 @@ use crate::stores::{
     apply, installed, object, run, server, store, up, world,
 };
 
-fn signal(pid: u32, name: &str) {
+pub(super) fn signal(pid: u32, name: &str) {
     let sent = run("kill", &[name, &pid.to_string()]);
     assert!(sent.status.success(), "{sent:?}");
 }
