@@ -226,6 +226,10 @@ impl Adopter<'_> {
         own["uid"] = meta.uid().into();
         own["resourceVersion"] = meta.version().into();
         own["annotations"][labels::FORMER] = json!(former).to_string().into();
+        if meta.labels().contains_key(labels::ACTIVE) {
+            // Whether it has been promoted is no matter of its owner.
+            own["labels"][labels::ACTIVE] = meta.labels()[labels::ACTIVE].as_str().into();
+        }
         if mark.identity.is_none() {
             // A foreign pod is the only object of its node, and therefore its anchor.
             own["annotations"][labels::ANCHOR] = "true".into();

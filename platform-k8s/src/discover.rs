@@ -236,7 +236,8 @@ fn told(meta: &ObjectMeta, mark: &Mark) -> Option<Box<Told>> {
     let budget = meta.annotations().get(labels::DISRUPTION_BUDGET);
     Some(Box::new(Told {
         peers: uid(meta.annotations().get(labels::PEERS)?),
-        says_active: meta.labels().contains_key(labels::ACTIVE),
+        says_active: (meta.labels().get(labels::ACTIVE))
+            .is_some_and(|text| text == "true" || text == labels::PROMOTING),
         service: text(labels::ACTIVE_SERVICE),
         read_service: text(labels::READ_SERVICE),
         budget: budget.and_then(|number| number.parse().ok()),

@@ -64,7 +64,7 @@ pub(crate) struct PodPart {
 pub(crate) struct Told {
     /// The list of peers that it has, as a [`uid`].
     pub(crate) peers: u128,
-    /// Whether a label says that clients may be led to it, or may not.
+    /// Whether a label says that clients may be led to it, or may when it has been promoted.
     pub(crate) says_active: bool,
     /// Name of the service for the active nodes. `None` if its template asks for none.
     pub(crate) service: Option<Box<str>>,

@@ -20,9 +20,11 @@ pub const GROUP: &str = "drover.dev/group";
 pub const OWNER: &str = "drover.dev/owner";
 /// Label: current role of the node, `active` or `standby`.
 pub const ROLE: &str = "drover.dev/role";
-/// Label: `true` if the node is active and its promotion has ended, so that clients may be led to it. Nodes that were made by
-/// an earlier version do not have it.
+/// Label: `true` if the node is active and its promotion has ended, so that clients may be led to it; [`PROMOTING`] before that.
+/// An active node that an earlier version has made or promoted has something else, or nothing.
 pub const ACTIVE: &str = "drover.dev/active";
+/// Value of [`ACTIVE`].
+pub const PROMOTING: &str = "promoting";
 /// Label: request that created the node.
 pub const REQUEST: &str = "drover.dev/request";
 /// Annotation: the whole [`Identity`] as JSON.

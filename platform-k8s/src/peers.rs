@@ -214,7 +214,7 @@ impl PeerUpdate {
                 let Some(name) = name else { continue };
                 let ports = peer.as_ref().map(|peer| &peer.ports);
                 let of = GroupLabels::of(&owner, &node.cluster_id, &node.group);
-                // Until it ends, an active one of before is found by its role only.
+                // Until it ends, one that an earlier version has promoted is found by its role only.
                 let by_role = !told.says_active && !pod.ended && node.role() == NodeRole::Active;
                 self.services.add((name, leads), of, member, ports, by_role);
             }

@@ -277,11 +277,16 @@ impl Edit {
             .map(|(key, text)| (key, text.into()))
             .collect();
         if let Some(role) = labels::role(after) {
-            let turns = meta.labels().get(labels::ROLE).is_some_and(|it| it != role);
-            if let Some(settled) = self.settled.or(turns.then_some(true)) {
-                let active = settled && labels::is_active(after);
-                labels.insert(labels::ACTIVE.to_owned(), active.to_string().into());
-            }
+            let is = |key: &str, text: &str| meta.labels().get(key).is_some_and(|it| it == text);
+            // One that is told again what it has been told, and serves.
+            let serves = is(labels::ROLE, "active") && is(labels::ACTIVE, "true");
+            let active = match (self.settled, labels::is_active(after)) {
+                (Some(_), false) => Some("false"),
+                (Some(true), true) => Some("true"),
+                (Some(false), true) => (!serves).then_some(labels::PROMOTING),
+                (None, _) => None,
+            };
+            labels.extend(active.map(|text| (labels::ACTIVE.to_owned(), text.into())));
             labels.insert(labels::ROLE.to_owned(), role.into());
         }
         let mut annotations = json!({labels::IDENTITY: json});
@@ -380,9 +385,14 @@ mod tests {
             role: role.into(),
             ..Identity::default()
         };
-        let is_led_to = |before: &str, role: NodeRole, settled: Option<bool>| {
+        let is_led_to = |before: [&str; 2], role: NodeRole, settled: Option<bool>| {
+            let [role_before, active_before] = before.map(ToOwned::to_owned);
+            let labels = [
+                (labels::ROLE.to_owned(), role_before),
+                (labels::ACTIVE.to_owned(), active_before),
+            ];
             let meta = ObjectMeta {
-                labels: Some([(labels::ROLE.to_owned(), before.to_owned())].into()),
+                labels: Some(labels.into()),
                 ..ObjectMeta::default()
             };
             let edit = Edit {
@@ -394,17 +404,37 @@ mod tests {
             labels.get(labels::ACTIVE).cloned()
         };
         for (before, role, settled, led) in [
-            ("standby", NodeRole::Active, Some(false), Some("false")),
-            ("active", NodeRole::Active, Some(true), Some("true")),
-            ("active", NodeRole::Standby, Some(true), Some("false")),
+            (
+                ["standby", "false"],
+                NodeRole::Active,
+                Some(false),
+                Some("promoting"),
+            ),
+            (
+                ["active", "promoting"],
+                NodeRole::Active,
+                Some(false),
+                Some("promoting"),
+            ),
+            (
+                ["active", "promoting"],
+                NodeRole::Active,
+                Some(true),
+                Some("true"),
+            ),
+            // Whoever told it has not heard that it has been promoted, and tells it again.
+            (["active", "true"], NodeRole::Active, Some(false), None),
+            (
+                ["active", "true"],
+                NodeRole::Standby,
+                Some(true),
+                Some("false"),
+            ),
             // Other labels are changed meanwhile.
-            ("active", NodeRole::Active, None, None),
-            ("standby", NodeRole::Standby, None, None),
-            // It follows the object that stands for its node.
-            ("standby", NodeRole::Active, None, Some("true")),
+            (["active", "promoting"], NodeRole::Active, None, None),
         ] {
             let led = led.map(|it| json!(it));
-            assert_eq!(is_led_to(before, role, settled), led, "{before} {role:?}");
+            assert_eq!(is_led_to(before, role, settled), led, "{before:?} {role:?}");
         }
     }
 

@@ -64,8 +64,13 @@ impl ClusterState {
             let id = node.node_id.as_deref().unwrap_or(&node.seen.node_id);
             is_on(node, source) && *id == *removed.node_id
         });
-        // The id may have been reused by another node.
-        let Some(node) = node.filter(|node| is_of(node, removed.slot.as_ref())) else {
+        let slot = removed.slot.as_ref();
+        // A platform that shows the past may name the owner from before an adoption.
+        let of_another = slot.is_some_and(|slot| slot.owner != self.state.uid.to_string());
+        // The id may have been reused by another node of the cluster.
+        let Some(node) =
+            node.filter(|node| is_of(node, slot) || (of_another && !node.is_adopting()))
+        else {
             return if was_foreign {
                 Removed::Foreign
             } else {
@@ -73,7 +78,8 @@ impl ClusterState {
             };
         };
         let mut vanished = false;
-        if removed.evidence == i32::from(wire::RemovalEvidence::Confirmed) {
+        let confirmed = removed.evidence == i32::from(wire::RemovalEvidence::Confirmed);
+        if confirmed && is_of(node, slot) {
             node.seen.gone = true;
         } else {
             node.seen.unlisted = true;

@@ -34,7 +34,7 @@ pub(super) struct DesiredService {
     name: String,
     of: GroupLabels,
     leads: Leads,
-    /// Whether an active node lacks the label that says so when it has been promoted.
+    /// Whether an active node lacks the label that says that it is, or is to be promoted.
     by_role: bool,
     ports: BTreeMap<String, u16>,
 }
@@ -111,7 +111,11 @@ impl DesiredService {
         // The service may be replaced or changed meanwhile.
         service.metadata.uid = Some(there.uid().to_owned());
         service.metadata.resource_version = Some(there.version().to_owned());
-        let body = written(&service)?;
+        let mut body = written(&service)?;
+        if self.leads == Leads::ToActive && self.by_role {
+            // A merge keeps what is not named.
+            body["spec"]["selector"][labels::ACTIVE] = Value::Null;
+        }
         api.patch(&kind, namespace, name, &body).await.map(drop)
     }
 

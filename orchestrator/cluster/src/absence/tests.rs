@@ -85,13 +85,29 @@ fn another_backend_and_another_slot_remove_nothing() {
         slot: Some(wire::SlotKey {
             request_id: Uuid::from_u128(99).to_string(),
             index: Some(0),
-            ..wire::SlotKey::default()
+            owner: state.state.uid.to_string(),
         }),
         ..removed
     };
     let result = on("u", |source| state.removed(source, &other, NOW));
     assert_eq!(result, Removed::Nothing);
     assert!(!node(&state).seen.gone);
+}
+
+#[test]
+fn a_removal_of_the_slot_from_before_an_adoption_raises_a_doubt() {
+    let mut state = state();
+    let removed = wire::NodeRemoved {
+        slot: Some(wire::SlotKey {
+            owner: "o".to_owned(),
+            request_id: "r".to_owned(),
+            index: Some(3),
+        }),
+        ..removal(wire::RemovalEvidence::Confirmed)
+    };
+    let result = on("u", |source| state.removed(source, &removed, NOW));
+    assert_eq!(result, Removed::Recorded { vanished: true });
+    assert!(node(&state).seen.unlisted && !node(&state).seen.gone);
 }
 
 #[test]
