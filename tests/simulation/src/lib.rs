@@ -1,5 +1,6 @@
 //! Deterministic simulation: an orchestrator over an in-memory store and simulated platforms, in virtual time, that
-//! crashes at chosen crash points; and [`random`], an operator that exercises it at random.
+//! crashes at chosen crash points, or is overtaken by another one without knowing; and [`random`], an operator that exercises
+//! it at random.
 
 #![allow(
     missing_docs,
@@ -16,12 +17,14 @@
 mod calls;
 mod checks;
 mod disk;
+mod host;
 pub mod random;
 pub mod restored;
 pub mod runs;
 mod sites;
 
 pub use disk::Disk;
+pub use host::{Host, Way};
 pub use sites::{Site, Sites};
 
 use std::{
@@ -136,6 +139,11 @@ pub struct World {
     pub sites: Sites,
     pub site: Arc<Site>,
     pub orchestrator: Option<Orchestrator>,
+    host: Arc<Host>,
+    /// Orchestrators in whose place another one leads, and that may not know it.
+    overtaken: Vec<(Orchestrator, Arc<Host>)>,
+    /// Requests to platforms of such orchestrators that have ended.
+    pub late_requests: u64,
     /// Cached while the orchestrator is running, because creating a client takes longer than many calls.
     client: Option<OrchestratorClient>,
     pub wanted: BTreeMap<String, Groups>,
@@ -162,6 +170,9 @@ impl World {
     pub async fn over(disk: Arc<Disk>, sites: Sites, site: Arc<Site>, crash: Arc<Crash>) -> Self {
         let mut world = Self {
             crash,
+            host: Host::new(disk.clone()),
+            overtaken: Vec::new(),
+            late_requests: 0,
             disk,
             sites,
             site,
@@ -191,17 +202,19 @@ impl World {
                 self.disk.faults().restart();
                 self.disk.delay(Duration::ZERO, Duration::ZERO);
             }
-            self.disk.bury().await;
+            self.host.bury().await;
             sleep(Duration::from_secs(1)).await;
         }
     }
 
     async fn try_start(&mut self) -> Result<()> {
-        let store = Store::open(self.disk.clone()).await?;
+        self.host = Host::new(self.disk.clone());
+        let store = Store::open(self.host.clone()).await?;
+        store.vacancy().await?;
         if let Some(keys) = self.disk.keyring() {
             store.unlock(keys).await?;
         }
-        let connector = self.sites.connector();
+        let connector = self.sites.connector(self.host.clone());
         let hooks = self.crash.hooks();
         let hooks = hooks.with_clock_error(self.clock_error.clone());
         // Unoptimized futures are large, and the stack of a test thread is 2 MB.
@@ -220,11 +233,50 @@ impl World {
     /// Kills the process.
     async fn end(&mut self) {
         self.client = None;
+        self.crash.die();
         if let Some(dead) = self.orchestrator.take() {
-            self.crash.die();
             dead.kill().await;
         }
+        self.host.bury().await;
+        self.end_overtaken().await;
         self.disk.bury().await;
+    }
+
+    /// Cuts the orchestrator off from its store, and has what it sends to platforms arrive late. Another one leads when its
+    /// lease has ended; it may go on until [`Self::end_overtaken`].
+    pub async fn overtake(&mut self, way: Way, late: Duration) {
+        let Some(former) = self.orchestrator.take() else {
+            return;
+        };
+        self.client = None;
+        self.host.set_way(way);
+        self.host.be_late(late);
+        self.overtaken.push((former, self.host.clone()));
+        self.restarts += 1;
+        self.start().await;
+    }
+
+    /// Number of orchestrators that were overtaken and live.
+    pub fn overtaken(&self) -> usize {
+        self.overtaken.len()
+    }
+
+    /// Has those that were overtaken reach the store again.
+    pub fn rejoin_overtaken(&self) {
+        for (_, host) in &self.overtaken {
+            host.set_way(Way::Open);
+        }
+    }
+
+    /// Kills those that were overtaken.
+    pub async fn end_overtaken(&mut self) {
+        for (former, host) in std::mem::take(&mut self.overtaken) {
+            // Nothing that it waits for holds up its end.
+            host.set_way(Way::Refused);
+            former.kill().await;
+            host.bury().await;
+            self.late_requests += host.late_requests();
+        }
     }
 
     /// Starts the process again.

@@ -16,6 +16,8 @@ use tokio::time::Instant;
 use tonic::service::Routes;
 use tower::util::MapRequestLayer;
 
+use crate::Host;
+
 /// A simulated backend, and its platform server if one is running.
 pub struct Site {
     driver: Arc<Simulated>,
@@ -98,14 +100,16 @@ impl Sites {
         self.0.lock().insert(endpoint.to_owned(), site.clone());
     }
 
-    pub fn connector(&self) -> Connector {
+    /// How the orchestrator of a host reaches them.
+    pub fn connector(&self, host: Arc<Host>) -> Connector {
         let sites = self.clone();
         Arc::new(move |spec, _| {
             let endpoint = spec.endpoint.as_str();
             let site = sites.0.lock().get(endpoint).cloned();
             let running = site.and_then(|site| {
                 let server = site.server.lock().clone()?;
-                Some(site.counted(server.routes()))
+                let routes = site.counted(server.routes()).into_axum_router();
+                Some(Routes::from(routes.layer(host.lateness(&server))))
             });
             let routes = running
                 .ok_or_else(|| Error::unavailable(format!("nobody listens at {endpoint}")))?;

@@ -215,6 +215,7 @@ impl Run {
         self.world.clock_error.store(0, Ordering::Relaxed);
         self.world.disk.faults().restart();
         self.world.disk.delay(Duration::ZERO, Duration::ZERO);
+        self.world.end_overtaken().await;
         self.confirm_restore().await;
         for site in &mut self.model.sites {
             if site.lost {

@@ -8,7 +8,7 @@ use drover_platform_cloud::drivers::simulated::{Death, Fault, Operation, Simulat
 use drover_proto::{orchestrator::v1 as pb, platform::v1::health_policy};
 
 use super::{Run, model::NodeKey, operator::serves};
-use crate::Site;
+use crate::{Site, Way};
 
 const OPERATIONS: [Operation; 9] = [
     Operation::List,
@@ -28,7 +28,7 @@ impl Run {
         if self.model.sites[at].lost {
             return;
         }
-        match self.random.u8(..114) {
+        match self.random.u8(..115) {
             0..14 => self.kill(at),
             14..24 => self.sicken(at),
             24..34 => self.heal(at),
@@ -47,7 +47,8 @@ impl Run {
             100..110 => self.deafen(at),
             110 => self.take_away_a_network(at),
             111 | 112 => self.damage_an_addon(at),
-            _ => self.burn(at),
+            113 => self.burn(at),
+            _ => self.overtake().await,
         }
     }
 
@@ -302,6 +303,32 @@ impl Run {
         self.world.disk.faults().restart();
         self.world.restart().await;
         self.count("the orchestrator starts again", true);
+    }
+
+    /// The lead goes to another orchestrator, and the former one does not know it, or what it knows and what it hears changes.
+    async fn overtake(&mut self) {
+        if self.world.overtaken() > 0 && self.random.bool() {
+            if self.random.bool() {
+                self.note("those that were overtaken reach the store again");
+                self.world.rejoin_overtaken();
+            } else {
+                self.note("those that were overtaken end");
+                self.world.end_overtaken().await;
+            }
+            return;
+        }
+        let way = if self.random.bool() {
+            Way::Silent
+        } else {
+            Way::Refused
+        };
+        let late = Duration::from_millis(self.random.u64(..10_000));
+        self.note(format!(
+            "the orchestrator is cut off ({way:?}), its calls are up to {late:?} late; another one takes over"
+        ));
+        self.world.disk.faults().restart();
+        self.world.overtake(way, late).await;
+        self.count("another orchestrator takes over", true);
     }
 
     fn jump(&mut self) {

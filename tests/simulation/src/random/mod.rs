@@ -265,8 +265,13 @@ impl Run {
                 .map(|slot| u64::from(slot.created))
                 .sum::<u64>()
         });
-        let done = self.done.iter();
-        let done = done.map(|(what, count)| ((*what).to_owned(), *count));
+        let late = (
+            "a request of one that was overtaken arrives",
+            (self.world.late_requests, 0),
+        );
+        let done = self.done.iter().map(|(what, count)| (*what, *count));
+        let done = done.chain([late]);
+        let done = done.map(|(what, count)| (what.to_owned(), count));
         Summary {
             steps: steps as u64,
             time: self.began.elapsed(),
