@@ -215,6 +215,29 @@ async fn one_writes_to_the_active_nodes_of_a_group_and_reads_from_all() {
     assert_eq!((first, second), (&json!("active"), &Value::Null));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_leads_to_active_pods_of_an_earlier_version_until_there_is_none() {
+    let bench = Bench::start().await;
+    bench.make("read", 1).await;
+    let goes_by = async |what: &str, wanted: &Value| {
+        until(what, || async {
+            let services = bench.namespace.list("services").await;
+            let mut selectors = services.iter().map(|it| &it["spec"]["selector"]);
+            let active = selectors.find(|it| it["drover.dev/role"] == "active")?;
+            (active["drover.dev/active"] == *wanted).then_some(())
+        })
+        .await;
+    };
+    goes_by("it leads to who has been promoted", &json!("true")).await;
+    let pods = bench.namespace.list("pods").await;
+    let name = pods[0]["metadata"]["name"].as_str().unwrap();
+    for label in [Value::Null, json!("true")] {
+        let patch = json!({"metadata": {"labels": {"drover.dev/active": label}}});
+        bench.namespace.merge("pods", name, &patch).await.unwrap();
+        goes_by("it goes by what its pod says", &label).await;
+    }
+}
+
 /// A request for members of etcd, with attributes.
 fn members(bench: &Direct, count: u32, attributes: &Value) -> ProvisionRequest {
     let mut request = bench.request(count);
