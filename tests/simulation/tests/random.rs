@@ -26,6 +26,9 @@ fn nobody_is_lost_and_nothing_is_made_twice_whatever_an_operator_does_and_whatev
     let granted = sum.done.values().filter(|(done, _)| *done > 0).count();
     assert!(granted > 25, "{:?}", sum.done);
     assert!(sum.made > sum.steps / 20, "{} nodes were made", sum.made);
+    // Nor would it be if nobody were overtaken while calls are on their way.
+    let (late, _) = sum.done["a request of one that was overtaken arrives"];
+    assert!(late > SEEDS, "{late} late requests");
 }
 
 /// Includes random choices of libraries, the order of hash maps, and the order in which tasks are polled.

@@ -14,6 +14,7 @@ use prost_types::Struct;
 use serde_json::json;
 use tokio::time::Instant;
 
+use self::hangs::signal;
 use crate::stores::{
     Ports, UP, active,
     alone::{Node, introduce, until},
@@ -185,19 +186,15 @@ fn a_redis_that_hears_neither_of_its_two_replicas_refuses_writes_until_one_is_he
         needs(port).unwrap().ends_with("\n1")
     });
     confirmed(&nodes[0], "1", 1);
-    let signal = |node: &Node, name: &str| {
-        let sent = run("kill", &[name, &node.pid().to_string()]);
-        assert!(sent.status.success(), "{sent:?}");
-    };
     let refuses = "NOREPLICAS Not enough good replicas to write.";
     let writes = |says: &str| redis(port, &["set", "2", "x"]).is_some_and(|it| it.trim() == says);
     for node in &nodes[1..] {
-        signal(node, "-STOP");
+        signal(node.pid(), "-STOP");
     }
     until("it refuses writes", &mut nodes, |_| writes(refuses));
-    signal(&nodes[1], "-CONT");
+    signal(nodes[1].pid(), "-CONT");
     until("it takes writes", &mut nodes, |_| writes("OK"));
-    signal(&nodes[1], "-STOP");
+    signal(nodes[1].pid(), "-STOP");
     until("it refuses writes again", &mut nodes, |_| writes(refuses));
     // The group has one of them left, which may be renewed.
     nodes[0].hears_of(&[nodes[1].seen_as("standby")]);
