@@ -10,7 +10,7 @@ use crate::stores::{
     network::{CLIENT, Network, others},
     postgresql::{PASSWORD, all_ready, alone, ask, insist, postgresql},
     quorum::{counts, signal},
-    rounds, run,
+    run,
     writers::{Gaps, Terms, Writers, in_turn, never_by_two, none_lost},
 };
 
@@ -291,12 +291,8 @@ impl Group {
 fn nothing_acknowledged_is_lost_and_no_two_acknowledge_whatever_befalls_servers_and_network() {
     let seed = drover_testing::seed::seed();
     let mut group = Group::new(seed);
-    for round in 0..rounds(FAULTS.len()) {
-        // Each of them in turn, in an order of its own.
-        if round % FAULTS.len() == 0 {
-            println!("round {round}");
-        }
-        group.round(in_turn(&FAULTS, seed, round));
+    for fault in in_turn(&FAULTS, seed) {
+        group.round(fault);
     }
     group.gaps.report(&FAULTS);
     println!(

@@ -154,10 +154,26 @@ pub(super) fn never_by_two(fault: impl Debug, history: &[Acknowledged], terms: &
     }
 }
 
-/// Each of the faults in turn, in an order that the seed begins. Their number must have no factor 7.
-pub(super) fn in_turn<F: Copy>(faults: &[F], seed: u64, round: usize) -> F {
-    let first = seed % u64::try_from(faults.len()).unwrap();
-    faults[(round * 7 + usize::try_from(first).unwrap()) % faults.len()]
+/// What befalls a group, round by round: all faults, in an order of the seed, again and again. `STORES_FAULTS=Killed,CutOff` has
+/// only these befall it.
+pub(super) fn in_turn<F: Copy + Debug>(faults: &[F], seed: u64) -> Vec<F> {
+    let mut chosen = faults.to_vec();
+    if let Ok(names) = std::env::var("STORES_FAULTS") {
+        let named = |name: &str| {
+            let mut faults = faults.iter();
+            let found = faults.find(|fault| format!("{fault:?}") == name);
+            *found.unwrap_or_else(|| panic!("STORES_FAULTS: no {name:?} in {faults:?}"))
+        };
+        chosen = names.split(',').map(named).collect();
+    }
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut rounds = Vec::new();
+    while rounds.len() < super::rounds(chosen.len()) {
+        random.shuffle(&mut chosen);
+        rounds.extend_from_slice(&chosen);
+    }
+    rounds.truncate(super::rounds(chosen.len()));
+    rounds
 }
 
 /// How long nothing was acknowledged, by what had befallen the group: one a round.
