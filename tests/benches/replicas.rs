@@ -2,7 +2,7 @@
 //!
 //! The simulated platform and the callers run in this process, orchestrators and etcd in processes of their own; all share
 //! the machine. Run by `tests/bench`, which builds the orchestrator. `BENCH_SMALL=1` makes it ten times smaller,
-//! `BENCH_KILLS` is how often a leader is killed (10).
+//! `BENCH_KILLS` is how often a leader is killed (10), `BENCH_HAND_OVERS` how often one is asked to end (10).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{
@@ -49,9 +49,10 @@ fn replica(etcd: &Etcd, directory: &std::path::Path, at: usize, port: Option<u16
         for endpoint in etcd.endpoints() {
             command.args(["--etcd-endpoint", &endpoint]);
         }
-        command
-            .args(["--replica-name", &format!("r{at}")])
-            .env("RUST_LOG", "warn")
+        command.args(["--replica-name", &format!("r{at}")]).env(
+            "RUST_LOG",
+            std::env::var("RUST_LOG").unwrap_or("warn".into()),
+        )
     })
 }
 
@@ -222,7 +223,8 @@ impl Site {
 #[tokio::main]
 async fn main() {
     let small = std::env::var("BENCH_SMALL").is_ok();
-    let kills = std::env::var("BENCH_KILLS").map_or(10, |kills| kills.parse().unwrap());
+    let often = |name| std::env::var(name).map_or(10, |count| count.parse().unwrap());
+    let (kills, hand_overs) = (often("BENCH_KILLS"), often("BENCH_HAND_OVERS"));
     let many = if small { 1_000 } else { 10_000 };
     println!("| what | measured | target |\n|---|---|---|");
     let mut site = Site::start(many).await;
@@ -247,36 +249,26 @@ async fn main() {
     for round in 0..kills {
         accepted.push(site.kill(round, &mut replaced).await);
     }
-    replaced.sort();
-    accepted.sort();
-    let shown = |all: &[Duration]| {
-        format!(
-            "{} / {} / {}",
-            ms(percentile(all, 50)),
-            ms(percentile(all, 99)),
-            ms(percentile(all, 100))
-        )
+    let shown = |what: &str, mut all: Vec<Duration>, target: &str| {
+        if all.is_empty() {
+            return;
+        }
+        all.sort();
+        let of = |percent| ms(percentile(&all, percent));
+        let measured = format!("{} / {} / {}", of(50), of(99), of(100));
+        row(&format!("{what}, p50 / p99 / max"), measured, target);
     };
-    row(
-        &format!(
-            "{kills} leaders killed: to the replacement of a node that died then, p50 / p99 / max"
-        ),
-        shown(&replaced),
-        "p99 < 3 s",
-    );
-    row(
+    let killed = format!("{kills} leaders killed: to the replacement of a node that died then");
+    shown(&killed, replaced, "p99 < 3 s");
+    shown(
         "the same: to the next change accepted",
-        shown(&accepted),
+        accepted,
         "p99 < 3 s",
     );
     let mut pauses = Vec::new();
-    for _ in 0..kills.min(10) {
+    for _ in 0..hand_overs {
         pauses.push(site.hand_over().await);
     }
-    pauses.sort();
-    row(
-        "leader asked to end: longest change meanwhile, p50 / p99 / max",
-        shown(&pauses),
-        "p99 < 50 ms",
-    );
+    let asked = "leader asked to end: longest change meanwhile";
+    shown(asked, pauses, "p99 < 50 ms");
 }

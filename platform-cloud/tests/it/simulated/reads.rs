@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use drover_convert::error::from_status;
 use drover_core::Reason;
-use drover_platform_cloud::drivers::simulated::{Death, SimulatedSettings};
+use drover_platform::{clock::Clock, templates::Templates};
+use drover_platform_cloud::{
+    PlatformServer,
+    drivers::simulated::{Death, Simulated, SimulatedSettings},
+};
 use drover_proto::platform::v1::{
     DiscoverRequest, Node, NodePhase, WatchNodesRequest, watch_nodes_response::Event,
 };
@@ -98,6 +102,41 @@ async fn frozen_visibility_shows_the_past() {
         2
     );
     assert_eq!(world.simulated().doubles(), vec![]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_starts_while_the_past_is_shown_watches_the_nodes_that_it_lists() {
+    let driver = Simulated::open(SimulatedSettings::default(), Clock::start()).unwrap();
+    let backend = driver.handle();
+    let start = || PlatformServer::with_driver(driver.clone(), Templates::Anything).unwrap();
+    let before = World::of(start()).await;
+    let made = before.provision(&before.request("a", 0, 1)).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    backend.freeze_visibility(true);
+    assert!(backend.kill(&made.nodes[0].node_id, Death::Vanished));
+    drop(before);
+    let world = World::of(start()).await;
+    let listed = world.discover(DiscoverRequest::default()).await.unwrap();
+    assert_eq!(listed.len(), 1, "the past");
+    let mut watch = world
+        .client()
+        .watch_nodes(WatchNodesRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
+    let mut shown = Vec::new();
+    let removed = loop {
+        match watch.message().await.unwrap().unwrap().event {
+            Some(Event::Upserts(upserts)) => shown.extend(upserts.nodes),
+            Some(Event::SnapshotComplete(_)) => {
+                assert_eq!(shown, listed);
+                backend.freeze_visibility(false);
+            }
+            Some(Event::Removals(removals)) => break removals.nodes,
+            _ => {}
+        }
+    };
+    assert_eq!(removed[0].node_id, listed[0].node_id);
 }
 
 #[tokio::test(start_paused = true)]

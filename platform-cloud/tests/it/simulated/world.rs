@@ -26,7 +26,10 @@ pub(super) struct World {
 
 impl World {
     pub(super) async fn new(settings: SimulatedSettings) -> Self {
-        let server = PlatformServer::open(settings.into()).await.unwrap();
+        Self::of(PlatformServer::open(settings.into()).await.unwrap()).await
+    }
+
+    pub(super) async fn of(server: PlatformServer) -> Self {
         let mut world = Self {
             server,
             uid: String::new(),

@@ -198,9 +198,14 @@ impl World {
     }
 
     pub(in crate::drivers::simulated) fn connect(&mut self, changes: Changes) {
+        // What lists show: what the past hides is told when it ends.
+        let shown = self.frozen.as_ref().map_or(&self.nodes, |it| &it.nodes);
+        for number in shown.keys() {
+            if let Some(node) = self.visible(*number) {
+                changes.changed(&node.shared.cluster_id, &node_id(*number));
+            }
+        }
         self.changes = Some(changes);
-        let all: Vec<u32> = self.nodes.keys().copied().collect();
-        all.into_iter().for_each(|number| self.tell(number));
     }
 
     /// Makes lists and watches show the current state until [`World::thaw`].
