@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use drover_cluster::{Cluster, ClusterState, Resolved, Stepped, codec};
-use drover_core::{Millis, Result};
+use drover_core::{Error, Millis, Reason, Result};
 use drover_planner::Plan;
 use drover_platforms::Platforms;
 use drover_probes::Probes;
-use drover_store::{Clock, DigestKey, Lane, Step, StepDone, Store};
+use drover_store::{Clock, Desired, DigestKey, Lane, Step, StepDone, Store, Versioned};
 use uuid::Uuid;
 
 use crate::{records::Records, tombstones::Tombstones};
@@ -71,6 +71,22 @@ impl Committer {
         self.platforms.count(&change);
     }
 
+    /// Reloads a cluster after a step that was not stored, or may not have been.
+    ///
+    /// # Errors
+    /// That of the step, unless another plan may do better at once. A store that takes no steps may well answer reads: whoever
+    /// repeats a step then without a pause does nothing else.
+    pub(crate) async fn refused(&self, cluster: &Cluster, error: Error) -> Result<()> {
+        match error.reason() {
+            Reason::Conflict => self.reload(cluster).await,
+            Reason::Unavailable => {
+                self.reload(cluster).await?;
+                Err(error)
+            }
+            _ => Err(error),
+        }
+    }
+
     /// Reloads a cluster from the store after a step with an unknown outcome.
     pub(crate) async fn reload(&self, cluster: &Cluster) -> Result<()> {
         let Some(fresh) = self.records.read_again(cluster.uid()).await? else {
@@ -98,7 +114,22 @@ impl Committer {
 
     /// Reloads the desired state from the store: a change with an unknown outcome was made, or is not in memory yet.
     pub(crate) async fn reload_desired(&self, cluster: &Cluster) -> Result<()> {
-        let Some(desired) = self.store.desired(cluster.uid()).await? else {
+        let stored = self.store.desired(cluster.uid()).await?;
+        self.take_desired(cluster, stored).await
+    }
+
+    /// The same for a change of which some server of the store may still make what it had not made when it was asked.
+    pub(crate) async fn settle_desired(&self, cluster: &Cluster) -> Result<()> {
+        let stored = self.store.settled_desired(cluster.uid()).await?;
+        self.take_desired(cluster, stored).await
+    }
+
+    async fn take_desired(
+        &self,
+        cluster: &Cluster,
+        stored: Option<Versioned<Desired>>,
+    ) -> Result<()> {
+        let Some(desired) = stored else {
             return self.reload(cluster).await;
         };
         let digests = self.digests.of_cluster(cluster.uid());

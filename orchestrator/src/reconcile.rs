@@ -200,14 +200,13 @@ impl Reconciler {
                     self.committer.reload_desired(cluster).await?;
                     return Ok(Round::Again);
                 }
-                Err(error)
-                    if error.reason() == Reason::Conflict
-                        || error.reason() == Reason::Unavailable =>
-                {
-                    self.committer.reload(cluster).await?;
-                    return Ok(Round::Again);
+                Err(error) => {
+                    return self
+                        .committer
+                        .refused(cluster, error)
+                        .await
+                        .map(|()| Round::Again);
                 }
-                Err(error) => return Err(error),
             };
             self.hooks.reach(Point::AfterCommit).await;
             self.committer.apply(cluster, &plan, bodies, done, now);

@@ -13,6 +13,9 @@ use crate::{
     resources::Leaks, tasks::Tasks, tombstones::Tombstones,
 };
 
+/// Delay before a store is asked again what became of a change.
+const SETTLES_AGAIN: Duration = Duration::from_secs(1);
+
 /// The registrations, durable and followed.
 pub(crate) struct Registry {
     pub(crate) store: Arc<Store>,
@@ -86,10 +89,8 @@ impl Registry {
                 uid: String::new(),
                 create_time: self.clock.now(),
             };
-            let revision = self
-                .store
-                .put_platform(registration.row(name), Some(0))
-                .await?;
+            let stored = self.store.put_platform(registration.row(name), Some(0));
+            let revision = stored.await.inspect_err(|error| self.doubts(name, error))?;
             let registered = self.start(name, registration, revision);
             self.records.wrote(revision);
             return Ok((pb::ApplyOutcome::Created, registered));
@@ -120,6 +121,7 @@ impl Registry {
         let row = registration.row(name);
         let expected = registered.revision();
         let stored = self.store.put_platform(row, Some(expected)).await;
+        let stored = stored.inspect_err(|error| self.doubts(name, error));
         let revision = stored.map_err(|error| if moved { of_a_part(error) } else { error })?;
         registered.stop();
         let registered = self.start(name, registration, revision);
@@ -152,7 +154,7 @@ impl Registry {
     }
 
     /// Removes a registration that is no longer needed.
-    pub(crate) async fn unregister(&self, name: &str) -> Result<Revision> {
+    pub(crate) async fn unregister(self: &Arc<Self>, name: &str) -> Result<Revision> {
         let _registering = self.platforms.registering().await;
         let registered = self.platforms.require(name)?;
         let mut users = Vec::new();
@@ -172,12 +174,52 @@ impl Registry {
         }
         self.refuse_leftovers(name, &registered)?;
         let expected = registered.revision();
-        let revision = self.store.delete_platform(name, Some(expected)).await?;
+        let deleted = self.store.delete_platform(name, Some(expected)).await;
+        let revision = deleted.inspect_err(|error| self.doubts(name, error))?;
+        self.ended(name, &registered);
+        self.records.wrote(revision);
+        Ok(revision)
+    }
+
+    fn ended(&self, name: &str, registered: &Registered) {
         registered.stop();
         self.platforms.remove(name);
         self.forget(name);
-        self.records.wrote(revision);
-        Ok(revision)
+    }
+
+    /// Has memory show what became of a change of unknown outcome, as soon as the store says so.
+    fn doubts(self: &Arc<Self>, name: &str, error: &Error) {
+        if !matches!(
+            error.reason(),
+            Reason::Unavailable | Reason::RevisionMismatch
+        ) {
+            return;
+        }
+        let (this, name) = (self.clone(), name.to_owned());
+        self.tasks.spawn_until_stop(async move {
+            while let Err(error) = this.settle(&name).await {
+                tracing::warn!(platform = %name, %error, "what became of a change is not known yet");
+                tokio::time::sleep(SETTLES_AGAIN).await;
+            }
+        });
+    }
+
+    async fn settle(self: &Arc<Self>, name: &str) -> Result<()> {
+        let _registering = self.platforms.registering().await;
+        let known = self.platforms.get(name);
+        match (self.store.settled_platform(name).await?, known) {
+            (Some(row), known) => {
+                let registration = Registration::load(&row.value)?;
+                if let Some(known) = known {
+                    known.stop();
+                }
+                self.start(name, registration, row.revision);
+                self.records.wrote(row.revision);
+            }
+            (None, Some(known)) => self.ended(name, &known),
+            (None, None) => {}
+        }
+        Ok(())
     }
 
     /// Refuses to unregister a platform that shows leftovers of a deleted cluster, unless the platform has been unreachable

@@ -1,6 +1,6 @@
 //! Changes of the desired state of clusters, and who made them.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use drover_cluster::{Cluster, Resolved, events::sign};
 use drover_core::{Reason, Result, Urgency};
@@ -15,10 +15,15 @@ use super::{
     access::{Access, per_call},
     revisions::Revisions,
 };
-use crate::{commit::Committer, locks::Locks, planning::Planner, queue::Queue, records::Records};
+use crate::{
+    commit::Committer, locks::Locks, planning::Planner, queue::Queue, records::Records,
+    tasks::Tasks,
+};
 
 /// Maximum number of retries after a conflict with a reconcile pass.
 const MAX_TURNS: usize = 16;
+/// Delay before a store is asked again what became of a change.
+const SETTLES_AGAIN: Duration = Duration::from_secs(1);
 
 /// Makes changes durable, one at a time for each cluster.
 #[derive(Clone)]
@@ -32,6 +37,7 @@ pub(crate) struct Editor {
     pub(crate) planner: Planner,
     pub(crate) probes: Arc<Probes>,
     pub(crate) queue: Queue,
+    pub(crate) tasks: Tasks,
     pub(crate) clock: Arc<Clock>,
     pub(crate) hooks: Hooks,
 }
@@ -89,8 +95,10 @@ impl Editor {
             Ok(revision) => revision,
             Err(error) => {
                 // The change may be durable all the same, or a concurrent one is: memory must show the stored state.
-                if let Err(error) = self.committer.reload_desired(cluster).await {
-                    tracing::warn!(cluster = %cluster.name(), %error, "what is wanted could not be read again");
+                let read = self.committer.reload_desired(cluster).await;
+                if error.reason() == Reason::Unavailable || read.is_err() {
+                    self.tasks
+                        .spawn_until_stop(self.clone().settle(cluster.clone()));
                 }
                 return Err(error);
             }
@@ -114,6 +122,15 @@ impl Editor {
         drop(inner);
         self.queue.push(cluster.uid(), Urgency::Bulk);
         Ok(revision)
+    }
+
+    /// Has memory show what became of a change of unknown outcome, as soon as the store says so.
+    async fn settle(self, cluster: Arc<Cluster>) {
+        while let Err(error) = self.committer.settle_desired(&cluster).await {
+            tracing::warn!(cluster = %cluster.name(), %error, "what became of a change is not known yet");
+            tokio::time::sleep(SETTLES_AGAIN).await;
+        }
+        self.queue.push(cluster.uid(), Urgency::Bulk);
     }
 
     /// Records the author of a change as an event, if known. The change itself is durable already: if the event cannot

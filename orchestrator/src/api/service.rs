@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use drover_core::{Error, Result};
+use drover_core::{Error, Reason, Result};
 use drover_proto::orchestrator::v1::{
     self as pb, cluster_service_server::ClusterService,
     platform_registry_service_server::PlatformRegistryService,
@@ -17,8 +17,33 @@ use super::{
 };
 use crate::tasks::Tasks;
 
-/// Implements calls, each in one of three ways: [`Guard::as_read`], [`Guard::as_begun`] or [`Guard::as_change`].
+/// How often a change is made whose cluster is another one in the store than in memory.
+const MAX_EDITS: usize = 4;
+
+/// Implements calls, each in one of four ways: [`Guard::as_read`], [`Guard::as_begun`], [`Guard::as_change`] or
+/// [`Guard::as_edit`], which may make it again.
 macro_rules! calls {
+    (as_edit: $($method:ident($request:ty) -> $answer:ty = $part:ident.$call:ident;)*) => {
+        $(
+            fn $method<'a: 'b, 'b>(
+                &'a self,
+                request: Request<$request>,
+            ) -> std::pin::Pin<Box<dyn Future<Output = Result<Response<$answer>, Status>> + Send + 'b>>
+            where
+                Self: 'b,
+            {
+                Box::pin(async move {
+                    let part = self.$part.of(&self.access, &request);
+                    let request = request.into_inner();
+                    let call = move || {
+                        let (part, request) = (part.clone(), request.clone());
+                        async move { part.$call(request).await }
+                    };
+                    self.guard.as_edit(call).await.map(Response::new).map_err(refusal)
+                })
+            }
+        )*
+    };
     ($way:ident: $($method:ident($request:ty) -> $answer:ty = $part:ident.$call:ident;)*) => {
         $(
             fn $method<'a: 'b, 'b>(
@@ -47,7 +72,7 @@ impl ClusterService for ClusterApi {
     type WatchEventsStream = Answers<pb::WatchEventsResponse>;
 
     calls! {
-        as_change:
+        as_edit:
         apply_cluster(pb::ApplyClusterRequest) -> pb::ApplyClusterResponse = applier.apply;
         delete_cluster(pb::DeleteClusterRequest) -> pb::DeleteClusterResponse = edits.delete;
         reconcile_cluster(pb::ReconcileClusterRequest) -> pb::ReconcileClusterResponse = passes.reconcile;
@@ -147,6 +172,25 @@ impl Guard {
     ) -> Result<T> {
         self.store.in_touch()?;
         self.carry_through(call).await
+    }
+
+    /// Changes what is stored of a cluster: again, by what it is then, if memory did not know of a change before it whose
+    /// answer was lost.
+    async fn as_edit<T, F>(&self, call: impl Fn() -> F + Send + Sync + 'static) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let edit = async move {
+            for _ in 1..MAX_EDITS {
+                match call().await {
+                    Err(error) if error.reason() == Reason::RevisionMismatch => {}
+                    answer => return answer,
+                }
+            }
+            call().await
+        };
+        self.as_change(edit).await
     }
 
     /// Completes a change even if the caller disconnects meanwhile, since memory must show what is durable.

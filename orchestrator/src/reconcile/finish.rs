@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use drover_cluster::Cluster;
-use drover_core::{Millis, Reason, Result};
+use drover_core::{Millis, Result};
 use drover_executor::{Hooks, Point};
 use drover_store::{Clock, Head, Revision, Store};
 use prost::Message;
@@ -75,13 +75,7 @@ impl Finisher {
                 self.queue.wake(cluster.uid(), None);
                 Ok(true)
             }
-            Err(error)
-                if error.reason() == Reason::Conflict || error.reason() == Reason::Unavailable =>
-            {
-                self.committer.reload(cluster).await?;
-                Ok(false)
-            }
-            Err(error) => Err(error),
+            Err(error) => self.committer.refused(cluster, error).await.map(|()| false),
         }
     }
 }

@@ -1,7 +1,7 @@
 use drover_cluster::Cluster;
 use drover_planner::ConditionKind;
 use drover_store::{Backend, Revision, Store};
-use drover_testing::store::MemoryBackend;
+use drover_testing::store::{Fault, FaultBackend, MemoryBackend};
 use uuid::Uuid;
 
 use super::*;
@@ -82,6 +82,24 @@ async fn a_process_that_lost_its_clusters_calls_nobody_and_stops() {
     assert!(wiring.tasks.stop().is_cancelled());
     assert_eq!(world.requests(), 0);
     assert_eq!(wiring.due_after_calls().await, [], "no call was made");
+}
+
+#[tokio::test]
+async fn a_step_that_the_store_refuses_is_tried_again_a_moment_later_and_not_at_once() {
+    let backend = Arc::new(FaultBackend::new(Arc::new(MemoryBackend::new())));
+    let world = World::of(Wiring::over(backend.clone()).await).await;
+    world.show_platform();
+    for nth in 1..=200 {
+        backend.inject(nth, Fault::Refused);
+    }
+    let (began, before) = (world.wiring.clock.now(), backend.commits());
+    world.pass().await;
+    assert_eq!(backend.commits(), before + 1);
+    assert_eq!(world.wiring.due_by(began), [], "it waits");
+    assert_eq!(world.requests(), 0);
+    backend.restart();
+    world.pass().await;
+    assert_eq!(world.requests(), 1);
 }
 
 #[tokio::test]

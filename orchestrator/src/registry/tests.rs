@@ -45,6 +45,29 @@ async fn a_registration_is_stored_and_followed_and_only_a_change_starts_it_anew(
     assert_eq!(stored[0].revision, changed.revision());
 }
 
+/// What the store did not answer in time can be made all the same.
+#[tokio::test]
+async fn a_change_that_arrives_late_is_followed_and_another_one_can_be_made() {
+    let wiring = Wiring::fixture().await;
+    let registry = Arc::new(wiring.registry());
+    let (_, first) = register(&registry, "http://a").await;
+    let late = Registration {
+        spec: spec("http://late"),
+        ..first.platform.registration()
+    };
+    let late = wiring.store.put_platform(late.row("p"), None).await;
+    let refused = registry.register("p", spec("http://b"), None).await;
+    assert_eq!(refused.unwrap_err().reason(), Reason::RevisionMismatch);
+    let known = || {
+        let p = wiring.platforms.get("p").unwrap();
+        (p.platform.registration().spec.endpoint, p.revision())
+    };
+    drover_testing::wait::holds("it is read again", async || known().0 == "http://late").await;
+    assert!(known().1 > late.unwrap(), "nothing older can be made");
+    let (outcome, _) = register(&registry, "http://b").await;
+    assert_eq!(outcome, pb::ApplyOutcome::Configured);
+}
+
 #[tokio::test]
 async fn a_stored_registration_is_followed_after_a_start_with_its_nodes_counted() {
     let wiring = Wiring::fixture().await;

@@ -97,6 +97,7 @@ impl Wiring {
             planner: self.planner(),
             probes: self.probes.clone(),
             queue: self.queue.clone(),
+            tasks: self.tasks.clone(),
             clock: self.clock.clone(),
             hooks: self.hooks.clone(),
         }

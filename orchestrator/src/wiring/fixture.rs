@@ -4,7 +4,7 @@
 use drover_cluster::Cluster;
 use drover_platforms::{Registered, Registration};
 use drover_proto::orchestrator::v1 as pb;
-use drover_store::{Desired, Lane};
+use drover_store::{Backend, Desired, Lane};
 use drover_testing::store::MemoryBackend;
 use prost::Message;
 use uuid::Uuid;
@@ -17,7 +17,7 @@ impl Wiring {
     }
 
     /// The same over a backend that others may use, too.
-    pub(crate) async fn over(backend: Arc<MemoryBackend>) -> Self {
+    pub(crate) async fn over(backend: Arc<dyn Backend>) -> Self {
         let store = Arc::new(Store::open(backend).await.unwrap());
         let shards = store.take_all().await.unwrap();
         let digests = Arc::new(store.digest_key().await.unwrap());

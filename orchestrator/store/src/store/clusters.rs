@@ -219,6 +219,17 @@ impl Store {
         self.read(&Name::Desired(uid).into()).await
     }
 
+    /// The same, once no change of unknown outcome can be made any more: what is still on its way expects the revision
+    /// before this one.
+    pub async fn settled_desired(&self, uid: Uuid) -> Result<Option<Versioned<Desired>>> {
+        let Some(mut desired) = self.desired(uid).await? else {
+            return Ok(None);
+        };
+        let same = desired.value.clone();
+        desired.revision = self.update_desired(uid, desired.revision, same).await?;
+        Ok(Some(desired))
+    }
+
     /// Uid of the cluster that currently has this name.
     pub async fn find_cluster(&self, name: &str) -> Result<Option<Uuid>> {
         let key = Name::ClusterName(name.into()).into();

@@ -53,6 +53,20 @@ impl Store {
         .await
     }
 
+    /// A platform, once no change of unknown outcome can be made any more. `None` if it is not registered.
+    pub async fn settled_platform(&self, name: &str) -> Result<Option<Versioned<PlatformRow>>> {
+        let Some(mut row) = self
+            .read::<PlatformRow>(&Name::Platform(name.into()).into())
+            .await?
+        else {
+            return Ok(None);
+        };
+        row.revision = self
+            .put_platform(row.value.clone(), Some(row.revision))
+            .await?;
+        Ok(Some(row))
+    }
+
     /// Removes a platform. `expected` is its present revision, `None` for any.
     pub async fn delete_platform(
         &self,

@@ -5,6 +5,7 @@ use std::time::Duration;
 use drover_core::{Error, Reason};
 use drover_platform_cloud::drivers::simulated::{Fault, Operation, SimulatedSettings};
 use drover_proto::orchestrator::v1 as pb;
+use drover_store::Store;
 
 use crate::api::support::{World, document, invalid, refused, until};
 
@@ -114,6 +115,42 @@ async fn a_name_of_any_length_is_answered_in_few_words() {
     let world = World::new().await;
     let status = refused(world.get(&"ä".repeat(500_000)).await, Reason::NotFound);
     assert!(status.message().len() < 4096 && status.details().len() < 8192);
+    world.stop().await;
+}
+
+/// What the store did not answer in time can be made all the same, even after somebody has looked what became of it.
+#[tokio::test]
+async fn a_change_after_one_that_the_store_has_made_late_is_made_by_what_is_stored() {
+    let world = World::new().await;
+    world.apply(document("orders", &[("db", 1)])).await.unwrap();
+    world.ready("orders").await;
+    let store = Store::open(world.backend.upgrade().unwrap()).await.unwrap();
+    let uid = store.find_cluster("orders").await.unwrap().unwrap();
+    let happens_late = async |mark: &str| {
+        let mut late = store.desired(uid).await.unwrap().unwrap();
+        late.value.generation += 1;
+        late.value.labels.insert("late".into(), mark.into());
+        let made = store.update_desired(uid, late.revision, late.value).await;
+        made.unwrap();
+    };
+    let mut clusters = world.clusters();
+    happens_late("pause").await;
+    let paused = clusters.pause_cluster(pause("maintenance")).await.unwrap();
+    let paused = paused.into_inner().cluster.unwrap();
+    assert_eq!((paused.generation, &*paused.labels["late"]), (2, "pause"));
+    happens_late("apply").await;
+    let applied = world.apply(document("orders", &[("db", 2)])).await.unwrap();
+    assert_eq!(applied.cluster.unwrap().generation, 4);
+    happens_late("swap").await;
+    let swap = pb::ApplyClusterRequest {
+        cluster: Some(document("orders", &[("db", 1)])),
+        expected_generation: Some(4),
+        ..Default::default()
+    };
+    refused(
+        clusters.apply_cluster(swap).await,
+        Reason::GenerationMismatch,
+    );
     world.stop().await;
 }
 
