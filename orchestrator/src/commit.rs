@@ -80,7 +80,13 @@ impl Committer {
         match error.reason() {
             Reason::Conflict => self.reload(cluster).await,
             Reason::Unavailable => {
+                let known = cluster.lock().head().revision;
                 self.reload(cluster).await?;
+                let now = cluster.lock();
+                if now.is_finished() || now.head().revision > known {
+                    // It was stored.
+                    return Ok(());
+                }
                 Err(error)
             }
             _ => Err(error),
@@ -99,6 +105,7 @@ impl Committer {
             (self.tombstones).add(cluster.uid(), cluster.name(), next_sequence, now, used);
             self.tombstones.inherit(inner.state(), now);
             self.records.remove(cluster);
+            self.records.changed(cluster, &mut inner);
             drop(inner);
             self.platforms.count(&gone);
             return Ok(());
@@ -120,6 +127,8 @@ impl Committer {
 
     /// The same for a change of which some server of the store may still make what it had not made when it was asked.
     pub(crate) async fn settle_desired(&self, cluster: &Cluster) -> Result<()> {
+        // A store that takes no changes may well answer reads.
+        self.reload_desired(cluster).await?;
         let stored = self.store.settled_desired(cluster.uid()).await?;
         self.take_desired(cluster, stored).await
     }

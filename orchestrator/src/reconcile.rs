@@ -132,6 +132,13 @@ impl Reconciler {
                         cluster.uid(),
                         Some(self.clock.now() + drover_core::millis(STORE_RETRY)),
                     );
+                    if urgency == Urgency::Urgent {
+                        let (queue, uid) = (self.queue.clone(), cluster.uid());
+                        self.tasks.spawn_until_stop(async move {
+                            tokio::time::sleep(STORE_RETRY).await;
+                            queue.push(uid, Urgency::Urgent);
+                        });
+                    }
                     return Err(error);
                 }
             }

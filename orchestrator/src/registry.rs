@@ -207,6 +207,11 @@ impl Registry {
     async fn settle(self: &Arc<Self>, name: &str) -> Result<()> {
         let _registering = self.platforms.registering().await;
         let known = self.platforms.get(name);
+        if let Some(known) = &known
+            && self.platforms.settle(known).await?
+        {
+            return Ok(());
+        }
         match (self.store.settled_platform(name).await?, known) {
             (Some(row), known) => {
                 let registration = Registration::load(&row.value)?;

@@ -389,8 +389,11 @@ impl ClusterState {
         self.version += 1;
     }
 
-    /// Follows a desired state that has been stored. `spec` if it has changed.
+    /// Follows a desired state that has been stored, unless a later one is known. `spec` if it has changed.
     pub fn desire(&mut self, desired: Versioned<Desired>, spec: Option<Arc<Resolved>>) {
+        if desired.revision < self.desired.revision {
+            return;
+        }
         self.desired = desired;
         if let Some(spec) = spec {
             self.spec = spec;
@@ -398,13 +401,15 @@ impl ClusterState {
         self.follow_desired();
     }
 
-    /// Replaces the record by what is stored; what platforms show and what is in flight stays. Returns by how much the
-    /// numbers of nodes change.
+    /// Replaces the record by what is stored; what platforms show and what is in flight stays, and what was stored while that
+    /// was read. Returns by how much the numbers of nodes change.
     pub fn replace(&mut self, Fresh(fresh): Fresh) -> NodeCounts {
+        self.desire(fresh.desired, Some(fresh.spec));
+        if fresh.head.revision < self.head.revision {
+            return NodeCounts::default();
+        }
         let old = std::mem::replace(&mut self.state, fresh.state);
         self.head = fresh.head;
-        self.desired = fresh.desired;
-        self.spec = fresh.spec;
         self.bodies = fresh.bodies;
         self.first_slots = fresh.first_slots;
         let before = NodeCounts::of(&old.nodes);

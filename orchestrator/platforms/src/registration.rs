@@ -88,10 +88,40 @@ impl Platforms {
     ) -> Result<()> {
         let row = registration.row(&registered.platform.name);
         let expected = registered.revision();
-        let revision = self.store.put_platform(row, Some(expected)).await?;
+        let stored = self.store.put_platform(row, Some(expected)).await;
+        let revision = match stored {
+            Ok(revision) => revision,
+            Err(error) => {
+                // It may be stored all the same, and the next one would expect a revision of the past.
+                let _ = self.settle(registered).await;
+                return Err(error);
+            }
+        };
         registered.set_revision(revision);
         registered.platform.set_registration(registration);
         self.wrote(revision);
         Ok(())
+    }
+
+    /// Takes in what became of a change of unknown outcome. `false` if what the user has registered is another one, or none.
+    ///
+    /// # Errors
+    /// Those of the store, which is to be asked again.
+    pub async fn settle(&self, registered: &Registered) -> Result<bool> {
+        let stored = self.store.settled_platform(&registered.platform.name);
+        let Some(row) = stored.await? else {
+            return Ok(false);
+        };
+        let (stored, known) = (
+            Registration::load(&row.value)?,
+            registered.platform.registration(),
+        );
+        if stored.generation != known.generation || stored.spec != known.spec {
+            return Ok(false);
+        }
+        registered.set_revision(row.revision);
+        registered.platform.set_registration(stored);
+        self.wrote(row.revision);
+        Ok(true)
     }
 }

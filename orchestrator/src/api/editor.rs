@@ -126,11 +126,26 @@ impl Editor {
 
     /// Has memory show what became of a change of unknown outcome, as soon as the store says so.
     async fn settle(self, cluster: Arc<Cluster>) {
-        while let Err(error) = self.committer.settle_desired(&cluster).await {
+        loop {
+            // An edit finds out what became of it by what it has written, so nothing is written in between.
+            let change = self.lock(&cluster).await;
+            let settled = self.committer.settle_desired(&cluster).await;
+            drop(change);
+            let Err(error) = settled else {
+                return self.queue.push(cluster.uid(), Urgency::Bulk);
+            };
             tracing::warn!(cluster = %cluster.name(), %error, "what became of a change is not known yet");
+            if !matches!(
+                error.reason(),
+                Reason::Unavailable
+                    | Reason::Overloaded
+                    | Reason::StorageFull
+                    | Reason::RevisionMismatch
+            ) {
+                return;
+            }
             tokio::time::sleep(SETTLES_AGAIN).await;
         }
-        self.queue.push(cluster.uid(), Urgency::Bulk);
     }
 
     /// Records the author of a change as an event, if known. The change itself is durable already: if the event cannot

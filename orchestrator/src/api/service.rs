@@ -71,17 +71,22 @@ impl ClusterService for ClusterApi {
     type WatchNodesStream = Answers<pb::WatchNodesResponse>;
     type WatchEventsStream = Answers<pb::WatchEventsResponse>;
 
+    // Those of which a second one changes nothing more.
     calls! {
         as_edit:
         apply_cluster(pb::ApplyClusterRequest) -> pb::ApplyClusterResponse = applier.apply;
         delete_cluster(pb::DeleteClusterRequest) -> pb::DeleteClusterResponse = edits.delete;
-        reconcile_cluster(pb::ReconcileClusterRequest) -> pb::ReconcileClusterResponse = passes.reconcile;
         pause_cluster(pb::PauseClusterRequest) -> pb::PauseClusterResponse = edits.pause;
         resume_cluster(pb::ResumeClusterRequest) -> pb::ResumeClusterResponse = edits.resume;
+        set_node_repair(pb::SetNodeRepairRequest) -> pb::SetNodeRepairResponse = edits.set_repair;
+    }
+
+    calls! {
+        as_change:
+        reconcile_cluster(pb::ReconcileClusterRequest) -> pb::ReconcileClusterResponse = passes.reconcile;
         scale_group(pb::ScaleGroupRequest) -> pb::ScaleGroupResponse = edits.scale;
         replace_node(pb::ReplaceNodeRequest) -> pb::ReplaceNodeResponse = edits.replace;
         fail_over_group(pb::FailOverGroupRequest) -> pb::FailOverGroupResponse = edits.fail_over;
-        set_node_repair(pb::SetNodeRepairRequest) -> pb::SetNodeRepairResponse = edits.set_repair;
         restart_group(pb::RestartGroupRequest) -> pb::RestartGroupResponse = edits.restart;
         undo_cluster(pb::UndoClusterRequest) -> pb::UndoClusterResponse = applier.undo;
         abandon_platform(pb::AbandonPlatformRequest) -> pb::AbandonPlatformResponse = abandonment.abandon;

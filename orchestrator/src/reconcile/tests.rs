@@ -129,6 +129,23 @@ async fn after_a_step_of_somebody_else_the_cluster_is_read_again_and_planned_ane
 }
 
 #[tokio::test]
+async fn what_was_stored_while_a_cluster_was_read_again_is_not_forgotten() {
+    let world = World::with_platform().await;
+    let (wiring, orders) = (&world.wiring, &world.orders);
+    let before = wiring.records.read_again(orders.uid()).await.unwrap();
+    let label = |desired: &mut drover_store::Desired| {
+        desired.labels.insert("new".into(), "yes".into());
+    };
+    wiring.desire_behind_memory(orders, label).await;
+    world.pass().await;
+    let (stored, made) = (revision(orders), requests(orders));
+    orders.lock().replace(before.unwrap());
+    assert_eq!(orders.lock().desired().value.generation, 2);
+    assert_eq!((revision(orders), requests(orders)), (stored, made));
+    assert_eq!(world.requests(), 1);
+}
+
+#[tokio::test]
 async fn a_deleted_cluster_of_which_nothing_is_left_becomes_a_tombstone() {
     let world = World::new().await;
     let delete = |desired: &mut drover_store::Desired| desired.delete_time_ms = Some(1);

@@ -53,7 +53,8 @@ impl Store {
         .await
     }
 
-    /// A platform, once no change of unknown outcome can be made any more. `None` if it is not registered.
+    /// A platform, once no change of it of which the outcome is unknown can be made any more. `None` if it is not registered,
+    /// which a registration that is still on its way can end.
     pub async fn settled_platform(&self, name: &str) -> Result<Option<Versioned<PlatformRow>>> {
         let Some(mut row) = self
             .read::<PlatformRow>(&Name::Platform(name.into()).into())
