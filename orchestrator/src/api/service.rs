@@ -20,30 +20,22 @@ use crate::tasks::Tasks;
 /// How often a change is made whose cluster is another one in the store than in memory.
 const MAX_EDITS: usize = 4;
 
+/// A call as its way takes it: once, or as often as it is to be made.
+macro_rules! made {
+    (as_edit, $part:ident.$call:ident($request:ident)) => {
+        move || {
+            let (part, request) = ($part.clone(), $request.clone());
+            async move { part.$call(request).await }
+        }
+    };
+    ($way:ident, $part:ident.$call:ident($request:ident)) => {
+        async move { $part.$call($request).await }
+    };
+}
+
 /// Implements calls, each in one of four ways: [`Guard::as_read`], [`Guard::as_begun`], [`Guard::as_change`] or
 /// [`Guard::as_edit`], which may make it again.
 macro_rules! calls {
-    (as_edit: $($method:ident($request:ty) -> $answer:ty = $part:ident.$call:ident;)*) => {
-        $(
-            fn $method<'a: 'b, 'b>(
-                &'a self,
-                request: Request<$request>,
-            ) -> std::pin::Pin<Box<dyn Future<Output = Result<Response<$answer>, Status>> + Send + 'b>>
-            where
-                Self: 'b,
-            {
-                Box::pin(async move {
-                    let part = self.$part.of(&self.access, &request);
-                    let request = request.into_inner();
-                    let call = move || {
-                        let (part, request) = (part.clone(), request.clone());
-                        async move { part.$call(request).await }
-                    };
-                    self.guard.as_edit(call).await.map(Response::new).map_err(refusal)
-                })
-            }
-        )*
-    };
     ($way:ident: $($method:ident($request:ty) -> $answer:ty = $part:ident.$call:ident;)*) => {
         $(
             fn $method<'a: 'b, 'b>(
@@ -56,7 +48,7 @@ macro_rules! calls {
                 Box::pin(async move {
                     let part = self.$part.of(&self.access, &request);
                     let request = request.into_inner();
-                    let call = async move { part.$call(request).await };
+                    let call = made!($way, part.$call(request));
                     self.guard.$way(call).await.map(Response::new).map_err(refusal)
                 })
             }
