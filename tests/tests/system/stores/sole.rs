@@ -92,16 +92,15 @@ impl Held {
             name.starts_with(&prefix)
         };
         let lock = folders.find(own).unwrap().join("lock");
+        // Without a fork: a child that begins while this one is killed would keep the lock.
         let mut command = std::process::Command::new("flock");
-        Self(command.arg(lock).args(["sleep", "600"]).spawn().unwrap())
+        command.arg("--no-fork").arg(lock).args(["sleep", "600"]);
+        Self(command.spawn().unwrap())
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // flock and what it runs hold the lock together.
-        let id = self.0.id().to_string();
-        let _ = super::run("pkill", &["-KILL", "-P", &id]);
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
