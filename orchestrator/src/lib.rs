@@ -274,24 +274,12 @@ impl Orchestrator {
             hooks,
         } = preparation;
         let limits = Limits::of(&limits)?;
-        store.require_keys()?;
-        let digests = Arc::new(store.digest_key().await?);
-        let ahead = ahead.filter(|ahead| ahead.digests.is(&digests));
-        let interner = ahead.as_ref().map(|ahead| ahead.interner.clone());
-        let wiring = Wiring::new(
-            store,
-            shards,
-            digests,
-            interner.unwrap_or_default(),
-            connector,
-            reach,
-            hooks,
-        )
-        .await?;
+        let contents = load::contents(&store, &shards, ahead).await?;
+        let (wiring, followed) = Wiring::new(store, shards, contents, connector, reach, hooks);
         let registry = Arc::new(wiring.registry());
         let secrets = Arc::new(wiring.secrets());
         gauges::describe();
-        if let Err(error) = wiring.load(ahead, &registry, &secrets).await {
+        if let Err(error) = wiring.follow(followed, &registry, &secrets).await {
             // What has begun already ends with it.
             wiring.tasks.kill().await;
             return Err(error);

@@ -40,6 +40,8 @@ impl Records {
         digests: Arc<DigestKey>,
         clusters: Arc<Clusters>,
     ) -> Self {
+        let all = clusters.all();
+        let uncounted = all.iter().map(|cluster| cluster.uid()).collect();
         Self {
             store,
             shards,
@@ -47,7 +49,7 @@ impl Records {
             digests,
             clusters,
             changes: Arc::default(),
-            uncounted: Mutex::default(),
+            uncounted: Mutex::new(uncounted),
             written: Mutex::new(0),
         }
     }

@@ -2,11 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use drover_cluster::Interner;
+use drover_cluster::{Interner, NodeCounts};
 use drover_core::{Error, Reason, Result, Sym, Urgency};
 use drover_platforms::{Listener, Platforms, Registered, Registration, connect, follow};
 use drover_proto::orchestrator::v1 as pb;
-use drover_store::{Clock, Revision, Store};
+use drover_store::{Clock, PlatformRow, Revision, Store, Versioned};
 
 use crate::{
     fenced::of_a_part, intake::Intake, queue::Queue, rebind::Rebinder, records::Records,
@@ -33,15 +33,29 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    /// Loads the stored registrations at startup. The intake is told what their platforms show from then on.
-    pub(crate) async fn load(self: &Arc<Self>) -> Result<()> {
+    /// Follows the stored registrations at startup, with the numbers of nodes that clusters have on them. The intake is told
+    /// what their platforms show from then on.
+    pub(crate) fn load(
+        self: &Arc<Self>,
+        rows: Vec<Versioned<PlatformRow>>,
+        counts: &NodeCounts,
+    ) -> Result<()> {
         let intake: Arc<dyn Listener> = self.intake.clone();
         self.platforms.listen(Arc::downgrade(&intake));
-        for row in self.store.platforms().await? {
+        for row in rows {
             let registration = Registration::load(&row.value)?;
-            self.start(&row.value.name, registration, row.revision);
+            self.start_with(counts, &row.value.name, registration, row.revision);
         }
         Ok(())
+    }
+
+    /// The numbers of nodes that clusters have on each platform.
+    fn counts(&self) -> NodeCounts {
+        let mut counts = NodeCounts::default();
+        for cluster in self.records.clusters().all() {
+            counts.change(&cluster.lock().counts());
+        }
+        counts
     }
 
     fn start(
@@ -50,15 +64,20 @@ impl Registry {
         registration: Registration,
         revision: Revision,
     ) -> Arc<Registered> {
-        crate::gauges::platform(name);
-        let name: Sym = self.interner.get(name);
         // Recounted, because the task that counted before is gone.
-        let mut counts = (0, 0);
-        for cluster in self.records.clusters().all() {
-            let (total, sick) = cluster.lock().count_on(&name);
-            counts.0 += total;
-            counts.1 += sick;
-        }
+        self.start_with(&self.counts(), name, registration, revision)
+    }
+
+    fn start_with(
+        self: &Arc<Self>,
+        counts: &NodeCounts,
+        name: &str,
+        registration: Registration,
+        revision: Revision,
+    ) -> Arc<Registered> {
+        crate::gauges::platform(name);
+        let counts = counts.on(name);
+        let name: Sym = self.interner.get(name);
         let registered = self.platforms.add(name, registration, revision, counts);
         self.tasks.spawn(self.clone().followed(registered.clone()));
         registered

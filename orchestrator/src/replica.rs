@@ -11,6 +11,7 @@ mod lead;
 mod list;
 mod routing;
 mod sight;
+mod vacancy;
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,12 +24,12 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::{
     task::AbortHandle,
-    time::{Instant, sleep, timeout},
+    time::{Instant, timeout},
 };
 
-use self::fitness::Senses;
 pub(crate) use self::list::alone;
 pub use self::routing::Routing;
+use self::{fitness::Senses, vacancy::Vacancy};
 use crate::{
     Orchestrator, Preparation, Settings, VERSION,
     load::{self, Shelf},
@@ -37,8 +38,6 @@ use crate::{
 
 /// How old a standby's word about who leads may be.
 const LOOK: Duration = Duration::from_secs(1);
-/// Delay before a store that does not answer is asked again.
-const AGAIN: Duration = Duration::from_millis(500);
 /// How long work may take to its next stop before another replica leads.
 const HAND_OVER: Duration = Duration::from_millis(200);
 /// How long etcd may take to note that nobody leads.
@@ -46,8 +45,6 @@ const RELEASE: Duration = Duration::from_secs(2);
 /// How long the next leader is waited for, and how often it is looked for without being told.
 const NEXT: Duration = Duration::from_secs(3);
 const FOLLOWS: Duration = Duration::from_millis(50);
-/// How long a lead that nobody has is left to replicas that are fitter than this one.
-const GIVES_WAY: Duration = Duration::from_secs(2);
 
 /// What an orchestrator is called among those on the same etcd.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -160,33 +157,18 @@ impl Standby {
         })
     }
 
-    /// Waits until nobody leads any more, and nobody who is fitter takes the lead. While etcd does not answer nobody can
+    /// Waits until nobody leads any more, and nobody who had better takes the lead. While etcd does not answer nobody can
     /// take it, so that is waited for, too. `FENCED` if this replica's own lease ended meanwhile.
     ///
     /// # Errors
     /// The lease of this replica has ended: it is to be opened anew.
     pub async fn vacancy(&self) -> Result<()> {
-        let lost = self.store.lost();
-        let mut gave_way = false;
-        loop {
-            let vacancy = tokio::select! {
-                () = lost.cancelled() => {
-                    return Err(Error::new(Reason::Fenced, "the lease of this replica has ended"));
-                }
-                vacancy = self.store.vacancy() => vacancy,
-            };
-            match vacancy {
-                Ok(()) if !gave_way && self.is_outdone().await => {
-                    gave_way = true;
-                    sleep(GIVES_WAY).await;
-                }
-                Ok(()) => return Ok(()),
-                Err(error) => {
-                    tracing::warn!(%error, "the store does not answer");
-                    sleep(AGAIN).await;
-                }
-            }
-        }
+        let vacancy = Vacancy {
+            store: &self.store,
+            fitness: self.routing.fitness(),
+            shelf: &self.shelf,
+        };
+        vacancy.begins().await
     }
 
     /// Takes the lead, and begins to reconcile. `None` if another replica was quicker: this one goes on standing by.
@@ -222,11 +204,6 @@ impl Standby {
             }
             Err(error) => Err(self.without_lead(error).await),
         }
-    }
-
-    async fn is_outdone(&self) -> bool {
-        let fitness = self.routing.fitness();
-        fitness.outdone_now(&self.store).await.is_some()
     }
 
     /// Waits until this lead should end. Returns why.

@@ -118,6 +118,10 @@ impl Secrets {
     /// Stores the purpose of secrets that have none, derived from their users once these are loaded. Platforms take
     /// precedence, because their credentials are the most sensitive.
     pub(crate) async fn keep_purposes(&self, store: &Store, records: &Records) -> Result<()> {
+        let known = self.vault.all();
+        if known.iter().all(|(_, known)| known.is_given_purpose()) {
+            return Ok(());
+        }
         let mut named: BTreeMap<String, SecretPurpose> = BTreeMap::new();
         for cluster in self.clusters.by_name() {
             let inner = cluster.lock();

@@ -2,20 +2,20 @@
 
 use std::{sync::Arc, time::Duration};
 
-use drover_cluster::{Clusters, Interner};
+use drover_cluster::{Clusters, Interner, NodeCounts};
 use drover_core::{Result, Urgency};
 use drover_executor::{Executor, Hooks};
 use drover_platforms::{Connector, Platforms};
 use drover_probes::{Probes, Reach};
 use drover_secrets::Vault;
-use drover_store::{Clock, DigestKey, Shards, Store};
+use drover_store::{Clock, DigestKey, PlatformRow, Shards, Store, Versioned};
 
 use crate::{
     calls::Dispatcher,
     commit::Committer,
     expiry::Expiry,
     intake::Intake,
-    load::{self, Ahead},
+    load::Contents,
     observer::Observer,
     planning::Planner,
     queue::Queue,
@@ -66,19 +66,39 @@ pub(crate) struct Wiring {
     hooks: Hooks,
 }
 
+/// The platforms that the store has, with the numbers of nodes on each.
+pub(crate) struct Followed {
+    platforms: Vec<Versioned<PlatformRow>>,
+    counts: NodeCounts,
+}
+
 impl Wiring {
-    pub(crate) async fn new(
+    /// The parts, with what the store has. Returns besides what is to be followed, with [`Self::follow`].
+    pub(crate) fn new(
         store: Arc<Store>,
         shards: Shards,
-        digests: Arc<DigestKey>,
-        interner: Arc<Interner>,
+        contents: Contents,
         connector: Connector,
         reach: Reach,
         hooks: Hooks,
-    ) -> Result<Self> {
+    ) -> (Self, Followed) {
+        let Contents {
+            digests,
+            interner,
+            vault,
+            fleet,
+            tombstones: deleted,
+            platforms: registered,
+        } = contents;
         let clock = Arc::new(Clock::new(hooks.wall()));
-        let clusters = Arc::new(Clusters::default());
-        let vault = Arc::new(Vault::load(store.clone(), digests.clone()).await?);
+        let behind = clock.not_before(fleet.latest);
+        if behind > 0 {
+            tracing::warn!(
+                behind_ms = behind,
+                "the clock of this machine is behind what the store has recorded; time goes on from there"
+            );
+        }
+        let clusters = fleet.clusters;
         let platforms = Arc::new(Platforms::new(
             connector,
             vault.clone(),
@@ -100,9 +120,17 @@ impl Wiring {
             digests.clone(),
             clusters.clone(),
         ));
+        records.wrote(store.revision());
         let tombstones = Arc::new(Tombstones::default());
+        for (uid, tombstone) in deleted {
+            tombstones.load(uid, &tombstone.value);
+        }
         let tasks = Tasks::default();
-        Ok(Self {
+        let followed = Followed {
+            platforms: registered,
+            counts: fleet.counts,
+        };
+        let this = Self {
             executor: Arc::new(Executor {
                 clusters: clusters.clone(),
                 platforms: platforms.clone(),
@@ -139,20 +167,18 @@ impl Wiring {
             tasks,
             tombstones,
             hooks,
-        })
+        };
+        (this, followed)
     }
 
-    /// Loads what the store has.
-    pub(crate) async fn load(
+    /// Begins to follow the platforms that are registered.
+    pub(crate) async fn follow(
         &self,
-        ahead: Option<Ahead>,
+        followed: Followed,
         registry: &Arc<Registry>,
         secrets: &Secrets,
     ) -> Result<()> {
-        load::clusters(&self.store, &self.records, &self.clock, ahead).await?;
-        load::tombstones(&self.store, &self.tombstones).await?;
-        self.records.wrote(self.store.revision());
-        registry.load().await?;
+        registry.load(followed.platforms, &followed.counts)?;
         secrets.keep_purposes(&self.store, &self.records).await
     }
 

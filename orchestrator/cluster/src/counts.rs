@@ -21,9 +21,14 @@ impl NodeCounts {
     pub fn of<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Self {
         let mut counts = BTreeMap::<_, (i64, i64)>::new();
         for node in nodes {
-            let (total, sick) = counts.entry(node.platform.clone()).or_default();
-            *total += 1;
-            *sick += i64::from(is_troubled(node));
+            let sick = i64::from(is_troubled(node));
+            match counts.get_mut(&node.platform) {
+                Some(numbers) => {
+                    numbers.0 += 1;
+                    numbers.1 += sick;
+                }
+                None => drop(counts.insert(node.platform.clone(), (1, sick))),
+            }
         }
         Self(counts)
     }
@@ -41,6 +46,25 @@ impl NodeCounts {
         change
     }
 
+    /// Adds a change.
+    pub fn change(&mut self, by: &Self) {
+        for (platform, total, sick) in by.iter() {
+            match self.0.get_mut(platform) {
+                Some(numbers) => {
+                    numbers.0 += total;
+                    numbers.1 += sick;
+                }
+                None => drop(self.0.insert(platform.clone(), (total, sick))),
+            }
+        }
+    }
+
+    /// The numbers of nodes and of troubled nodes on a platform.
+    #[must_use]
+    pub fn on(&self, platform: &str) -> (i64, i64) {
+        self.0.get(platform).copied().unwrap_or_default()
+    }
+
     /// The platforms with their numbers of nodes and of troubled nodes.
     pub fn iter(&self) -> impl Iterator<Item = (&Sym, i64, i64)> {
         self.0
@@ -50,12 +74,10 @@ impl NodeCounts {
 }
 
 impl ClusterState {
-    /// Its numbers of nodes and of troubled nodes on a platform.
+    /// Its numbers of nodes and of troubled nodes.
     #[must_use]
-    pub fn count_on(&self, platform: &str) -> (i64, i64) {
-        let own = self.state.nodes.iter();
-        let counts = NodeCounts::of(own.filter(|node| *node.platform == *platform));
-        counts.0.get(platform).copied().unwrap_or_default()
+    pub fn counts(&self) -> NodeCounts {
+        NodeCounts::of(&self.state.nodes)
     }
 }
 
@@ -90,10 +112,15 @@ mod tests {
     fn a_change_names_the_platforms_that_have_changed_and_no_others() {
         let before = NodeCounts([("a".into(), (2, 1)), ("b".into(), (1, 0))].into());
         let after = NodeCounts([("a".into(), (2, 1)), ("c".into(), (3, 0))].into());
-        let change = before.until(after);
+        let mut numbers = before.clone();
+        let change = before.until(after.clone());
         assert_eq!(
             change.0,
             [("b".into(), (-1, 0)), ("c".into(), (3, 0))].into()
         );
+        numbers.change(&change);
+        for platform in ["a", "b", "c", "d"] {
+            assert_eq!(numbers.on(platform), after.on(platform), "{platform}");
+        }
     }
 }

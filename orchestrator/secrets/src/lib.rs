@@ -10,11 +10,15 @@ use bytes::Bytes;
 use drover_core::{Error, Reason, Result, spec::SecretRef};
 use drover_proto::orchestrator::v1::SecretPurpose;
 use drover_store::{DigestKey, Revision, Store};
+use futures::{TryStreamExt, stream};
 use parking_lot::RwLock;
 use prost::Message;
 
 pub use content::{Content, ContentKey, Known, KnownKey, word};
 pub use given::of_addon;
+
+/// Secrets that are read at the same time at the start.
+const READ_TOGETHER: usize = 16;
 
 /// All secrets: what is known of them without their content, and the way to read it.
 pub struct Vault {
@@ -41,11 +45,15 @@ impl Vault {
             digests,
             known: RwLock::default(),
         };
-        for row in vault.store.secrets().await? {
-            if let Some((content, revision)) = vault.content(&row.value).await? {
-                vault.put(&row.value, &content, revision);
-            }
-        }
+        let names = vault.store.secrets().await?.into_iter();
+        stream::iter(names.map(Ok::<_, Error>))
+            .try_for_each_concurrent(READ_TOGETHER, async |row| {
+                if let Some((content, revision)) = vault.content(&row.value).await? {
+                    vault.put(&row.value, &content, revision);
+                }
+                Ok(())
+            })
+            .await?;
         Ok(vault)
     }
 

@@ -1,14 +1,16 @@
 //! Decodes clusters while another replica leads, so that taking the lead decodes only what has changed just before.
 
-use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use drover_cluster::{Cluster, Interner};
+use drover_cluster::Interner;
 use drover_core::{Error, Result};
 use drover_store::{DigestKey, Keyring, Revision, Store, Unread};
 use futures::future::try_join_all;
 use parking_lot::Mutex;
 use tokio::time::sleep;
 use uuid::Uuid;
+
+use super::{Fleet, fleet::Loaded};
 
 /// Clusters that are decoded in one piece.
 const TOGETHER: usize = 256;
@@ -26,7 +28,9 @@ pub(crate) struct Ahead {
     pub(crate) digests: Arc<DigestKey>,
     /// The copy of the store that they are of.
     copy: u64,
-    clusters: HashMap<Uuid, Cluster>,
+    pub(crate) fleet: Fleet,
+    /// Whether all were decoded that do not change all the time.
+    pub(crate) caught_up: bool,
 }
 
 /// Where they are while nobody needs them. `None` before any was decoded.
@@ -42,12 +46,7 @@ pub(crate) async fn follow(store: Arc<Store>, keys: Option<PathBuf>, shelf: Shel
         }
         sleep(AGAIN).await;
     };
-    *shelf.lock() = Some(Ahead {
-        interner: Arc::default(),
-        digests,
-        copy: 0,
-        clusters: HashMap::new(),
-    });
+    *shelf.lock() = Some(Ahead::of_nothing(digests));
     loop {
         let begin = tokio::time::Instant::now();
         let decoded = tokio::task::spawn_blocking({
@@ -89,6 +88,7 @@ fn decode_some(store: &Store, shelf: &Mutex<Option<Ahead>>) -> Result<usize> {
         return Ok(0);
     };
     ahead.put(copy, decoded);
+    ahead.caught_up = ahead.copy != 0 && read.len() < TOGETHER;
     // Only now: what is on its way is still unread for whoever takes the lead meanwhile.
     let count = read.len();
     store.was_read(copy, read.into_iter());
@@ -96,7 +96,7 @@ fn decode_some(store: &Store, shelf: &Mutex<Option<Ahead>>) -> Result<usize> {
 }
 
 /// Each with its cluster, unless that is gone.
-type Decoded = Vec<(Uuid, Option<Cluster>)>;
+type Decoded = Vec<(Uuid, Option<Loaded>)>;
 
 fn decode(
     unread: Unread,
@@ -107,7 +107,7 @@ fn decode(
     let decoded = unread.clusters.into_iter().map(|(uid, revision, row)| {
         read.push((uid, revision));
         // Under which numbers it makes requests is known with the lead.
-        let cluster = row.map(|row| Cluster::load(row, 0, interner, digests));
+        let cluster = row.map(|row| Loaded::of(row, 0, interner, digests));
         Ok((uid, cluster.transpose()?))
     });
     let decoded = decoded.collect::<Result<_>>()?;
@@ -115,21 +115,31 @@ fn decode(
 }
 
 impl Ahead {
+    pub(crate) fn of_nothing(digests: Arc<DigestKey>) -> Self {
+        Self {
+            interner: Arc::default(),
+            digests,
+            copy: 0,
+            fleet: Fleet::default(),
+            caught_up: false,
+        }
+    }
+
     fn put(&mut self, copy: u64, decoded: Decoded) {
         if self.copy != copy {
             self.copy = copy;
-            self.clusters.clear();
+            self.fleet = Fleet::default();
         }
         for (uid, cluster) in decoded {
             match cluster {
-                Some(cluster) => self.clusters.insert(uid, cluster),
-                None => self.clusters.remove(&uid),
-            };
+                Some(cluster) => self.fleet.put(cluster),
+                None => self.fleet.remove(uid),
+            }
         }
     }
 
     /// All clusters, of which those that were not decoded ahead are decoded now. `None` if they are to be loaded.
-    pub(crate) async fn finish(mut self, store: &Store) -> Result<Option<Vec<Cluster>>> {
+    pub(crate) async fn finish(mut self, store: &Store) -> Result<Option<Self>> {
         let Some(unread) = store.load_unread(self.copy).await? else {
             return Ok(None);
         };
@@ -150,6 +160,6 @@ impl Ahead {
             let (decoded, _) = decoded?;
             self.put(copy, decoded);
         }
-        Ok(Some(self.clusters.into_values().collect()))
+        Ok(Some(self))
     }
 }

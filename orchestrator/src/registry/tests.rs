@@ -75,7 +75,8 @@ async fn a_stored_registration_is_followed_after_a_start_with_its_nodes_counted(
     register(&registry, "http://a").await;
     wiring.platforms.remove("p");
     orders(&wiring);
-    registry.load().await.unwrap();
+    let rows = wiring.store.platforms().await.unwrap();
+    registry.load(rows, &registry.counts()).unwrap();
     let p = wiring.platforms.get("p").unwrap();
     assert_eq!(p.platform.registration().spec, spec("http://a"));
     let shown = p.platform.to_proto(wiring.clock.now());

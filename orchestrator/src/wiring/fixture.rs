@@ -20,20 +20,11 @@ impl Wiring {
     pub(crate) async fn over(backend: Arc<dyn Backend>) -> Self {
         let store = Arc::new(Store::open(backend).await.unwrap());
         let shards = store.take_all().await.unwrap();
-        let digests = Arc::new(store.digest_key().await.unwrap());
+        let contents = crate::load::contents(&store, &shards, None).await.unwrap();
         let connector: Connector =
             Arc::new(|_, _| Err(drover_core::Error::unavailable("there is no network here")));
-        Self::new(
-            store,
-            shards,
-            digests,
-            Arc::default(),
-            connector,
-            Reach::default(),
-            Hooks::default(),
-        )
-        .await
-        .unwrap()
+        let (reach, hooks) = (Reach::default(), Hooks::default());
+        Self::new(store, shards, contents, connector, reach, hooks).0
     }
 
     /// A platform that is registered in memory only.

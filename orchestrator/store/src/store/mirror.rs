@@ -33,6 +33,9 @@ const AHEAD: usize = 2;
 /// How long a cluster has to stay as it is before it is worth decoding.
 const SETTLES: Duration = Duration::from_secs(1);
 
+/// Delay before what the mirror had is discarded.
+const DISCARDS: Duration = Duration::from_secs(5);
+
 type Rows = BTreeMap<Key, (Bytes, Revision)>;
 
 /// Clusters of which a reader has not told that it knows their present state.
@@ -136,8 +139,11 @@ impl Mirror {
         };
         drop(self);
         let unread = held.rows_of(held.unread.iter());
-        // Many small pieces.
-        tokio::task::spawn_blocking(move || drop(held));
+        // Many small pieces, which whoever begins to lead has no time for.
+        tokio::spawn(async move {
+            sleep(DISCARDS).await;
+            let _ = tokio::task::spawn_blocking(move || drop(held)).await;
+        });
         unread.map(Ok)
     }
 

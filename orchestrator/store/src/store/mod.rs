@@ -88,6 +88,8 @@ pub struct Store {
     id: Uuid,
     replica: Me,
     holding: Arc<Holding>,
+    /// Epochs as they were read when another replica led.
+    epochs: Mutex<Option<own::Epochs>>,
     feed: Arc<Feed>,
     tasks: Vec<JoinHandle<()>>,
     /// Keys that encrypt secrets and user data. If unset, there are no secrets, and user data is stored unencrypted.
@@ -129,6 +131,7 @@ impl Store {
             id,
             replica,
             holding,
+            epochs: Mutex::default(),
             feed,
             tasks,
             keys: OnceLock::new(),

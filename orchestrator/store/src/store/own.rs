@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use drover_core::{Error, Reason, Result};
-use futures::future::try_join_all;
+use futures::{future::try_join_all, try_join};
 use prost::Message;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -27,7 +27,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Number of shards that clusters are distributed over. Part of the stored format.
 pub const SHARDS: u8 = 64;
 
-/// Shards that are taken and given up in one transaction. Each is two of what a transaction may expect and do.
+/// Shards that are taken in one transaction. Each is two of what a transaction may expect and do.
 const TOGETHER: usize = 32;
 
 /// Requests that a process may make for one cluster per ms of its life without reaching the sequence numbers of the
@@ -115,6 +115,20 @@ const OUT_OF_TOUCH: &str =
 
 const LOST: &str = "the lease of this replica has ended, and with it its lead";
 
+/// Epochs by shard, with the revision of each.
+pub(super) type Epochs = HashMap<u8, Versioned<Epoch>>;
+
+fn all_epochs() -> Range {
+    Range::prefix(&keys::kind(b'e'))
+}
+
+/// What became of a claim.
+enum Taken {
+    All(Vec<Owned>),
+    /// There were later claims than those that it knew of.
+    Since,
+}
+
 /// Ownership of all shards.
 #[derive(Clone, Debug)]
 pub struct Shards(Vec<Owned>);
@@ -143,7 +157,7 @@ impl Store {
         }
         let epochs = Range::one(&Name::Epoch(shard).into());
         let epochs = self.epochs(epochs).await?;
-        let taken = self.take_some(&[shard], &epochs).await?;
+        let taken = self.take_some(&[shard], epochs).await?;
         let owned = taken.into_iter().next();
         owned.ok_or_else(|| Error::internal("a shard was taken, and is not there"))
     }
@@ -151,27 +165,31 @@ impl Store {
     /// Takes all shards, and with them the lead: from then on every write of this process is refused once another has
     /// taken them. `NOT_LEADER` if another replica has them.
     pub async fn take_all(&self) -> Result<Shards> {
-        let epochs = self.epochs(Range::prefix(&keys::kind(b'e'))).await?;
+        let known = self.epochs.lock().take();
+        let epochs = match known {
+            Some(epochs) => epochs,
+            None => self.epochs(all_epochs()).await?,
+        };
         let all: Vec<u8> = (0..SHARDS).collect();
         let mut parts = all.chunks(TOGETHER);
         // Who has the first has them all, so that two that begin at the same time do not get a part each.
         let mut shards = match parts.next() {
-            Some(first) => self.take_some(first, &epochs).await?,
+            Some(first) => self.take_some(first, epochs.clone()).await?,
             None => Vec::new(),
         };
-        let rest = try_join_all(parts.map(|part| self.take_some(part, &epochs))).await?;
+        let rest = try_join_all(parts.map(|part| self.take_some(part, epochs.clone())));
+        // Another replica may have changed it since this one has opened the store.
+        let (rest, meta) = try_join!(rest, super::read_meta(&*self.backend))?;
         shards.extend(rest.into_iter().flatten());
         if let Some(first) = shards.first() {
             self.led.lead(first.fence.clone());
         }
-        // Another replica may have changed it since this one has opened the store.
-        let meta = super::read_meta(&*self.backend).await?;
         *self.meta.lock() = meta.ok_or_else(|| super::damaged(&Name::Meta.into()))?;
         Ok(Shards(shards))
     }
 
     /// Epochs by shard, with the revision of each.
-    async fn epochs(&self, range: Range) -> Result<HashMap<u8, Versioned<Epoch>>> {
+    async fn epochs(&self, range: Range) -> Result<Epochs> {
         let entries = self.backend.scan(range, PAGE).await?.collect().await?;
         let mut epochs = HashMap::new();
         for entry in entries {
@@ -182,12 +200,17 @@ impl Store {
         Ok(epochs)
     }
 
-    /// Takes these shards in one transaction, all or none.
-    async fn take_some(
-        &self,
-        shards: &[u8],
-        epochs: &HashMap<u8, Versioned<Epoch>>,
-    ) -> Result<Vec<Owned>> {
+    /// Takes these shards in one transaction, all or none. The epochs may be those of earlier claims than the last ones.
+    async fn take_some(&self, shards: &[u8], mut epochs: Epochs) -> Result<Vec<Owned>> {
+        loop {
+            match self.take_at(shards, &epochs).await? {
+                Taken::All(owned) => return Ok(owned),
+                Taken::Since => epochs = self.epochs(all_epochs()).await?,
+            }
+        }
+    }
+
+    async fn take_at(&self, shards: &[u8], epochs: &Epochs) -> Result<Taken> {
         let id = new_txn_id();
         let owner = |shard: u8| -> Key { Name::Owner(shard).into() };
         let mut txn = Txn::default();
@@ -213,7 +236,7 @@ impl Store {
             claimed.push((shard, next));
         }
         let Some(&(first, _)) = claimed.first() else {
-            return Ok(Vec::new());
+            return Ok(Taken::All(Vec::new()));
         };
         let marker = Marker {
             key: owner(first),
@@ -221,6 +244,9 @@ impl Store {
         };
         let made_at = match commit::commit(&*self.backend, txn, Lane::Urgent, &marker).await {
             Ok(made_at) => made_at,
+            Err(CommitError::Conflict(key)) if matches!(key.parse(), Some(Name::Epoch(_))) => {
+                return Ok(Taken::Since);
+            }
             Err(CommitError::Conflict(_)) => {
                 let message = format!("shard {first} is owned by another replica");
                 return Err(Error::new(Reason::NotLeader, message));
@@ -236,7 +262,7 @@ impl Store {
             },
             holding: Arc::clone(&self.holding),
         };
-        Ok(claimed.into_iter().map(owned).collect())
+        Ok(Taken::All(claimed.into_iter().map(owned).collect()))
     }
 
     /// Waits until nobody has the lead. It may be taken by another replica in the meantime.
@@ -249,10 +275,17 @@ impl Store {
                 return Ok(());
             }
             let mut watch = self.backend.watch(revision).await?;
-            let gone = |batch: &Batch| batch.changes.iter().any(|change| change.key == key);
+            // One read less for whoever takes it.
+            let epochs = self.epochs(all_epochs()).await?;
+            *self.epochs.lock() = Some(epochs);
+            let gone = |batch: &Batch| {
+                let mut changes = batch.changes.iter();
+                changes.any(|change| change.key == key && change.value.is_none())
+            };
             loop {
                 match watch.next().await {
-                    Ok(batch) if gone(&batch) => break,
+                    // Whoever takes it finds out if somebody was quicker.
+                    Ok(batch) if gone(&batch) => return Ok(()),
                     Ok(_) => {}
                     Err(WatchEnd::Compacted) => break,
                     Err(WatchEnd::Closed) => sleep(LOOK_AGAIN).await,
@@ -299,22 +332,18 @@ impl Store {
     /// on, so [`Self::in_touch`] is an error.
     pub async fn release_all(&self, shards: &Shards) -> Result<()> {
         self.holding.release();
-        // Whoever takes the first takes all, so it is among the last to become free.
-        for part in shards.all().chunks(TOGETHER).rev() {
-            let mut txn = Txn::default();
-            for owned in part {
-                let fence = &owned.fence;
-                txn = txn
-                    .expect(fence.key.clone(), Expect::Revision(fence.made_at))
-                    .delete(fence.key.clone());
-            }
-            match self.backend.commit(txn, Lane::Urgent).await {
-                // They have one lease, so that none is ours any more if one is not.
-                Ok(_) | Err(CommitError::Conflict(_)) => {}
-                Err(error) => return Err(error.into()),
-            }
+        let mut txn = Txn::default();
+        for owned in shards.all() {
+            let fence = &owned.fence;
+            txn = txn
+                .expect(fence.key.clone(), Expect::Revision(fence.made_at))
+                .delete(fence.key.clone());
         }
-        Ok(())
+        match self.backend.commit(txn, Lane::Urgent).await {
+            // They have one lease, so that none is ours any more if one is not.
+            Ok(_) | Err(CommitError::Conflict(_)) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Gives up a shard, so that another replica can take it immediately. None of its work may be in flight any more.

@@ -113,12 +113,16 @@ impl Store {
     ///
     /// It cannot be read, or is encrypted with other keys.
     pub async fn present_digest_key(&self, keys: Option<&Keyring>) -> Result<Option<DigestKey>> {
-        let nobody = Uuid::nil();
-        let Some(name) = self.user_data_digests(nobody).await?.into_iter().min() else {
-            return Ok(None);
-        };
-        let key = Name::UserData(nobody, name.clone()).into();
-        let Some(entry) = self.backend.get(&key).await? else {
+        let entries = Range::prefix(&keys::user_data(Uuid::nil()));
+        let entries = self.backend.scan(entries, LOOK).await?.collect().await?;
+        let named = entries
+            .into_iter()
+            .filter_map(|entry| match entry.key.parse() {
+                Some(Name::UserData(_, name)) => Some((name, entry)),
+                _ => None,
+            });
+        // If two were created at the same time, the first by name counts.
+        let Some((name, entry)) = named.min_by(|(a, _), (b, _)| a.cmp(b)) else {
             return Ok(None);
         };
         opened(keys, &entry, &name).map(|key| Some(DigestKey::new(&key)))
@@ -133,12 +137,8 @@ impl Store {
     pub async fn digest_key(&self) -> Result<DigestKey> {
         let nobody = Uuid::nil();
         for _ in 0..2 {
-            // If two were created at the same time, the first by name counts.
-            let known = self.user_data_digests(nobody).await?;
-            if let Some(name) = known.into_iter().min() {
-                let key = self.user_data(nobody, &name).await?;
-                let key = key.ok_or_else(|| damaged(&Name::UserData(nobody, name).into()))?;
-                return Ok(DigestKey::new(&key));
+            if let Some(key) = self.present_digest_key(self.keys.get()).await? {
+                return Ok(key);
             }
             let key = Bytes::copy_from_slice(&crate::seal::new_key()?);
             let name = digest(&key);

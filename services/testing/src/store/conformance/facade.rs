@@ -280,6 +280,35 @@ pub async fn shards_have_one_owner_whose_epoch_grows(make: Make<'_>) {
     assert_eq!(reason(two.take_shard(SHARDS)).await, Reason::Internal);
 }
 
+/// Also over the epochs that others have had since it began to wait for the lead.
+pub async fn who_has_waited_for_the_lead_has_it_under_a_higher_epoch(make: Make<'_>) {
+    let Subject { backend, _keep } = make();
+    for _ in 0..3 {
+        let (leads, waits, quick) = (
+            open(&backend).await,
+            open(&backend).await,
+            open(&backend).await,
+        );
+        let shards = leads.take_all().await.unwrap();
+        let (vacant, between) = tokio::join!(waits.vacancy(), async {
+            tokio::task::yield_now().await;
+            leads.release_all(&shards).await.unwrap();
+            let between = quick.take_all().await.unwrap();
+            assert_eq!(reason(waits.take_all()).await, Reason::NotLeader);
+            quick.release_all(&between).await.unwrap();
+            between
+        });
+        vacant.unwrap();
+        let taken = waits.take_all().await.unwrap();
+        for (before, after) in between.all().iter().zip(taken.all()) {
+            assert!(before.epoch() < after.epoch());
+            assert_eq!(before.shard(), after.shard());
+        }
+        waits.confirm(&taken).await.unwrap();
+        waits.release_all(&taken).await.unwrap();
+    }
+}
+
 /// A lease can end before its holder can know, which then finds out by looking.
 pub async fn a_lease_that_ended_early_is_found_out_by_looking(make: Make<'_>) {
     let Subject { backend, _keep } = make();

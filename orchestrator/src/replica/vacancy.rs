@@ -1,0 +1,184 @@
+//! Waits for a lead that nobody has, and leaves it to whoever had better have it.
+
+use std::time::Duration;
+
+use drover_core::{Error, Reason, Result};
+use drover_store::Store;
+use tokio::time::{sleep, timeout};
+
+use super::fitness::Fitness;
+use crate::load::Shelf;
+
+/// Delay before a store that does not answer is asked again.
+const AGAIN: Duration = Duration::from_millis(500);
+/// How long a lead that nobody has is left to replicas that are fitter than this one.
+const GIVES_WAY: Duration = Duration::from_secs(2);
+/// The same for those that have read all clusters already, and how often it is looked whether one has taken it.
+const READS: Duration = Duration::from_millis(200);
+const LOOK: Duration = Duration::from_millis(20);
+
+pub(super) struct Vacancy<'a> {
+    pub(super) store: &'a Store,
+    pub(super) fitness: &'a Fitness,
+    pub(super) shelf: &'a Shelf,
+}
+
+impl Vacancy<'_> {
+    /// Waits until this replica should take the lead. While etcd does not answer nobody can take it, so that is waited for,
+    /// too.
+    ///
+    /// # Errors
+    /// `FENCED`: the lease of this replica has ended.
+    pub(super) async fn begins(&self) -> Result<()> {
+        let lost = self.store.lost();
+        let (mut gave_way, mut waited) = (false, false);
+        loop {
+            let vacancy = tokio::select! {
+                () = lost.cancelled() => {
+                    return Err(Error::new(Reason::Fenced, "the lease of this replica has ended"));
+                }
+                vacancy = self.store.vacancy() => vacancy,
+            };
+            match vacancy {
+                Ok(()) if !gave_way && self.is_outdone().await => {
+                    gave_way = true;
+                    sleep(GIVES_WAY).await;
+                }
+                Ok(()) if !waited && !self.has_caught_up() && !self.is_alone().await => {
+                    // Whoever has taken it may lose it again.
+                    waited = !self.is_taken().await;
+                }
+                Ok(()) => return Ok(()),
+                Err(error) => {
+                    tracing::warn!(%error, "the store does not answer");
+                    sleep(AGAIN).await;
+                }
+            }
+        }
+    }
+
+    async fn is_outdone(&self) -> bool {
+        self.fitness.outdone_now(self.store).await.is_some()
+    }
+
+    /// Whether only clusters that have changed just before would be decoded with the lead.
+    fn has_caught_up(&self) -> bool {
+        let shelf = self.shelf.lock();
+        shelf.as_ref().is_some_and(|ahead| ahead.caught_up)
+    }
+
+    async fn is_alone(&self) -> bool {
+        let replicas = self.store.replicas().await;
+        replicas.is_ok_and(|replicas| replicas.iter().all(|it| it.is_this))
+    }
+
+    /// Waits until another replica leads, this one has caught up, or it has taken long enough. Returns whether one leads.
+    async fn is_taken(&self) -> bool {
+        let taken = async {
+            while !self.has_caught_up() {
+                if matches!(self.store.leader().await, Ok(Some(_))) {
+                    return true;
+                }
+                sleep(LOOK).await;
+            }
+            false
+        };
+        timeout(READS, taken).await.unwrap_or(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bytes::Bytes;
+    use drover_store::{Backend, Me, Shards};
+    use drover_testing::store::MemoryBackend;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::load::Ahead;
+
+    struct Site {
+        store: Arc<Store>,
+        fitness: Fitness,
+        shelf: Shelf,
+    }
+
+    async fn site(backend: &Arc<MemoryBackend>, name: &str) -> Site {
+        let me = Me {
+            name: name.to_owned(),
+            address: String::new(),
+            version: String::new(),
+            key: Bytes::new(),
+        };
+        let backend: Arc<dyn Backend> = backend.clone();
+        Site {
+            store: Arc::new(Store::open_as(backend, me).await.unwrap()),
+            fitness: Fitness::default(),
+            shelf: Shelf::default(),
+        }
+    }
+
+    impl Site {
+        async fn begins(&self) -> Result<()> {
+            let vacancy = Vacancy {
+                store: &self.store,
+                fitness: &self.fitness,
+                shelf: &self.shelf,
+            };
+            vacancy.begins().await
+        }
+
+        async fn catches_up(&self) {
+            let digests = Arc::new(self.store.digest_key().await.unwrap());
+            *self.shelf.lock() = Some(Ahead::of_nothing(digests));
+            self.shelf.lock().as_mut().unwrap().caught_up = true;
+        }
+
+        async fn leads(&self) -> Shards {
+            self.store.take_all().await.unwrap()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_yet_to_read_leaves_the_lead_to_others_for_a_moment() {
+        let backend = Arc::new(MemoryBackend::new());
+        let (a, b) = (site(&backend, "a").await, site(&backend, "b").await);
+        let began = Instant::now();
+        a.begins().await.unwrap();
+        assert!(began.elapsed() >= READS && began.elapsed() < READS * 2);
+        a.catches_up().await;
+        let began = Instant::now();
+        a.begins().await.unwrap();
+        assert_eq!(began.elapsed(), Duration::ZERO, "it has read everything");
+
+        // The other one takes it first, and is awaited.
+        let (shards, stands_by) = (b.leads().await, site(&backend, "c").await);
+        let next = async {
+            sleep(LOOK).await;
+            b.store.release_all(&shards).await.unwrap();
+            sleep(LOOK).await;
+            let shards = a.leads().await;
+            sleep(READS * 10).await;
+            a.store.release_all(&shards).await.unwrap();
+            Instant::now()
+        };
+        let (began, (free, begun)) = (
+            Instant::now(),
+            tokio::join!(next, async {
+                stands_by.begins().await.unwrap();
+                Instant::now()
+            }),
+        );
+        assert!(begun >= free && begun - began >= READS * 10, "somebody led");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_alone_waits_for_nobody() {
+        let a = site(&Arc::new(MemoryBackend::new()), "a").await;
+        let began = Instant::now();
+        a.begins().await.unwrap();
+        assert_eq!(began.elapsed(), Duration::ZERO);
+    }
+}
