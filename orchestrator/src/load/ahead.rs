@@ -29,8 +29,6 @@ pub(crate) struct Ahead {
     /// The copy of the store that they are of.
     copy: u64,
     pub(crate) fleet: Fleet,
-    /// Whether all were decoded that do not change all the time.
-    pub(crate) caught_up: bool,
 }
 
 /// Where they are while nobody needs them. `None` before any was decoded.
@@ -88,7 +86,6 @@ fn decode_some(store: &Store, shelf: &Mutex<Option<Ahead>>) -> Result<usize> {
         return Ok(0);
     };
     ahead.put(copy, decoded);
-    ahead.caught_up = ahead.copy != 0 && read.len() < TOGETHER;
     // Only now: what is on its way is still unread for whoever takes the lead meanwhile.
     let count = read.len();
     store.was_read(copy, read.into_iter());
@@ -115,14 +112,18 @@ fn decode(
 }
 
 impl Ahead {
-    pub(crate) fn of_nothing(digests: Arc<DigestKey>) -> Self {
+    fn of_nothing(digests: Arc<DigestKey>) -> Self {
         Self {
             interner: Arc::default(),
             digests,
             copy: 0,
             fleet: Fleet::default(),
-            caught_up: false,
         }
+    }
+
+    /// Whether only clusters that have changed just before would be decoded with the lead.
+    pub(crate) fn has_caught_up(&self, store: &Store) -> bool {
+        store.is_read(self.copy, TOGETHER)
     }
 
     fn put(&mut self, copy: u64, decoded: Decoded) {

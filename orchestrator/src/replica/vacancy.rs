@@ -44,7 +44,7 @@ impl Vacancy<'_> {
                     gave_way = true;
                     sleep(GIVES_WAY).await;
                 }
-                Ok(()) if !waited && !self.has_caught_up() && !self.is_alone().await => {
+                Ok(()) if !waited && !self.has_caught_up() => {
                     // Whoever has taken it may lose it again.
                     waited = !self.is_taken().await;
                 }
@@ -61,10 +61,11 @@ impl Vacancy<'_> {
         self.fitness.outdone_now(self.store).await.is_some()
     }
 
-    /// Whether only clusters that have changed just before would be decoded with the lead.
     fn has_caught_up(&self) -> bool {
         let shelf = self.shelf.lock();
-        shelf.as_ref().is_some_and(|ahead| ahead.caught_up)
+        shelf
+            .as_ref()
+            .is_some_and(|ahead| ahead.has_caught_up(self.store))
     }
 
     async fn is_alone(&self) -> bool {
@@ -72,9 +73,13 @@ impl Vacancy<'_> {
         replicas.is_ok_and(|replicas| replicas.iter().all(|it| it.is_this))
     }
 
-    /// Waits until another replica leads, this one has caught up, or it has taken long enough. Returns whether one leads.
+    /// Waits until another replica leads, if there is one, this one has caught up, or it has taken long enough. Returns whether
+    /// one leads.
     async fn is_taken(&self) -> bool {
         let taken = async {
+            if self.is_alone().await {
+                return false;
+            }
             while !self.has_caught_up() {
                 if matches!(self.store.leader().await, Ok(Some(_))) {
                     return true;
@@ -97,7 +102,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::load::Ahead;
+    use crate::load;
 
     struct Site {
         store: Arc<Store>,
@@ -131,9 +136,18 @@ mod tests {
         }
 
         async fn catches_up(&self) {
-            let digests = Arc::new(self.store.digest_key().await.unwrap());
-            *self.shelf.lock() = Some(Ahead::of_nothing(digests));
-            self.shelf.lock().as_mut().unwrap().caught_up = true;
+            self.store.digest_key().await.unwrap();
+            self.store.read_ahead();
+            let caught_up = async {
+                let is_read = |ahead: &load::Ahead| ahead.has_caught_up(&self.store);
+                while !self.shelf.lock().as_ref().is_some_and(is_read) {
+                    sleep(LOOK).await;
+                }
+            };
+            tokio::select! {
+                () = load::follow(self.store.clone(), None, self.shelf.clone()) => {}
+                () = caught_up => {}
+            }
         }
 
         async fn leads(&self) -> Shards {

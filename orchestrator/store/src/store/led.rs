@@ -69,6 +69,14 @@ impl Led {
             .transpose()
     }
 
+    /// Whether nearly all of that copy, the present one, was read: fewer clusters than `most` are unread.
+    pub(super) fn is_read(&self, copy: u64, most: usize) -> bool {
+        let mirror = self.mirror.lock();
+        mirror
+            .as_ref()
+            .is_some_and(|mirror| mirror.is_read(copy, most))
+    }
+
     pub(super) fn was_read(&self, copy: u64, clusters: impl Iterator<Item = (Uuid, Revision)>) {
         if let Some(mirror) = &*self.mirror.lock() {
             mirror.was_read(copy, clusters);
@@ -103,8 +111,10 @@ impl Led {
         let Some(mirror) = self.mirror.lock().take() else {
             return Ok(None);
         };
+        // It may see what is written after that answer.
+        let at = mirror.revision();
         let newest = self.scan_now(Range::one(&Name::Meta.into()), 1).await?;
-        Ok(Some(mirror).filter(|mirror| mirror.revision() <= newest.revision()))
+        Ok(Some(mirror).filter(|_| at <= newest.revision()))
     }
 
     /// A member of etcd that stood still can answer of the past before 3.4.42, 3.5.28 and 3.6.9, though it is asked for the
@@ -123,10 +133,17 @@ impl Led {
         ))
     }
 
+    /// Answers of before this revision are of the past.
+    pub(super) fn wrote(&self, revision: Revision) {
+        if !self.inner.info().exclusive {
+            self.written.fetch_max(revision, Ordering::AcqRel);
+        }
+    }
+
     /// Adds this fence to every transaction that has none. Nothing else can write to an exclusive backend.
     pub(super) fn lead(&self, claim: Fence) {
+        self.wrote(claim.made_at);
         if !self.inner.info().exclusive {
-            self.written.fetch_max(claim.made_at, Ordering::AcqRel);
             let _ = self.claim.set(claim);
         }
     }

@@ -101,6 +101,14 @@ impl Mirror {
         held.rows_of(settled.take(most))
     }
 
+    /// Whether fewer clusters of that copy, the present one, are unread than `most`, besides those that change all the time.
+    pub(super) fn is_read(&self, copy: u64, most: usize) -> bool {
+        let held = self.copy.held.lock();
+        let settled = held.unread.values();
+        let settled = settled.filter(|(_, at)| at.elapsed() >= SETTLES);
+        held.revision != 0 && held.copy == copy && settled.take(most).count() < most
+    }
+
     /// The reader knows these clusters now.
     pub(super) fn was_read(&self, copy: u64, clusters: impl Iterator<Item = (Uuid, Revision)>) {
         let mut held = self.copy.held.lock();

@@ -164,6 +164,12 @@ impl Store {
         self.led.unread(most)
     }
 
+    /// Whether the reader has read all of that copy but fewer than `most`, and but what changes all the time.
+    #[must_use]
+    pub fn is_read(&self, copy: u64, most: usize) -> bool {
+        self.led.is_read(copy, most)
+    }
+
     /// The reader has read these, with these revisions, from that copy.
     pub fn was_read(&self, copy: u64, clusters: impl Iterator<Item = (Uuid, Revision)>) {
         self.led.was_read(copy, clusters);

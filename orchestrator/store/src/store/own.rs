@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use drover_core::{Error, Reason, Result};
-use futures::{future::try_join_all, try_join};
+use futures::try_join;
 use prost::Message;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -23,6 +23,9 @@ use crate::{
 
 /// Delay before a lost watch is opened again.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Attempts to take shards whose epochs turn out to be others than was known.
+const CLAIMS: u32 = 5;
 
 /// Number of shards that clusters are distributed over. Part of the stored format.
 pub const SHARDS: u8 = 64;
@@ -115,6 +118,14 @@ const OUT_OF_TOUCH: &str =
 
 const LOST: &str = "the lease of this replica has ended, and with it its lead";
 
+/// Whoever has a part of the lead has to give it up: nobody else can lead meanwhile.
+fn half_taken(error: Error) -> Error {
+    match error.reason() {
+        Reason::NotLeader => Error::unavailable("another replica has a part of the lead"),
+        _ => error,
+    }
+}
+
 /// Epochs by shard, with the revision of each.
 pub(super) type Epochs = HashMap<u8, Versioned<Epoch>>;
 
@@ -156,17 +167,18 @@ impl Store {
             )));
         }
         let epochs = Range::one(&Name::Epoch(shard).into());
-        let epochs = self.epochs(epochs).await?;
-        let taken = self.take_some(&[shard], epochs).await?;
+        let mut epochs = self.epochs(epochs).await?;
+        let taken = self.take_some(&[shard], &mut epochs).await?;
         let owned = taken.into_iter().next();
         owned.ok_or_else(|| Error::internal("a shard was taken, and is not there"))
     }
 
     /// Takes all shards, and with them the lead: from then on every write of this process is refused once another has
-    /// taken them. `NOT_LEADER` if another replica has them.
+    /// taken them. `NOT_LEADER` if another replica has them. After another error it may have a part of them, until it
+    /// resigns.
     pub async fn take_all(&self) -> Result<Shards> {
         let known = self.epochs.lock().take();
-        let epochs = match known {
+        let mut epochs = match known {
             Some(epochs) => epochs,
             None => self.epochs(all_epochs()).await?,
         };
@@ -174,13 +186,23 @@ impl Store {
         let mut parts = all.chunks(TOGETHER);
         // Who has the first has them all, so that two that begin at the same time do not get a part each.
         let mut shards = match parts.next() {
-            Some(first) => self.take_some(first, epochs.clone()).await?,
+            Some(first) => self.take_some(first, &mut epochs).await?,
             None => Vec::new(),
         };
-        let rest = try_join_all(parts.map(|part| self.take_some(part, epochs.clone())));
+        if let Some(first) = shards.first() {
+            self.led.wrote(first.fence.made_at);
+        }
+        let rest = async {
+            let mut taken = Vec::new();
+            for part in parts {
+                let part = self.take_some(part, &mut epochs).await;
+                taken.extend(part.map_err(half_taken)?);
+            }
+            Ok(taken)
+        };
         // Another replica may have changed it since this one has opened the store.
         let (rest, meta) = try_join!(rest, super::read_meta(&*self.backend))?;
-        shards.extend(rest.into_iter().flatten());
+        shards.extend(rest);
         if let Some(first) = shards.first() {
             self.led.lead(first.fence.clone());
         }
@@ -201,13 +223,19 @@ impl Store {
     }
 
     /// Takes these shards in one transaction, all or none. The epochs may be those of earlier claims than the last ones.
-    async fn take_some(&self, shards: &[u8], mut epochs: Epochs) -> Result<Vec<Owned>> {
-        loop {
-            match self.take_at(shards, &epochs).await? {
+    async fn take_some(&self, shards: &[u8], epochs: &mut Epochs) -> Result<Vec<Owned>> {
+        for attempt in 0..CLAIMS {
+            if attempt > 1 {
+                sleep(LOOK_AGAIN).await;
+            }
+            match self.take_at(shards, epochs).await? {
                 Taken::All(owned) => return Ok(owned),
-                Taken::Since => epochs = self.epochs(all_epochs()).await?,
+                Taken::Since => *epochs = self.epochs(all_epochs()).await?,
             }
         }
+        Err(Error::unavailable(
+            "the epochs of the shards are others each time that they are read",
+        ))
     }
 
     async fn take_at(&self, shards: &[u8], epochs: &Epochs) -> Result<Taken> {
@@ -279,6 +307,7 @@ impl Store {
             let epochs = self.epochs(all_epochs()).await?;
             *self.epochs.lock() = Some(epochs);
             let gone = |batch: &Batch| {
+                self.note_epochs(batch);
                 let mut changes = batch.changes.iter();
                 changes.any(|change| change.key == key && change.value.is_none())
             };
@@ -290,6 +319,28 @@ impl Store {
                     Err(WatchEnd::Compacted) => break,
                     Err(WatchEnd::Closed) => sleep(LOOK_AGAIN).await,
                 }
+            }
+        }
+    }
+
+    /// Follows the epochs that were read.
+    fn note_epochs(&self, batch: &Batch) {
+        let of_epochs = keys::kind(b'e');
+        let mut known = self.epochs.lock();
+        let Some(epochs) = known.as_mut() else {
+            return;
+        };
+        for change in &batch.changes {
+            if change.key.as_bytes().starts_with(of_epochs.as_bytes())
+                && let Some(Name::Epoch(shard)) = change.key.parse()
+                && let Some(value) = &change.value
+                && let Ok(value) = Epoch::decode(value.clone())
+                && epochs
+                    .get(&shard)
+                    .is_none_or(|known| known.revision < batch.revision)
+            {
+                let revision = batch.revision;
+                epochs.insert(shard, Versioned { value, revision });
             }
         }
     }

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -15,6 +15,7 @@ use drover_store::{
     Backend, ClusterRow, Finish, Lane, Revision, Step, Store, Unread,
     backend::{CommitError, Info, Lease, LeaseId, Range, Scan, Txn},
     history::Watch,
+    keys::Name,
 };
 use drover_testing::{
     store::{
@@ -25,6 +26,7 @@ use drover_testing::{
 };
 use tokio::{
     sync::mpsc,
+    task::yield_now,
     time::{Instant, sleep, timeout},
 };
 use uuid::Uuid;
@@ -36,6 +38,19 @@ struct Counting {
     ranges: AtomicUsize,
     /// Revisions that were lost: what is read of one key is of so many before.
     lost: AtomicU64,
+    /// Somebody writes just after one key was read, and everybody hears of it before the answer comes.
+    overtaken: AtomicBool,
+}
+
+impl Counting {
+    async fn is_overtaken(&self) {
+        let key = Name::Secret("new".to_owned()).into();
+        let txn = Txn::default().put(key, Vec::new());
+        self.inner.commit(txn, Lane::Urgent).await.unwrap();
+        for _ in 0..100 {
+            yield_now().await;
+        }
+    }
 }
 
 #[async_trait]
@@ -54,6 +69,9 @@ impl Backend for Counting {
             return self.inner.scan(range, page).await;
         }
         let scan = self.inner.scan(range, page).await?;
+        if self.overtaken.load(Ordering::Relaxed) {
+            self.is_overtaken().await;
+        }
         let revision = scan.revision() - self.lost.load(Ordering::Relaxed);
         let (sender, pages) = mpsc::channel(1);
         sender.send(scan.collect().await).await.unwrap();
@@ -98,6 +116,7 @@ impl Pair {
             inner: backend.clone(),
             ranges: AtomicUsize::new(0),
             lost: AtomicU64::new(0),
+            overtaken: AtomicBool::new(false),
         });
         let stands_by = Store::open(counting.clone()).await.unwrap();
         Self {
@@ -294,6 +313,38 @@ async fn a_reader_of_another_copy_loads_everything() {
     let ranges = pair.counting.ranges.load(Ordering::Relaxed) - before;
     assert_eq!(rows, pair.truth().await);
     assert_eq!(ranges, 0, "the copy is still there for it");
+}
+
+#[tokio::test]
+async fn what_others_write_while_the_lead_is_taken_costs_no_reading() {
+    let pair = Pair::new().await;
+    let other = Store::open(pair.backend.clone()).await.unwrap();
+    other.create_cluster(wanted("first")).await.unwrap();
+    pair.read_ahead().await;
+    pair.counting.overtaken.store(true, Ordering::Relaxed);
+    let (rows, ranges) = pair.takes().await;
+    assert_eq!(rows, pair.truth().await);
+    assert_eq!(ranges, 0, "it was read before");
+}
+
+#[tokio::test]
+async fn a_reader_has_read_everything_if_it_knows_all_clusters_of_the_present_copy() {
+    let pair = Pair::new().await;
+    let other = Store::open(pair.backend.clone()).await.unwrap();
+    for name in ["one", "two"] {
+        other.create_cluster(wanted(name)).await.unwrap();
+    }
+    assert!(!pair.stands_by.is_read(0, 1), "nothing is read ahead");
+    pair.read_ahead().await;
+    let mut reader = Reader::default();
+    let copy = pair.stands_by.unread(9).unwrap().unwrap().copy;
+    assert!(!pair.stands_by.is_read(copy, 1) && pair.stands_by.is_read(copy, 3));
+    reader.reads(&pair.stands_by, 2).await;
+    assert!(pair.stands_by.is_read(reader.copy, 1));
+    assert!(
+        !pair.stands_by.is_read(reader.copy + 1, 1),
+        "that is another copy"
+    );
 }
 
 #[tokio::test]

@@ -80,6 +80,7 @@ macro_rules! store_conformance {
             a_cache_that_follows_changes_equals_a_fresh_load,
             shards_have_one_owner_whose_epoch_grows,
             who_has_waited_for_the_lead_has_it_under_a_higher_epoch,
+            half_a_lead_is_not_that_of_another,
             a_lease_that_ended_early_is_found_out_by_looking,
             an_owner_that_handed_over_is_refused,
             a_step_that_is_too_large_writes_nothing,
