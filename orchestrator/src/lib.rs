@@ -10,6 +10,7 @@ mod api;
 mod calls;
 mod changes;
 mod commit;
+mod doubt;
 mod expiry;
 mod fenced;
 mod gauges;

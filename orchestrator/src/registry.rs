@@ -9,12 +9,9 @@ use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Clock, PlatformRow, Revision, Store, Versioned};
 
 use crate::{
-    fenced::of_a_part, intake::Intake, queue::Queue, rebind::Rebinder, records::Records,
+    doubt, fenced::of_a_part, intake::Intake, queue::Queue, rebind::Rebinder, records::Records,
     resources::Leaks, tasks::Tasks, tombstones::Tombstones,
 };
-
-/// Delay before a store is asked again what became of a change.
-const SETTLES_AGAIN: Duration = Duration::from_secs(1);
 
 /// The registrations, durable and followed.
 pub(crate) struct Registry {
@@ -217,8 +214,9 @@ impl Registry {
         let (this, name) = (self.clone(), name.to_owned());
         self.tasks.spawn_until_stop(async move {
             while let Err(error) = this.settle(&name).await {
-                tracing::warn!(platform = %name, %error, "what became of a change is not known yet");
-                tokio::time::sleep(SETTLES_AGAIN).await;
+                if !doubt::may_end("platform", &name, &error).await {
+                    return;
+                }
             }
         });
     }

@@ -1,6 +1,6 @@
 //! Changes of the desired state of clusters, and who made them.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use drover_cluster::{Cluster, Resolved, events::sign};
 use drover_core::{Reason, Result, Urgency};
@@ -16,14 +16,12 @@ use super::{
     revisions::Revisions,
 };
 use crate::{
-    commit::Committer, locks::Locks, planning::Planner, queue::Queue, records::Records,
+    commit::Committer, doubt, locks::Locks, planning::Planner, queue::Queue, records::Records,
     tasks::Tasks,
 };
 
 /// Maximum number of retries after a conflict with a reconcile pass.
 const MAX_TURNS: usize = 16;
-/// Delay before a store is asked again what became of a change.
-const SETTLES_AGAIN: Duration = Duration::from_secs(1);
 
 /// Makes changes durable, one at a time for each cluster.
 #[derive(Clone)]
@@ -134,17 +132,9 @@ impl Editor {
             let Err(error) = settled else {
                 return self.queue.push(cluster.uid(), Urgency::Bulk);
             };
-            tracing::warn!(cluster = %cluster.name(), %error, "what became of a change is not known yet");
-            if !matches!(
-                error.reason(),
-                Reason::Unavailable
-                    | Reason::Overloaded
-                    | Reason::StorageFull
-                    | Reason::RevisionMismatch
-            ) {
+            if !doubt::may_end("cluster", cluster.name(), &error).await {
                 return;
             }
-            tokio::time::sleep(SETTLES_AGAIN).await;
         }
     }
 
