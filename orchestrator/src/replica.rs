@@ -15,7 +15,6 @@ mod vacancy;
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use drover_core::{Error, Reason, Result};
 use drover_store::{Me, ReplicaRow, Store};
 use drover_store_etcd::EtcdBackend;
@@ -74,10 +73,9 @@ impl ReplicaSettings {
             target.map_err(|error| Error::invalid("replica.address", error.message()))?;
         }
         Ok(Me {
-            name,
             address,
             version: VERSION.to_owned(),
-            key: Bytes::new(),
+            ..Me::named(name)
         })
     }
 }

@@ -119,10 +119,8 @@ mod tests {
     async fn pair(address: &str) -> Pair {
         let backend = Arc::new(MemoryBackend::new());
         let me = |name: &str, address: &str| Me {
-            name: name.to_owned(),
             address: address.to_owned(),
-            version: String::new(),
-            key: bytes::Bytes::new(),
+            ..Me::named(name)
         };
         let leads = Store::open_as(backend.clone(), me("a", address)).await;
         let leads = leads.unwrap();

@@ -96,7 +96,6 @@ impl Vacancy<'_> {
 mod tests {
     use std::sync::Arc;
 
-    use bytes::Bytes;
     use drover_store::{Backend, Me, Shards};
     use drover_testing::store::MemoryBackend;
     use tokio::time::Instant;
@@ -111,15 +110,9 @@ mod tests {
     }
 
     async fn site(backend: &Arc<MemoryBackend>, name: &str) -> Site {
-        let me = Me {
-            name: name.to_owned(),
-            address: String::new(),
-            version: String::new(),
-            key: Bytes::new(),
-        };
         let backend: Arc<dyn Backend> = backend.clone();
         Site {
-            store: Arc::new(Store::open_as(backend, me).await.unwrap()),
+            store: Arc::new(Store::open_as(backend, Me::named(name)).await.unwrap()),
             fitness: Fitness::default(),
             shelf: Shelf::default(),
         }

@@ -27,14 +27,8 @@ struct Site {
 }
 
 async fn site(backend: &Arc<MemoryBackend>, name: &str, keys: Option<PathBuf>) -> Site {
-    let me = Me {
-        name: name.to_owned(),
-        address: String::new(),
-        version: String::new(),
-        key: Bytes::new(),
-    };
     let backend: Arc<dyn Backend> = backend.clone();
-    let store = Arc::new(Store::open_as(backend, me).await.unwrap());
+    let store = Arc::new(Store::open_as(backend, Me::named(name)).await.unwrap());
     let (fitness, cut) = (
         Fitness::default(),
         Arc::<Mutex<BTreeSet<String>>>::default(),

@@ -306,16 +306,16 @@ impl Store {
             // One read less for whoever takes it.
             let epochs = self.epochs(all_epochs()).await?;
             *self.epochs.lock() = Some(epochs);
-            let gone = |batch: &Batch| {
-                self.note_epochs(batch);
-                let mut changes = batch.changes.iter();
-                changes.any(|change| change.key == key && change.value.is_none())
-            };
             loop {
                 match watch.next().await {
-                    // Whoever takes it finds out if somebody was quicker.
-                    Ok(batch) if gone(&batch) => return Ok(()),
-                    Ok(_) => {}
+                    Ok(batch) => {
+                        self.note_epochs(&batch);
+                        let mut changes = batch.changes.iter();
+                        if changes.any(|change| change.key == key && change.value.is_none()) {
+                            // Whoever takes it finds out if somebody was quicker.
+                            return Ok(());
+                        }
+                    }
                     Err(WatchEnd::Compacted) => break,
                     Err(WatchEnd::Closed) => sleep(LOOK_AGAIN).await,
                 }

@@ -42,8 +42,14 @@ pub struct Me {
 impl Me {
     /// A process that is alone, or has no name that matters.
     pub(super) fn nameless() -> Self {
+        Self::named(Uuid::new_v4().to_string())
+    }
+
+    /// A process of which nothing but its name is known.
+    #[must_use]
+    pub fn named(name: impl Into<String>) -> Self {
         Self {
-            name: Uuid::new_v4().to_string(),
+            name: name.into(),
             address: String::new(),
             version: String::new(),
             key: Bytes::new(),

@@ -12,6 +12,7 @@ pub mod backend;
 pub mod events;
 pub mod facade;
 pub mod faults;
+pub mod ownership;
 pub mod transfer;
 
 pub use crate::wait::holds as eventually;
@@ -78,11 +79,6 @@ macro_rules! store_conformance {
             a_change_of_the_desired_state_stops_a_step_planned_before,
             what_was_stored_is_loaded,
             a_cache_that_follows_changes_equals_a_fresh_load,
-            shards_have_one_owner_whose_epoch_grows,
-            who_has_waited_for_the_lead_has_it_under_a_higher_epoch,
-            half_a_lead_is_not_that_of_another,
-            a_lease_that_ended_early_is_found_out_by_looking,
-            an_owner_that_handed_over_is_refused,
             a_step_that_is_too_large_writes_nothing,
             a_cluster_with_records_left_is_not_finished,
             an_apply_before_the_end_wins,
@@ -90,6 +86,13 @@ macro_rules! store_conformance {
             a_tombstone_goes_with_its_events_after_its_time,
             a_read_waits_for_its_revision,
             platforms_and_secrets_are_written_by_revision,
+        );
+        $crate::store_conformance!(@ $make, ownership:
+            shards_have_one_owner_whose_epoch_grows,
+            who_has_waited_for_the_lead_has_it_under_a_higher_epoch,
+            half_a_lead_is_not_that_of_another,
+            a_lease_that_ended_early_is_found_out_by_looking,
+            an_owner_that_handed_over_is_refused,
         );
         $crate::store_conformance!(@ $make, events:
             events_are_dense_under_many_writers_and_hand_over,
