@@ -533,12 +533,13 @@ fn no_standby_is_promoted_while_another_one_that_lives_cannot_be_asked() {
         let are = counted.contains("db-1") && counted.contains("db-2");
         are && has_replayed(&nodes[0], &nodes[1]) && has_replayed(&nodes[0], &nodes[2])
     });
+    // It may take a while, after which a standby that receives nothing would be given up.
+    let all = filled(&nodes[2]);
     // Only one of them receives the next row.
     let receiver = insist(&nodes[1], "select pid from pg_stat_wal_receiver");
     let signal = |name: &str| assert!(run("kill", &[name, &receiver]).status.success());
     signal("-STOP");
     insist(&nodes[0], "insert into t values (42)");
-    let all = filled(&nodes[2]);
     nodes[0].kill();
     signal("-CONT");
     nodes[1].hears_of(&[nodes[2].seen_as("standby")]);
@@ -547,7 +548,8 @@ fn no_standby_is_promoted_while_another_one_that_lives_cannot_be_asked() {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(
         !refused.status.success() && said.contains("db-2 does not answer"),
-        "{said}"
+        "{said}{}",
+        nodes[1].log()
     );
     drop(all);
     let promoted = nodes[1].promote();
