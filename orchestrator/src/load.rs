@@ -12,7 +12,7 @@ use uuid::Uuid;
 mod ahead;
 mod fleet;
 
-pub(crate) use ahead::{Ahead, Shelf, follow};
+pub(crate) use ahead::{Ahead, Shelf, follow, has_caught_up};
 pub(crate) use fleet::Fleet;
 use fleet::Loaded;
 

@@ -1,6 +1,6 @@
 //! Serving as one of several orchestrators on one etcd: standing by, leading, and standing by again.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use drover_core::{Error, Reason};
 use drover_orchestrator::{Orchestrator, Routing, Settings, Standby};
@@ -58,10 +58,16 @@ pub(crate) async fn serve(
             // Calls go to the next one from then on, also those that come while this server ends.
             let handed_over = replica.hand_over(&orchestrator).await;
             tokio::join!(running.shutdown(), settle(orchestrator, handed_over));
-            replica.leave().await;
+            if handed_over {
+                replica.leave().await;
+            }
         }
         Last::Standby(replica) => {
-            running.shutdown().await;
+            let mut ends = pin!(running.shutdown());
+            tokio::select! {
+                () = &mut ends => {}
+                () = replica.declines() => {}
+            }
             replica.leave().await;
         }
         Last::Outside => running.shutdown().await,
@@ -98,7 +104,9 @@ impl Site {
                             tracing::warn!(why, "this replica hands over the lead");
                             let handed_over = standby.hand_over(&orchestrator).await;
                             settle(orchestrator, handed_over).await;
-                            standby.leave().await;
+                            if handed_over {
+                                standby.leave().await;
+                            }
                         }
                     }
                     tracing::warn!("this replica leads no more, and stands by");

@@ -11,19 +11,20 @@ mod lead;
 mod list;
 mod routing;
 mod sight;
+mod successor;
 mod vacancy;
 
 use std::{sync::Arc, time::Duration};
 
 use drover_core::{Error, Reason, Result};
-use drover_store::{Me, ReplicaRow, Store};
+use drover_store::{Me, Owned, ReplicaRow, Shards, Store, Vacant};
 use drover_store_etcd::EtcdBackend;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::{
     task::AbortHandle,
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 pub(crate) use self::list::alone;
@@ -37,13 +38,15 @@ use crate::{
 
 /// How old a standby's word about who leads may be.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long work may take to its next stop before another replica leads.
+/// How long changes that callers wait for may take to their answer before another replica leads.
 const HAND_OVER: Duration = Duration::from_millis(200);
 /// How long etcd may take to note that nobody leads.
 const RELEASE: Duration = Duration::from_secs(2);
 /// How long the next leader is waited for, and how often it is looked for without being told.
 const NEXT: Duration = Duration::from_secs(3);
 const FOLLOWS: Duration = Duration::from_millis(50);
+/// Delay before a store that does not answer is asked again.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// What an orchestrator is called among those on the same etcd.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -96,6 +99,7 @@ pub struct Standby {
     routing: Routing,
     shelf: Shelf,
     look: AbortHandle,
+    ahead: AbortHandle,
     judge: AbortHandle,
 }
 
@@ -128,18 +132,22 @@ impl Standby {
         let shelf = Shelf::default();
         let keys = preparation.keys.clone();
         let looking = tokio::spawn({
-            let (store, routing, shelf) = (store.clone(), routing.clone(), shelf.clone());
+            let (store, routing) = (store.clone(), routing.clone());
             let leader = Mutex::new(found);
             async move {
                 tokio::join!(
                     look(&store, &leader, &routing),
-                    gone::watch(&store, &leader),
-                    load::follow(store.clone(), keys, shelf)
+                    gone::watch(&store, &leader)
                 )
             }
         });
+        let following = tokio::spawn(load::follow(store.clone(), keys, shelf.clone()));
         let hooks = preparation.hooks.clone();
-        let senses = Senses::new(preparation.keys.clone(), move || hooks.wall());
+        let has_read = {
+            let (store, shelf) = (store.clone(), shelf.clone());
+            move || load::has_caught_up(&shelf, &store)
+        };
+        let senses = Senses::new(preparation.keys.clone(), move || hooks.wall(), has_read);
         let judging = tokio::spawn({
             let (store, fitness) = (store.clone(), routing.fitness().clone());
             async move { fitness.follow(&store, senses).await }
@@ -151,12 +159,13 @@ impl Standby {
             routing: routing.clone(),
             shelf,
             look: looking.abort_handle(),
+            ahead: following.abort_handle(),
             judge: judging.abort_handle(),
         })
     }
 
-    /// Waits until nobody leads any more, and nobody who had better takes the lead. While etcd does not answer nobody can
-    /// take it, so that is waited for, too. `FENCED` if this replica's own lease ended meanwhile.
+    /// Waits until nobody leads any more, and nobody who had better takes the lead, or the lead is handed to this replica. While
+    /// etcd does not answer nobody can take it, so that is waited for, too. `FENCED` if this replica's own lease ended meanwhile.
     ///
     /// # Errors
     /// The lease of this replica has ended: it is to be opened anew.
@@ -166,7 +175,11 @@ impl Standby {
             fitness: self.routing.fitness(),
             shelf: &self.shelf,
         };
-        vacancy.begins().await
+        if let Vacant::Given { epoch } = vacancy.begins().await? {
+            // Calls come here from now on.
+            self.routing.begins(epoch);
+        }
+        Ok(())
     }
 
     /// Takes the lead, and begins to reconcile. `None` if another replica was quicker: this one goes on standing by.
@@ -185,8 +198,9 @@ impl Standby {
             Err(error) => return Err(self.without_lead(error).await),
         };
         let claimed = began.elapsed();
-        self.look.abort();
-        self.routing.resigns();
+        self.ahead.abort();
+        let first = shards.all().first();
+        self.routing.begins(first.map_or(0, Owned::epoch));
         let begun = self.preparation.clone().begin_with(
             self.store.clone(),
             shards,
@@ -211,19 +225,45 @@ impl Standby {
 
     /// Lets another replica lead, and forwards calls to it from then on. What is under way goes on, and its outcome is
     /// the next leader's business: it repeats every call whose answer is not in the store. `false` if the store does not
-    /// answer: nothing that is under way can be written down any more.
+    /// answer, or takes a part of it only: nothing that is under way can be written down any more, and this replica has left
+    /// the others, so that they need not wait for what it had.
     pub async fn hand_over(&self, orchestrator: &Orchestrator) -> bool {
+        // What it has said as a standby may be the last that the others know.
+        let declines = timeout(successor::WITHIN, self.store.declines());
+        let (next, _) = tokio::join!(successor::find(&self.store), declines);
+        let began = Instant::now();
         // Calls wait from here on, and go to the next one.
         self.routing.resigns();
-        orchestrator.tasks.pause(HAND_OVER).await;
-        let released = timeout(
-            RELEASE,
-            self.store.release_all(orchestrator.records.shards()),
-        );
-        if !matches!(released.await, Ok(Ok(()))) {
-            tracing::debug!("the lead ends with the lease");
-            return false;
+        orchestrator.tasks.answer(HAND_OVER).await;
+        let answered = began.elapsed();
+        let given = timeout(RELEASE, self.give(orchestrator.records.shards(), next)).await;
+        match given {
+            Ok(Ok(Some(next))) => {
+                self.routing.found(Some(&next));
+                tracing::info!(to = next.name, ?answered, given = ?began.elapsed(), "the lead was handed over");
+            }
+            Ok(Ok(None)) => self.follow_the_next().await,
+            Ok(Err(_)) | Err(_) => {
+                self.leave().await;
+                return false;
+            }
         }
+        true
+    }
+
+    /// Gives the lead to that replica. `None` if it was left to whoever takes it first.
+    async fn give(&self, shards: &Shards, next: Option<ReplicaRow>) -> Result<Option<ReplicaRow>> {
+        if let Some(next) = next
+            && let Some(lease) = next.lease
+            && let Some(epoch) = self.store.hand_over(shards, &next.name, lease).await?
+        {
+            return Ok(Some(ReplicaRow { epoch, ..next }));
+        }
+        self.store.release_all(shards).await?;
+        Ok(None)
+    }
+
+    async fn follow_the_next(&self) {
         let next = async {
             loop {
                 if let Ok(replicas) = self.store.replicas().await {
@@ -239,7 +279,27 @@ impl Standby {
         if timeout(NEXT, next).await.is_err() {
             tracing::debug!("no other replica has taken the lead yet");
         }
-        true
+    }
+
+    /// For a replica that ends: the lead is not to be handed to it any more, and one that was meanwhile is given up. Goes on as
+    /// long as it is awaited.
+    pub async fn declines(&self) {
+        self.judge.abort();
+        while !matches!(timeout(RELEASE, self.store.declines()).await, Ok(Ok(()))) {
+            sleep(AGAIN).await;
+        }
+        loop {
+            if let Ok(Vacant::Given { .. }) = self.store.vacancy().await {
+                let given_up = async {
+                    let shards = self.store.take_all().await?;
+                    self.store.release_all(&shards).await
+                };
+                if !matches!(timeout(RELEASE, given_up).await, Ok(Ok(()))) {
+                    self.leave().await;
+                }
+            }
+            sleep(AGAIN).await;
+        }
     }
 
     /// Half a lead is none: the others need not wait for its end.
@@ -261,6 +321,7 @@ impl Standby {
 impl Drop for Standby {
     fn drop(&mut self) {
         self.look.abort();
+        self.ahead.abort();
         self.judge.abort();
         self.routing.left();
     }

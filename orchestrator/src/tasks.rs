@@ -8,6 +8,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tasks {
     tracker: TaskTracker,
+    /// Those of them whose outcome somebody waits for.
+    awaited: TaskTracker,
     stop: CancellationToken,
     kill: CancellationToken,
 }
@@ -37,7 +39,7 @@ impl Tasks {
         task: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {
         let task = (self.kill.clone()).run_until_cancelled_owned(Box::pin(task));
-        match self.tracker.spawn(task).await {
+        match self.awaited.spawn(task).await {
             Ok(done) => done,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
             Err(_) => None,
@@ -56,20 +58,79 @@ impl Tasks {
 
     /// Begins nothing more, and waits for so long for what is under way.
     pub(crate) async fn pause(&self, grace: Duration) {
+        let _ = tokio::time::timeout(grace, self.end()).await;
+    }
+
+    /// Begins nothing more, and waits for so long for what somebody waits for. The rest goes on.
+    pub(crate) async fn answer(&self, grace: Duration) {
+        self.stop.cancel();
+        self.awaited.close();
+        let _ = tokio::time::timeout(grace, self.awaited.wait()).await;
+    }
+
+    async fn end(&self) {
         self.stop.cancel();
         self.tracker.close();
-        let _ = tokio::time::timeout(grace, self.tracker.wait()).await;
+        self.awaited.close();
+        // One may have begun another.
+        while !self.is_empty() {
+            self.awaited.wait().await;
+            self.tracker.wait().await;
+        }
     }
 
     /// Aborts what is under way.
     pub(crate) async fn kill(&self) {
-        self.stop.cancel();
         self.kill.cancel();
-        self.tracker.close();
-        self.tracker.wait().await;
+        self.end().await;
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.tracker.is_empty()
+        self.tracker.is_empty() && self.awaited.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_is_waited_for_and_a_call_that_nobody_waits_for_goes_on() {
+        let tasks = Tasks::default();
+        tasks.spawn(sleep(LONG * 2));
+        let began = Instant::now();
+        let (answer, ()) = tokio::join!(
+            tasks.complete(async {
+                sleep(LONG).await;
+                7
+            }),
+            async {
+                tokio::task::yield_now().await;
+                tasks.answer(LONG * 3).await;
+                assert_eq!(began.elapsed(), LONG);
+            }
+        );
+        assert_eq!(answer, Some(7));
+        assert!(!tasks.is_empty());
+        tasks.pause(LONG * 3).await;
+        assert_eq!(began.elapsed(), LONG * 2);
+        assert!(tasks.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_one_begins_at_its_end_is_waited_for_too() {
+        let tasks = Tasks::default();
+        let began = Instant::now();
+        let later = tasks.clone();
+        tasks.spawn(async move {
+            sleep(LONG).await;
+            later.spawn(sleep(LONG));
+        });
+        tasks.pause(LONG * 3).await;
+        assert_eq!(began.elapsed(), LONG * 2);
     }
 }

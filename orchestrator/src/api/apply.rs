@@ -6,7 +6,7 @@ use drover_cluster::{Cluster, ClusterState, Resolved, order_adoption, stored_spe
 use drover_core::{Error, Reason, Result, error::Violation, name, spec::Group, words};
 use drover_platforms::Platforms;
 use drover_proto::orchestrator::v1 as pb;
-use drover_store::Clock;
+use drover_store::{Along, Clock};
 use prost::Message;
 
 use super::{
@@ -17,7 +17,7 @@ use super::{
     create::Creator,
     editor::Editor,
     forecast::Forecaster,
-    revisions::Revisions,
+    revisions::{self, Revisions},
     user_data::names_secrets,
 };
 use crate::{
@@ -187,11 +187,11 @@ impl Applier {
         request: &pb::ApplyClusterRequest,
     ) -> Result<pb::ApplyClusterResponse> {
         let (remove_groups, validate_only) = (&request.remove_groups, request.validate_only);
+        let earlier = self.revisions.earlier(cluster).await?;
         let data = self
             .validator
-            .user_data_of_change(cluster, &checked)
+            .user_data_of_change(cluster, &checked, &earlier)
             .await?;
-        let former = self.revisions.former(cluster).await?;
         let (desired, same) = {
             let inner = cluster.lock();
             refuse_kept(&checked.spec, remove_groups)?;
@@ -222,6 +222,11 @@ impl Applier {
             pb::ApplyOutcome::Configured
         };
         let before = cluster.lock().desired().value.generation;
+        let along = Along {
+            data,
+            former: revisions::replaced(cluster, &desired.value, &earlier)?,
+        };
+        let former = self.revisions.groups(cluster, earlier)?;
         let mut plan = {
             let inner = cluster.lock();
             let copy = inner.what_if(desired.clone(), checked.resolved.clone());
@@ -246,7 +251,10 @@ impl Applier {
             self.records.revision()
         } else {
             let spec = Some(checked.resolved);
-            let revision = self.editor.store_with(cluster, desired, spec, data).await?;
+            let revision = self
+                .editor
+                .store_with(cluster, desired, spec, along)
+                .await?;
             shown = self.viewer.shown(cluster);
             revision
         };

@@ -26,7 +26,6 @@ use uuid::Uuid;
 use super::{
     access::{Access, per_call},
     clusters::find_group,
-    revisions::Revisions,
     suggest::instead,
     user_data::Known,
 };
@@ -64,7 +63,6 @@ pub(crate) struct Validator {
     pub(crate) store: Arc<Store>,
     pub(crate) digests: Arc<DigestKey>,
     pub(crate) interner: Arc<Interner>,
-    pub(crate) revisions: Revisions,
 }
 
 per_call!(Validator: access);

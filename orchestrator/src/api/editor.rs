@@ -8,7 +8,7 @@ use drover_executor::{Hooks, Point};
 use drover_planner::Plan;
 use drover_probes::Probes;
 use drover_proto::orchestrator::v1 as pb;
-use drover_store::{Clock, Desired, NewEvent, Store, UserData, Versioned};
+use drover_store::{Along, Clock, Desired, NewEvent, Store, Versioned};
 use tokio::sync::OwnedMutexGuard;
 
 use super::{
@@ -29,9 +29,9 @@ pub(crate) struct Editor {
     pub(crate) access: Access,
     pub(crate) changing: Arc<Locks>,
     pub(crate) store: Arc<Store>,
+    pub(crate) revisions: Revisions,
     pub(crate) records: Arc<Records>,
     pub(crate) committer: Arc<Committer>,
-    pub(crate) revisions: Revisions,
     pub(crate) planner: Planner,
     pub(crate) probes: Arc<Probes>,
     pub(crate) queue: Queue,
@@ -55,17 +55,21 @@ impl Editor {
         desired: Versioned<Desired>,
         spec: Option<Arc<Resolved>>,
     ) -> Result<u64> {
-        self.store_with(cluster, desired, spec, UserData::default())
-            .await
+        let former = self.revisions.replaced(cluster, &desired.value).await?;
+        let along = Along {
+            former,
+            ..Along::default()
+        };
+        self.store_with(cluster, desired, spec, along).await
     }
 
-    /// Like [`Self::store`], together with the user data to add and drop.
+    /// Like [`Self::store`], with all that is stored and deleted along with it.
     pub(super) async fn store_with(
         &self,
         cluster: &Arc<Cluster>,
         desired: Versioned<Desired>,
         spec: Option<Arc<Resolved>>,
-        data: UserData,
+        along: Along,
     ) -> Result<u64> {
         let before = cluster.lock().desired().value.clone();
         self.access.record.generation(desired.value.generation);
@@ -80,14 +84,11 @@ impl Editor {
         if before.paused != desired.value.paused {
             desired.value.pause_author = author();
         }
-        self.revisions
-            .keep_revision(cluster, &desired.value)
-            .await?;
         self.hooks.reach(Point::BeforeApply).await;
         let value = desired.value.clone();
         let stored = self
             .store
-            .update_desired_with(cluster.uid(), desired.revision, value, data)
+            .update_desired_with(cluster.uid(), desired.revision, value, along)
             .await;
         let revision = match stored {
             Ok(revision) => revision,

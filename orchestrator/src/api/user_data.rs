@@ -33,6 +33,7 @@ use super::{
     addon_secrets,
     check::{Checked, Validator},
     probe_tls,
+    revisions::{Earlier, specs},
 };
 use crate::status::sources;
 
@@ -437,11 +438,12 @@ impl Validator {
         &self,
         cluster: &Cluster,
         checked: &Checked,
+        earlier: &Earlier,
     ) -> Result<UserData> {
         let mut data = checked.user_data.to_store();
         let named = |spec: &pb::ClusterSpec| digests(spec).into_iter().map(|(digest, ..)| digest);
         let mut kept: BTreeSet<String> = named(&checked.spec).collect();
-        for spec in self.revisions.kept_specs(cluster).await? {
+        for spec in specs(earlier)? {
             kept.extend(named(&spec));
         }
         {

@@ -34,6 +34,14 @@ pub(crate) struct Ahead {
 /// Where they are while nobody needs them. `None` before any was decoded.
 pub(crate) type Shelf = Arc<Mutex<Option<Ahead>>>;
 
+/// Whether nearly all of what the store has is decoded.
+pub(crate) fn has_caught_up(shelf: &Shelf, store: &Store) -> bool {
+    let shelf = shelf.lock();
+    shelf
+        .as_ref()
+        .is_some_and(|ahead| ahead.has_caught_up(store))
+}
+
 /// Decodes what has changed, again and again.
 pub(crate) async fn follow(store: Arc<Store>, keys: Option<PathBuf>, shelf: Shelf) {
     let digests = loop {

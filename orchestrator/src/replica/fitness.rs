@@ -50,16 +50,20 @@ pub(super) struct Senses {
     pub(super) wall: Arc<dyn Fn() -> Millis + Send + Sync>,
     /// Whether a platform is reached, by the URL of its registration.
     pub(super) reach: Arc<dyn Fn(String) -> BoxFuture<'static, bool> + Send + Sync>,
+    /// Whether it can begin to lead without reading what the store has.
+    pub(super) has_read: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
 impl Senses {
     pub(super) fn new(
         keys: Option<PathBuf>,
         wall: impl Fn() -> Millis + Send + Sync + 'static,
+        has_read: impl Fn() -> bool + Send + Sync + 'static,
     ) -> Self {
         Self {
             keys,
             wall: Arc::new(wall),
+            has_read: Arc::new(has_read),
             reach: Arc::new(|url| Box::pin(async move { find(&url, ACCEPTS).await.is_some() })),
         }
     }
@@ -186,6 +190,15 @@ impl Fitness {
         loop {
             if looked.is_some_and(|at| at.elapsed() < LOOK) {
                 observer.listen().await;
+                // The sooner the others know, the sooner a leader can be stopped at no cost.
+                if let Some((_, report)) = &told {
+                    let takes = Some((observer.senses.has_read)());
+                    let report = ReplicaReport {
+                        takes,
+                        ..report.clone()
+                    };
+                    observer.tell(&mut told, report).await;
+                }
             } else {
                 looked = Some(Instant::now());
                 match observer.look().await {
@@ -247,6 +260,7 @@ impl Observer<'_> {
             unfit: judged.unfit.clone(),
             secret_keys: keys,
             ahead: self.clocks.ahead(),
+            takes: Some((self.senses.has_read)()),
         };
         Ok((judged, report))
     }
@@ -332,7 +346,7 @@ impl Observer<'_> {
 
 /// Whether a replica has looked around, found nothing against itself, and has the key that the secrets are encrypted with,
 /// if they are.
-fn may_lead(replica: &ReplicaRow, sealed_with: &Bytes) -> bool {
+pub(super) fn may_lead(replica: &ReplicaRow, sealed_with: &Bytes) -> bool {
     let has = |keys: &[Bytes]| sealed_with.is_empty() || keys.contains(sealed_with);
     let report = replica.report.as_ref();
     report.is_some_and(|report| report.unfit.is_empty() && has(&report.secret_keys))

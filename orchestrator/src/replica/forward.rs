@@ -94,17 +94,20 @@ where
 {
     async fn forward(&self, request: Request<Body>) -> std::result::Result<Response<Body>, Status> {
         let mut call = Held::of(request).await?;
+        let via = call.arrival.via.clone();
         loop {
-            let answerer = self.routing.answerer(call.until, &call.stop);
-            let leader = answerer.await.map_err(|error| to_status(&error))?;
+            let (until, stop) = (call.until, &call.stop);
+            let leader = match &via {
+                Some(via) => self.routing.own_lead(via, until, stop).await,
+                None => self.routing.answerer(until, stop).await,
+            };
+            let leader = leader.map_err(|error| to_status(&error))?;
             let answer = match &leader {
                 Leader::This(services) => {
                     let answer = (self.local)(services).oneshot(call.own_request()?).await;
                     let answer = answer.unwrap_or_else(|never| match never {});
                     not_leading(answer.headers()).map_or(Ok(answer), Err)
                 }
-                // The replica that has forwarded it looks again.
-                Leader::Another(_) if call.arrival.is_forwarded => return Err(self.nobody()),
                 Leader::Another(leader) => self.ask(leader, &mut call).await?,
                 Leader::Unknown => return Err(self.nobody()),
             };

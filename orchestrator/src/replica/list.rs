@@ -64,6 +64,7 @@ fn shown(replica: ReplicaRow) -> pb::Replica {
     pb::Replica {
         platforms: report.platforms,
         unfit: report.unfit,
+        takes_over: report.takes.filter(|_| !replica.leads),
         start_time: Some(drover_convert::value::to_timestamp(replica.since_ms)),
         epoch: if replica.leads { replica.epoch } else { 0 },
         leads: replica.leads,

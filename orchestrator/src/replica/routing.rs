@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -35,6 +35,9 @@ const KEYS_HOLD: Duration = Duration::from_secs(1);
 /// They are read at most this often, whoever asks, and for so long.
 const KEYS_READ: Duration = Duration::from_millis(200);
 const KEYS_WITHIN: Duration = Duration::from_secs(1);
+/// How long a call waits that comes from the replica which is known to lead: it has handed over the lead, and may know of that
+/// before this one does.
+const HESITATES: Duration = Duration::from_secs(1);
 /// Connections for streams.
 const STREAM_CONNECTIONS: usize = 8;
 /// Bytes of an answer that are on their way: as many as servers take of a request.
@@ -111,6 +114,8 @@ struct Inner {
     /// The store of this turn. `None` between turns.
     store: Mutex<Option<Arc<Store>>>,
     leader: watch::Sender<Leader>,
+    /// Epoch of the newest lead that is known of.
+    newest: AtomicU64,
     readiness: watch::Sender<Readiness>,
     fitness: Fitness,
     keys: Mutex<Keys>,
@@ -139,6 +144,7 @@ impl Routing {
             tls: settings.platform_tls.client(),
             store: Mutex::default(),
             leader: watch::Sender::new(Leader::Unknown),
+            newest: AtomicU64::new(0),
             readiness: watch::Sender::new(Readiness::NotReady(NOBODY.to_owned())),
             fitness: Fitness::default(),
             keys: Mutex::default(),
@@ -188,8 +194,14 @@ impl Routing {
         self.set(Leader::Unknown);
     }
 
-    /// Another replica leads, or nobody is known to. Nothing while this one leads, or between turns.
+    /// Another replica leads, or nobody is known to. Nothing while this one leads, or between turns. Whoever looks may be late:
+    /// of a lead that was before a known one is said nothing.
     pub(super) fn found(&self, leader: Option<&ReplicaRow>) {
+        if let Some(leader) = leader
+            && leader.epoch < self.0.newest.fetch_max(leader.epoch, Ordering::AcqRel)
+        {
+            return;
+        }
         let leader = leader.filter(|leader| !leader.is_this);
         let next = match (self.leader(), leader) {
             (Leader::Another(known), Some(leader))
@@ -200,7 +212,7 @@ impl Routing {
             (_, Some(leader)) => Leader::Another(Arc::new(self.remote(leader))),
             (_, None) => Leader::Unknown,
         };
-        // Whoever looks may be late: this replica may lead by now, or the turn be over.
+        // This replica may lead by now, or the turn be over.
         self.change(next, |known| {
             !matches!(known, Leader::This(_)) && self.0.store.lock().is_some()
         });
@@ -208,6 +220,12 @@ impl Routing {
 
     /// Calls wait until somebody else leads.
     pub(super) fn resigns(&self) {
+        self.set(Leader::Unknown);
+    }
+
+    /// Calls wait until this replica leads.
+    pub(super) fn begins(&self, epoch: u64) {
+        self.0.newest.fetch_max(epoch, Ordering::AcqRel);
         self.set(Leader::Unknown);
     }
 
@@ -337,6 +355,33 @@ impl Routing {
                 return Err(self.nobody());
             }
             let _ = timeout_at(look, leader.changed()).await;
+        }
+    }
+
+    /// Waits until this replica answers calls, for one that another replica has forwarded, which looks itself for the next
+    /// leader if that is not this one.
+    ///
+    /// # Errors
+    /// Another one leads, nobody does until then, or this process stops.
+    pub(super) async fn own_lead(
+        &self,
+        via: &str,
+        until: Instant,
+        stop: &Shutdown,
+    ) -> Result<Leader> {
+        let mut leader = self.0.leader.subscribe();
+        let other =
+            leader.wait_for(|now| !matches!(now, Leader::Another(leads) if leads.name == via));
+        let hesitates = until.min(Instant::now() + HESITATES);
+        tokio::select! {
+            () = stop.cancelled() => return Err(self.nobody()),
+            other = timeout_at(hesitates, other) => {
+                other.map_err(|_| self.nobody())?.ok();
+            }
+        }
+        match self.answerer(until, stop).await? {
+            Leader::Another(_) => Err(self.nobody()),
+            leader => Ok(leader),
         }
     }
 
@@ -512,5 +557,55 @@ mod tests {
         stop.cancel();
         routing.resigns();
         assert!(routing.answerer(until, &stop).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_from_the_leader_waits_for_this_ones_lead_and_no_call_is_forwarded_twice() {
+        let (routing, store) = routing().await;
+        routing.joined(store);
+        routing.found(Some(&row(b"key")));
+        let stop = Shutdown::new();
+        let (began, until) = (Instant::now(), Instant::now() + Duration::from_secs(60));
+        let waited = routing.own_lead("b", until, &stop).await;
+        assert_eq!(waited.unwrap_err().reason(), Reason::NotLeader);
+        assert!(began.elapsed() >= HESITATES && began.elapsed() < HESITATES * 2);
+        let began = Instant::now();
+        let waited = routing.own_lead("c", until, &stop).await;
+        assert_eq!(waited.unwrap_err().reason(), Reason::NotLeader);
+        assert_eq!(began.elapsed(), Duration::ZERO, "c knows no more than it");
+        // The lead was handed to this one, which begins, and loses it again.
+        let waits = async { routing.own_lead("b", until, &stop).await.map(|_| ()) };
+        let (waited, at) = tokio::join!(waits, async {
+            tokio::time::sleep(HESITATES / 2).await;
+            routing.begins(2);
+            tokio::time::sleep(HESITATES * 4).await;
+            routing.found(Some(&ReplicaRow {
+                epoch: 3,
+                ..row(b"key")
+            }));
+            Instant::now()
+        });
+        assert_eq!(waited.unwrap_err().reason(), Reason::NotLeader);
+        assert_eq!(Instant::now(), at, "it waits while nobody leads");
+    }
+
+    #[tokio::test]
+    async fn of_a_lead_that_was_before_a_known_one_nothing_is_said() {
+        let (routing, store) = routing().await;
+        routing.joined(store);
+        let (former, next) = (
+            row(b"key"),
+            ReplicaRow {
+                name: "c".to_owned(),
+                epoch: 2,
+                ..row(b"other")
+            },
+        );
+        routing.begins(2);
+        routing.found(Some(&former));
+        assert!(matches!(routing.leader(), Leader::Unknown));
+        routing.found(Some(&next));
+        routing.found(Some(&former));
+        assert!(matches!(routing.leader(), Leader::Another(leader) if leader.name == "c"));
     }
 }

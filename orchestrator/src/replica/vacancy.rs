@@ -1,13 +1,13 @@
-//! Waits for a lead that nobody has, and leaves it to whoever had better have it.
+//! Waits for a lead that nobody has, and leaves it to whoever had better have it, or for one that is given to this replica.
 
 use std::time::Duration;
 
 use drover_core::{Error, Reason, Result};
-use drover_store::Store;
+use drover_store::{Store, Vacant};
 use tokio::time::{sleep, timeout};
 
 use super::fitness::Fitness;
-use crate::load::Shelf;
+use crate::load::{self, Shelf};
 
 /// Delay before a store that does not answer is asked again.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -29,7 +29,7 @@ impl Vacancy<'_> {
     ///
     /// # Errors
     /// `FENCED`: the lease of this replica has ended.
-    pub(super) async fn begins(&self) -> Result<()> {
+    pub(super) async fn begins(&self) -> Result<Vacant> {
         let lost = self.store.lost();
         let (mut gave_way, mut waited) = (false, false);
         loop {
@@ -40,15 +40,16 @@ impl Vacancy<'_> {
                 vacancy = self.store.vacancy() => vacancy,
             };
             match vacancy {
-                Ok(()) if !gave_way && self.is_outdone().await => {
+                Ok(given @ Vacant::Given { .. }) => return Ok(given),
+                Ok(Vacant::Free) if !gave_way && self.is_outdone().await => {
                     gave_way = true;
                     sleep(GIVES_WAY).await;
                 }
-                Ok(()) if !waited && !self.has_caught_up() => {
+                Ok(Vacant::Free) if !waited && !self.has_caught_up() => {
                     // Whoever has taken it may lose it again.
                     waited = !self.is_taken().await;
                 }
-                Ok(()) => return Ok(()),
+                Ok(Vacant::Free) => return Ok(Vacant::Free),
                 Err(error) => {
                     tracing::warn!(%error, "the store does not answer");
                     sleep(AGAIN).await;
@@ -62,10 +63,7 @@ impl Vacancy<'_> {
     }
 
     fn has_caught_up(&self) -> bool {
-        let shelf = self.shelf.lock();
-        shelf
-            .as_ref()
-            .is_some_and(|ahead| ahead.has_caught_up(self.store))
+        load::has_caught_up(self.shelf, self.store)
     }
 
     async fn is_alone(&self) -> bool {
@@ -101,7 +99,6 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::load;
 
     struct Site {
         store: Arc<Store>,
@@ -119,7 +116,7 @@ mod tests {
     }
 
     impl Site {
-        async fn begins(&self) -> Result<()> {
+        async fn begins(&self) -> Result<Vacant> {
             let vacancy = Vacancy {
                 store: &self.store,
                 fitness: &self.fitness,
@@ -179,6 +176,23 @@ mod tests {
             }),
         );
         assert!(begun >= free && begun - began >= READS * 10, "somebody led");
+    }
+
+    /// Nobody else can have it meanwhile.
+    #[tokio::test(start_paused = true)]
+    async fn who_is_given_the_lead_waits_for_nobody_though_it_has_yet_to_read() {
+        let backend = Arc::new(MemoryBackend::new());
+        let (a, b) = (site(&backend, "a").await, site(&backend, "b").await);
+        let _stands_by = site(&backend, "c").await;
+        let shards = a.leads().await;
+        let rows = b.store.replicas().await.unwrap();
+        let lease = rows.iter().find(|it| it.is_this).unwrap().lease.unwrap();
+        let began = Instant::now();
+        let (begins, given) = tokio::join!(b.begins(), a.store.hand_over(&shards, "b", lease));
+        let epoch = given.unwrap().expect("b lives");
+        assert_eq!(begins.unwrap(), Vacant::Given { epoch });
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        b.store.confirm(&b.leads().await).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]

@@ -73,7 +73,6 @@ impl Wiring {
             store: self.store.clone(),
             digests: self.digests.clone(),
             interner: self.interner.clone(),
-            revisions: self.revisions(),
         }
     }
 

@@ -80,7 +80,7 @@ pub struct Txn {
 /// A claim that must not have been written anew since it was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fence {
-    /// Key of the claim, which is written once and never overwritten.
+    /// Key of the claim.
     pub key: Key,
     /// Revision that wrote it.
     pub made_at: Revision,

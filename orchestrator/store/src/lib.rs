@@ -20,9 +20,10 @@ pub use digest::DigestKey;
 pub use seal::Keyring;
 pub use sqlite::SqliteBackend;
 pub use store::{
-    Changed, Changes, ClusterRow, Decoder, EventPage, EventWatch, Finish, Loader, MAX_STEP_NODES,
-    MAX_USER_DATA, Me, NodeRow, Owned, ReplicaRow, ResourceRow, SHARDS, Shards, Step, StepDone,
-    Store, Summary, Unread, Update, UserData, Versioned, backup, import, restore, shard_of,
+    Along, Changed, Changes, ClusterRow, Decoder, EventPage, EventWatch, Finish, Former, Loader,
+    MAX_STEP_NODES, MAX_USER_DATA, Me, NodeRow, Owned, ReplicaRow, ResourceRow, SHARDS, Shards,
+    Step, StepDone, Store, Summary, Unread, Update, UserData, Vacant, Versioned, backup, import,
+    restore, shard_of,
 };
 /// Registers the descriptions of the store's metrics for `/metrics`. Call it after installing a recorder.
 pub fn describe_metrics() {

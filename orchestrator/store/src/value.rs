@@ -269,6 +269,9 @@ pub(crate) struct Owner {
     pub(crate) replica: String,
     #[prost(uint64, tag = "2")]
     pub(crate) epoch: u64,
+    /// The lease that the key is bound to, which is the owner's. 0 if it was not told.
+    #[prost(uint64, tag = "3")]
+    pub(crate) lease: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -323,6 +326,9 @@ pub struct ReplicaReport {
     /// Replicas whose clock is ahead of this one's, for certain, by name.
     #[prost(string, repeated, tag = "5")]
     pub ahead: Vec<String>,
+    /// Whether the lead can be handed to it: it stands by and has read all clusters. `None` of a version that is handed none.
+    #[prost(bool, optional, tag = "6")]
+    pub takes: Option<bool>,
 }
 
 /// Id of the transaction that wrote a value, by which a lost response is resolved. It is appended to the message under

@@ -42,6 +42,8 @@ fn replica(program: &'static str, world: &World, etcd: &Etcd, name: &str) -> Ser
     for endpoint in etcd.endpoints() {
         server.add(&["--etcd-endpoint", &endpoint]);
     }
+    let log = "warn,drover_orchestrator::replica=info".to_owned();
+    server.environment = vec![("RUST_LOG", log)];
     server
 }
 
@@ -113,6 +115,20 @@ impl Site {
             }
             assert!(begin.elapsed() < PATIENCE, "nobody leads: {replicas:?}");
             sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Waits until the lead can be handed to each that does not have it.
+    async fn others_take_over(&self) {
+        let begin = Instant::now();
+        loop {
+            let replicas = self.replicas().await;
+            let mut each = replicas.values();
+            if replicas.len() == REPLICAS && each.all(|it| it.leads || it.takes_over()) {
+                return;
+            }
+            assert!(begin.elapsed() < PATIENCE, "some do not: {replicas:?}");
+            sleep(Duration::from_millis(50)).await;
         }
     }
 
@@ -219,10 +235,13 @@ async fn a_leader_that_is_asked_to_end_hands_over_and_nodes_live_on() {
     let nodes = site.world.processes();
     for _ in 0..REPLICAS {
         let (leader, _) = site.leader_after(None).await;
-        let began = Instant::now();
+        site.others_take_over().await;
+        let (began, before) = (Instant::now(), site.server(leader).said().len());
         signal(site.server(leader).pid(), "TERM");
         let (ended, said) = site.server(leader).ended().await;
         assert!(ended, "{said}");
+        let said = &said[before..];
+        assert!(said.contains("the lead was handed over"), "{said}");
         let (next, _) = site.leader_after(Some(leader)).await;
         println!(
             "r{leader} ended and r{next} leads after {:?}",
@@ -233,6 +252,41 @@ async fn a_leader_that_is_asked_to_end_hands_over_and_nodes_live_on() {
     }
     site.world.ready("prey", 3).await;
     assert_eq!(site.world.processes(), nodes, "no node noticed anything");
+}
+
+/// Whoever ends as well gives up a lead that is handed to it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_that_are_asked_to_end_at_once_leave_the_lead_to_the_third() {
+    let mut site = Site::new(1).await;
+    site.world.apply("prey", "", 1).await.unwrap();
+    site.world.ready("prey", 1).await;
+    for _ in 0..3 {
+        let (leader, epoch) = site.leader_after(None).await;
+        site.others_take_over().await;
+        // The one that the lead would be handed to.
+        let replicas = site.replicas().await.into_iter();
+        let others = replicas.filter(|(_, replica)| !replica.leads);
+        let since = |replica: &pb::Replica| {
+            let start = replica.start_time.as_ref().unwrap();
+            (start.seconds, start.nanos)
+        };
+        let last = others.max_by_key(|(_, replica)| since(replica));
+        let ends = [leader, last.unwrap().0];
+        for at in ends {
+            signal(site.server(at).pid(), "TERM");
+        }
+        for at in ends {
+            let (ended, said) = site.server(at).ended().await;
+            assert!(ended, "{said}");
+        }
+        let (third, later) = site.leader_after(Some(leader)).await;
+        assert!(!ends.contains(&third) && later > epoch);
+        for at in ends {
+            site.server(at).kill();
+            site.server(at).start().await;
+        }
+    }
+    site.exactly(1).await;
 }
 
 /// While etcd is away nothing is begun, and nothing is said that may be of the past.

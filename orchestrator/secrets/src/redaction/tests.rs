@@ -11,6 +11,7 @@ use drover_store::{
     Backend, Desired, DigestKey, Keyring, Lane, Revision, RevisionRow, Store, Versioned,
     backend::{CommitError, Info, Lease, LeaseId, Range, Scan, Txn},
     history::Watch,
+    keys::Name,
 };
 use drover_testing::store::MemoryBackend;
 use prost::Message;
@@ -82,6 +83,13 @@ struct World {
 }
 
 impl World {
+    /// Stores an earlier spec.
+    async fn retains(&self, uid: Uuid, row: RevisionRow) {
+        let key = Name::Revision(uid, 1).into();
+        let txn = Txn::default().put(key, row.encode_to_vec());
+        self.slow.commit(txn, Lane::Bulk).await.unwrap();
+    }
+
     /// With the secrets `old` and `new`.
     async fn new() -> Self {
         let slow = Arc::new(Slow {
@@ -195,7 +203,7 @@ async fn texts_about_a_node_repeat_neither_what_it_was_given_nor_what_its_group_
     assert!(!world.hears(&cluster).await.contains(OLD));
     let uid = cluster.uid();
     let row = retained(spec("old"));
-    world.store.keep_revision(uid, 1, row, 10).await.unwrap();
+    world.retains(uid, row).await;
     let next = world.resolved(&spec("new"));
     (cluster.lock()).desire(desired(2, spec("new")), Some(next));
     let heard = world.hears(&cluster).await;
@@ -212,10 +220,7 @@ async fn a_change_of_the_spec_while_its_former_ones_are_read_uncovers_nothing() 
     world.slow.held.notified().await;
     // The spec that was read as the current one is a former one from here on, and was not among those that were read.
     let row = retained(spec("old"));
-    (world.store)
-        .keep_revision(cluster.uid(), 1, row, 10)
-        .await
-        .unwrap();
+    world.retains(cluster.uid(), row).await;
     let next = world.resolved(&spec("new"));
     (cluster.lock()).desire(desired(2, spec("new")), Some(next));
     world.slow.goes_on.notify_one();
@@ -267,7 +272,7 @@ async fn who_holds_a_secret_that_its_spec_names_no_more_is_found() {
     assert!(!holds("old").await, "its spec names it");
     let row = retained(spec("old"));
     let uid = cluster.uid();
-    world.store.keep_revision(uid, 1, row, 10).await.unwrap();
+    world.retains(uid, row).await;
     let next = world.resolved(&spec("new"));
     (cluster.lock()).desire(desired(2, spec("new")), Some(next));
     assert!(holds("old").await && !holds("new").await);

@@ -36,6 +36,7 @@ async fn site(backend: &Arc<MemoryBackend>, name: &str, keys: Option<PathBuf>) -
     let (clock, begin) = (Arc::new(AtomicU64::new(NOON)), Instant::now());
     let senses = Senses {
         keys,
+        has_read: Arc::new(|| true),
         wall: Arc::new({
             let clock = clock.clone();
             move || {

@@ -13,7 +13,7 @@ use super::{
     damaged, decode, outcome_unknown,
 };
 use crate::{
-    backend::{CommitError, Entry, Expect, Lane, Op, PAGE, Range, Revision, Scan, Txn},
+    backend::{CommitError, Entry, Expect, LIMITS, Lane, Op, PAGE, Range, Revision, Scan, Txn},
     keys::{self, Key, Name},
     value::{Desired, Head, RevisionRow, marked, new_txn_id},
 };
@@ -292,21 +292,21 @@ impl Store {
         expected: Revision,
         desired: Desired,
     ) -> Result<Revision> {
-        self.update_desired_with(uid, expected, desired, UserData::default())
+        self.update_desired_with(uid, expected, desired, Along::default())
             .await
     }
 
-    /// Like [`Self::update_desired`], with user data that is stored and deleted along with it.
+    /// Like [`Self::update_desired`], with what is stored and deleted along with it.
     pub async fn update_desired_with(
         &self,
         uid: Uuid,
         expected: Revision,
         desired: Desired,
-        data: UserData,
+        along: Along,
     ) -> Result<Revision> {
         check(&desired)?;
-        data.check()?;
-        let data = self.sealed(uid, data)?;
+        along.data.check()?;
+        let data = self.sealed(uid, along.data)?;
         if expected == 0 {
             return Err(Error::internal("a cluster is made with create_cluster"));
         }
@@ -320,6 +320,9 @@ impl Store {
         }
         .put(marker.key.clone(), marked(&desired, &marker.txn))
         .expect(marker.key.clone(), Expect::at(expected));
+        if let Some(former) = along.former {
+            former.add(uid, &mut txn);
+        }
         data.add(uid, &mut txn);
         match commit::commit(&*self.backend, txn, Lane::Bulk, &marker).await {
             Ok(revision) => Ok(revision),
@@ -365,39 +368,6 @@ impl Store {
             .collect()
     }
 
-    /// Retains a spec that is about to be replaced, and the newest of those before it, `most` in total. Writing it
-    /// again changes nothing, so it may precede a change that then fails.
-    pub async fn keep_revision(
-        &self,
-        uid: Uuid,
-        generation: u64,
-        row: RevisionRow,
-        most: usize,
-    ) -> Result<()> {
-        let kept = self.revisions(uid).await?;
-        let older = kept
-            .iter()
-            .map(|(old, _)| *old)
-            .filter(|old| *old != generation);
-        let older: Vec<u64> = older.collect();
-        let surplus = (older.len() + 1).saturating_sub(most);
-        let mut txn = Txn {
-            max_wait: Some(API_WAIT),
-            ..Txn::default()
-        }
-        .put(
-            Key::from(Name::Revision(uid, generation)),
-            Bytes::from(row.encode_to_vec()),
-        );
-        txn.ops
-            .extend(older.into_iter().take(surplus).map(|old| Op::Delete {
-                key: Key::from(Name::Revision(uid, old)),
-            }));
-        // If the outcome is not known, the change that follows is refused, or repeats this.
-        self.backend.commit(txn, Lane::Bulk).await?;
-        Ok(())
-    }
-
     /// Deletes the retained specs of a cluster that is about to be finished.
     pub async fn drop_revisions(&self, uid: Uuid) -> Result<()> {
         let kept = self.revisions(uid).await?;
@@ -427,6 +397,43 @@ impl Store {
             self.backend.commit(txn, Lane::Bulk).await?;
         }
         Ok(())
+    }
+}
+
+/// What is stored and deleted along with a changed desired state.
+#[derive(Clone, Default)]
+pub struct Along {
+    /// User data.
+    pub data: UserData,
+    /// The spec that is replaced, if it is retained.
+    pub former: Option<Former>,
+}
+
+/// A spec that is retained.
+#[derive(Clone)]
+pub struct Former {
+    /// Its generation.
+    pub generation: u64,
+    /// The spec.
+    pub row: RevisionRow,
+    /// Generations of earlier ones that are retained no longer, at most 16.
+    pub drop: Vec<u64>,
+}
+
+/// Maximum number of earlier specs that one change deletes.
+const MAX_FORMER_DROPS: usize = 16;
+
+impl Former {
+    fn add(self, uid: Uuid, txn: &mut Txn) {
+        let name = |generation| Name::Revision(uid, generation).into();
+        let drops = self.drop.into_iter().take(MAX_FORMER_DROPS);
+        txn.ops.extend(drops.map(|generation| Op::Delete {
+            key: name(generation),
+        }));
+        txn.ops.push(Op::Put {
+            key: name(self.generation),
+            value: self.row.encode_to_vec().into(),
+        });
     }
 }
 
@@ -469,7 +476,11 @@ impl UserData {
 
     fn add(self, uid: Uuid, txn: &mut Txn) {
         let name = |digest| Name::UserData(uid, digest).into();
-        let drops = self.drop.into_iter().take(MAX_DROPS);
+        // What there is no room for is found again by the next change.
+        let room = LIMITS
+            .operations
+            .saturating_sub(txn.ops.len() + self.put.len());
+        let drops = self.drop.into_iter().take(MAX_DROPS.min(room));
         txn.ops
             .extend(drops.map(|digest| Op::Delete { key: name(digest) }));
         txn.ops

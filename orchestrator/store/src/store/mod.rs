@@ -4,6 +4,7 @@ mod clusters;
 mod commit;
 mod events;
 mod feed;
+mod hand_over;
 mod led;
 mod mirror;
 mod own;
@@ -29,9 +30,10 @@ use tokio::{sync::watch, task::JoinHandle};
 use uuid::Uuid;
 
 pub use self::{
-    clusters::{ClusterRow, Loader, MAX_USER_DATA, NodeRow, ResourceRow, UserData},
+    clusters::{Along, ClusterRow, Former, Loader, MAX_USER_DATA, NodeRow, ResourceRow, UserData},
     events::{EventPage, EventWatch},
     feed::{Changed, Changes, Update},
+    hand_over::Vacant,
     mirror::Unread,
     own::{Owned, SHARDS, Shards, shard_of},
     replicas::{Me, ReplicaRow},
@@ -78,7 +80,7 @@ pub(crate) const API_WAIT: Duration = Duration::from_millis(250);
 
 /// The durable state of the orchestrator.
 ///
-/// Owner state is written only with an [`Owned`], which only [`Store::take_shard`] creates.
+/// Owner state is written only with an [`Owned`], which only the key of a shard that is this process's creates.
 pub struct Store {
     backend: Arc<dyn Backend>,
     /// The same.
@@ -90,6 +92,8 @@ pub struct Store {
     holding: Arc<Holding>,
     /// Epochs as they were read when another replica led.
     epochs: Mutex<Option<own::Epochs>>,
+    /// What it was given while it waited for the lead.
+    given: Mutex<hand_over::Given>,
     feed: Arc<Feed>,
     tasks: Vec<JoinHandle<()>>,
     /// Keys that encrypt secrets and user data. If unset, there are no secrets, and user data is stored unencrypted.
@@ -132,6 +136,7 @@ impl Store {
             replica,
             holding,
             epochs: Mutex::default(),
+            given: Mutex::default(),
             feed,
             tasks,
             keys: OnceLock::new(),

@@ -12,16 +12,16 @@ use uuid::Uuid;
 use super::{
     Store, Versioned, commit,
     commit::Marker,
+    hand_over::Given,
     replicas::{Holding, now_ms},
 };
 use crate::{
-    backend::{CommitError, Expect, Fence, Lane, Op, PAGE, RETRY_AFTER, Range, Txn},
-    history::{Batch, WatchEnd},
+    backend::{CommitError, Expect, Fence, Lane, Op, PAGE, RETRY_AFTER, Range, Revision, Txn},
     keys::{self, Key, Name},
     value::{Epoch, Owner, marked, new_txn_id},
 };
 
-/// Delay before a lost watch is opened again.
+/// Delay before epochs that turn out to be others are read again.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Attempts to take shards whose epochs turn out to be others than was known.
@@ -31,7 +31,7 @@ const CLAIMS: u32 = 5;
 pub const SHARDS: u8 = 64;
 
 /// Shards that are taken in one transaction. Each is two of what a transaction may expect and do.
-const TOGETHER: usize = 32;
+pub(super) const TOGETHER: usize = 32;
 
 /// Requests that a process may make for one cluster per ms of its life without reaching the sequence numbers of the
 /// next process. For two centuries all numbers fit into a double, for consumers that read them as such.
@@ -60,7 +60,7 @@ pub fn shard_of(uid: Uuid) -> u8 {
 pub struct Owned {
     shard: u8,
     epoch: u64,
-    fence: Fence,
+    pub(super) fence: Fence,
     holding: Arc<Holding>,
 }
 
@@ -129,7 +129,7 @@ fn half_taken(error: Error) -> Error {
 /// Epochs by shard, with the revision of each.
 pub(super) type Epochs = HashMap<u8, Versioned<Epoch>>;
 
-fn all_epochs() -> Range {
+pub(super) fn all_epochs() -> Range {
     Range::prefix(&keys::kind(b'e'))
 }
 
@@ -177,16 +177,18 @@ impl Store {
     /// taken them. `NOT_LEADER` if another replica has them. After another error it may have a part of them, until it
     /// resigns.
     pub async fn take_all(&self) -> Result<Shards> {
+        let given = std::mem::take(&mut *self.given.lock());
         let known = self.epochs.lock().take();
         let mut epochs = match known {
             Some(epochs) => epochs,
+            None if given.len() == usize::from(SHARDS) => Epochs::default(),
             None => self.epochs(all_epochs()).await?,
         };
         let all: Vec<u8> = (0..SHARDS).collect();
         let mut parts = all.chunks(TOGETHER);
         // Who has the first has them all, so that two that begin at the same time do not get a part each.
         let mut shards = match parts.next() {
-            Some(first) => self.take_some(first, &mut epochs).await?,
+            Some(first) => self.take_part(first, &given, &mut epochs).await?,
             None => Vec::new(),
         };
         if let Some(first) = shards.first() {
@@ -195,7 +197,7 @@ impl Store {
         let rest = async {
             let mut taken = Vec::new();
             for part in parts {
-                let part = self.take_some(part, &mut epochs).await;
+                let part = self.take_part(part, &given, &mut epochs).await;
                 taken.extend(part.map_err(half_taken)?);
             }
             Ok(taken)
@@ -203,6 +205,10 @@ impl Store {
         // Another replica may have changed it since this one has opened the store.
         let (rest, meta) = try_join!(rest, super::read_meta(&*self.backend))?;
         shards.extend(rest);
+        // Whoever has handed over may have written clusters of the last part after the first was given.
+        for owned in &shards {
+            self.led.wrote(owned.fence.made_at);
+        }
         if let Some(first) = shards.first() {
             self.led.lead(first.fence.clone());
         }
@@ -210,8 +216,22 @@ impl Store {
         Ok(Shards(shards))
     }
 
+    /// Takes these shards, unless they were given to this replica.
+    async fn take_part(
+        &self,
+        shards: &[u8],
+        given: &Given,
+        epochs: &mut Epochs,
+    ) -> Result<Vec<Owned>> {
+        let given: Option<Vec<Owned>> = shards.iter().map(|it| given.get(it).cloned()).collect();
+        match given {
+            Some(given) => Ok(given),
+            None => self.take_some(shards, epochs).await,
+        }
+    }
+
     /// Epochs by shard, with the revision of each.
-    async fn epochs(&self, range: Range) -> Result<Epochs> {
+    pub(super) async fn epochs(&self, range: Range) -> Result<Epochs> {
         let entries = self.backend.scan(range, PAGE).await?.collect().await?;
         let mut epochs = HashMap::new();
         for entry in entries {
@@ -255,6 +275,7 @@ impl Store {
             let claim = Owner {
                 replica: self.replica.name.clone(),
                 epoch: next,
+                lease: self.holding.id().0,
             };
             txn.ops.push(Op::PutLeased {
                 key: owner(shard),
@@ -281,67 +302,20 @@ impl Store {
             }
             Err(error) => return Err(error.into()),
         };
-        let owned = |(shard, epoch)| Owned {
-            shard,
-            epoch,
-            fence: Fence {
-                key: owner(shard),
-                made_at,
-            },
-            holding: Arc::clone(&self.holding),
-        };
+        let owned = |(shard, epoch)| self.owned(shard, epoch, made_at);
         Ok(Taken::All(claimed.into_iter().map(owned).collect()))
     }
 
-    /// Waits until nobody has the lead. It may be taken by another replica in the meantime.
-    pub async fn vacancy(&self) -> Result<()> {
-        let key: Key = Name::Owner(0).into();
-        loop {
-            let scan = self.backend.scan(Range::one(&key), 1).await?;
-            let revision = scan.revision();
-            if scan.collect().await?.is_empty() {
-                return Ok(());
-            }
-            let mut watch = self.backend.watch(revision).await?;
-            // One read less for whoever takes it.
-            let epochs = self.epochs(all_epochs()).await?;
-            *self.epochs.lock() = Some(epochs);
-            loop {
-                match watch.next().await {
-                    Ok(batch) => {
-                        self.note_epochs(&batch);
-                        let mut changes = batch.changes.iter();
-                        if changes.any(|change| change.key == key && change.value.is_none()) {
-                            // Whoever takes it finds out if somebody was quicker.
-                            return Ok(());
-                        }
-                    }
-                    Err(WatchEnd::Compacted) => break,
-                    Err(WatchEnd::Closed) => sleep(LOOK_AGAIN).await,
-                }
-            }
-        }
-    }
-
-    /// Follows the epochs that were read.
-    fn note_epochs(&self, batch: &Batch) {
-        let of_epochs = keys::kind(b'e');
-        let mut known = self.epochs.lock();
-        let Some(epochs) = known.as_mut() else {
-            return;
-        };
-        for change in &batch.changes {
-            if change.key.as_bytes().starts_with(of_epochs.as_bytes())
-                && let Some(Name::Epoch(shard)) = change.key.parse()
-                && let Some(value) = &change.value
-                && let Ok(value) = Epoch::decode(value.clone())
-                && epochs
-                    .get(&shard)
-                    .is_none_or(|known| known.revision < batch.revision)
-            {
-                let revision = batch.revision;
-                epochs.insert(shard, Versioned { value, revision });
-            }
+    /// The proof for a shard that this process was written down for at a revision.
+    pub(super) fn owned(&self, shard: u8, epoch: u64, made_at: Revision) -> Owned {
+        Owned {
+            shard,
+            epoch,
+            fence: Fence {
+                key: Name::Owner(shard).into(),
+                made_at,
+            },
+            holding: Arc::clone(&self.holding),
         }
     }
 
@@ -391,7 +365,7 @@ impl Store {
                 .delete(fence.key.clone());
         }
         match self.backend.commit(txn, Lane::Urgent).await {
-            // They have one lease, so that none is ours any more if one is not.
+            // They have one lease, so that none is ours any more if one is not: what was handed over in part is not released.
             Ok(_) | Err(CommitError::Conflict(_)) => Ok(()),
             Err(error) => Err(error.into()),
         }

@@ -316,6 +316,24 @@ impl Store {
     /// Ends the lease of a replica whose process seems to have ended, so that nobody has to wait until it runs out. It is
     /// asked before, and `false` if it lives, or somebody else has ended its lease.
     pub async fn bury(&self, name: &str, lease: LeaseId) -> Result<bool> {
+        if self.answers(name).await? {
+            return Ok(false);
+        }
+        self.backend.revoke(lease).await?;
+        self.answered(name).await?;
+        Ok(true)
+    }
+
+    /// Asks a replica whether its process lives. `false` if it says nothing for a while in which the store was in time.
+    pub async fn lives(&self, name: &str) -> Result<bool> {
+        let lives = self.answers(name).await?;
+        if !lives {
+            self.answered(name).await?;
+        }
+        Ok(lives)
+    }
+
+    async fn answers(&self, name: &str) -> Result<bool> {
         let key: Key = Name::Doubt(name.to_owned()).into();
         let mut txn = Txn::default();
         txn.ops.push(Op::PutLeased {
@@ -329,7 +347,7 @@ impl Store {
             sleep(ANSWERS / LOOKS).await;
             let began = Instant::now();
             if self.backend.get(&key).await?.is_none() {
-                return Ok(false);
+                return Ok(true);
             }
             // A store that is slow keeps an answer back as well.
             silent = if began.elapsed() < ANSWERS {
@@ -338,10 +356,29 @@ impl Store {
                 0
             };
         }
-        self.backend.revoke(lease).await?;
-        let txn = Txn::default().delete(key);
+        Ok(false)
+    }
+
+    /// Nobody is asked any more.
+    async fn answered(&self, name: &str) -> Result<()> {
+        let txn = Txn::default().delete(Name::Doubt(name.to_owned()).into());
         self.backend.commit(txn, Lane::Urgent).await?;
-        Ok(true)
+        Ok(())
+    }
+
+    /// Takes back that the lead can be handed to this replica.
+    pub async fn declines(&self) -> Result<()> {
+        let this = self.replicas().await?.into_iter().find(|it| it.is_this);
+        match this.and_then(|this| this.report) {
+            Some(report) if report.takes == Some(true) => {
+                let report = ReplicaReport {
+                    takes: Some(false),
+                    ..report
+                };
+                self.report(report).await
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt, sync::Arc};
 
 use drover_core::{Reason, spec::digest};
 use drover_store::{
-    Backend, Bytes, Desired, Keyring, Store, UserData,
+    Along, Backend, Bytes, Desired, Keyring, Store, UserData,
     backend::{Entry, Range},
     keys::{Key, Name},
     sqlite::DATABASE,
@@ -79,7 +79,10 @@ async fn with_a_key_nothing_secret_is_readable_at_rest() {
         .await
         .unwrap();
     let at = store.desired(uid).await.unwrap().unwrap();
-    let more = data(&["second hush"]);
+    let more = Along {
+        data: data(&["second hush"]),
+        ..Along::default()
+    };
     store
         .update_desired_with(uid, at.revision, at.value, more)
         .await

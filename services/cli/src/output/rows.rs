@@ -389,7 +389,11 @@ pub(crate) fn replica(replica: &Replica, now: SystemTime) -> Vec<String> {
         or_dash(&replica.version),
         replica.platforms.len().to_string(),
         age::since(replica.start_time.as_ref(), now),
-        replica.unfit.clone(),
+        if replica.unfit.is_empty() && replica.takes_over == Some(false) {
+            "has yet to read the clusters, or ends".to_owned()
+        } else {
+            replica.unfit.clone()
+        },
     ]
 }
 

@@ -1,8 +1,8 @@
 //! What each event does to the replicas, the store and the platform.
 
 use super::{
-    Call, EPOCHS, Lead, Mutant, Node, Phase, Plan, Record, Replica, SLOTS, Stage, State, Txn,
-    WRITES, World, rules::Raised,
+    Call, EPOCHS, Lead, Mutant, Node, Phase, Plan, REPLICAS, Record, Replica, SLOTS, Stage, State,
+    Txn, WRITES, World, rules::Raised,
 };
 
 impl State {
@@ -128,6 +128,20 @@ impl State {
         let busy = self.calls.iter().any(under_way);
         self.owner = None;
         self.lead_mut(replica)?.phase = Phase::HandedOver { busy };
+        Some(())
+    }
+
+    /// `Store::hand_over`: its transaction writes the other replica into the key, under the lease of that one. Whether its
+    /// process still lives does not matter to the store.
+    pub(super) fn give(&mut self, world: &World, replica: u8) -> Option<()> {
+        self.hand_over(replica)?;
+        let other = (replica + 1) % REPLICAS;
+        let is_dead = self.replicas[usize::from(other)] == Replica::Crashed;
+        self.claim(world, other)?;
+        self.given = Some(self.epoch);
+        if is_dead {
+            self.replicas[usize::from(other)] = Replica::Crashed;
+        }
         Some(())
     }
 

@@ -2,7 +2,7 @@
 //! leases that end, hand-overs, processes that stand still or die, transactions and calls that arrive late, platforms that
 //! are started again. And that each rule is needed: without it, the search finds the harm.
 //!
-//! The platform's fences are the real ones. The rest stands for `store::own` and `store::led` (claim, release, the fence of
+//! The platform's fences are the real ones. The rest stands for `store::own` and `store::led` (claim, release, hand-over, the fence of
 //! each transaction), `platforms::watch` (handshake and fence), `executor::envelope` (a call whose turn has come), and
 //! `planner::requests` (repeating and closing requests). What a platform promises is kept: one server at a time, no create
 //! that takes longer than `Limits::max_creation_time`, and one node a request.
@@ -169,6 +169,8 @@ struct State {
     made_calls: u8,
     crashes: u8,
     hand_overs: u8,
+    /// Epoch of the last lead that was given.
+    given: Option<u8>,
     wrong: Option<&'static str>,
 }
 
@@ -195,6 +197,7 @@ enum Action {
     Crash(u8),
     Stop(u8),
     HandOver(u8),
+    Give(u8),
     Meet(u8),
     Fence(u8),
     Plan(u8, u8, Plan),

@@ -43,6 +43,7 @@ impl Model for World {
             made_calls: 0,
             crashes: 0,
             hand_overs: 0,
+            given: None,
             wrong: None,
         }]
     }
@@ -66,6 +67,9 @@ impl Model for World {
                 Action::Fence(replica),
                 Action::HandOver(replica),
             ]);
+            if state.claims < self.claims {
+                actions.push(Action::Give(replica));
+            }
             if state.crashes < self.crashes {
                 actions.push(Action::Crash(replica));
             }
@@ -110,6 +114,7 @@ impl Model for World {
             Action::Crash(replica) => state.crash(replica)?,
             Action::Stop(replica) => state.stop(replica)?,
             Action::HandOver(replica) => state.hand_over(replica)?,
+            Action::Give(replica) => state.give(self, replica)?,
             Action::Meet(replica) => state.meet(self, replica)?,
             Action::Fence(replica) => state.fence(self, replica)?,
             Action::Plan(replica, cluster, plan) => state.plan(self, replica, cluster, plan)?,
@@ -154,6 +159,10 @@ impl Model for World {
             ));
         }
         if self.hand_overs > 0 {
+            properties.push(Property::sometimes(
+                "an owner who was given the shard goes on with what was begun",
+                |_, state: &State| inherited(state).any(|(_, by)| Some(by) == state.given),
+            ));
             properties.push(Property::sometimes(
                 "a hand-over with a call under way completes",
                 |_, state: &State| {

@@ -24,8 +24,8 @@ pub struct CallContext {
 pub struct Arrival {
     /// Who calls.
     pub caller: Forwarded,
-    /// Whether another replica has forwarded it.
-    pub is_forwarded: bool,
+    /// Name of the replica that has forwarded it.
+    pub via: Option<String>,
     /// Whether the request is a single message, and no stream.
     pub one_message: bool,
     /// Whether it changes nothing.

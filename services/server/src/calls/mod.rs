@@ -194,7 +194,6 @@ impl Shared {
                     .await
             }
         };
-        let is_forwarded = forwarded.is_some();
         let via = forwarded.as_ref().and_then(|it| it.as_ref().ok());
         let via = via.and_then(|forwarded| forwarded.via.clone());
         let Judgement {
@@ -219,7 +218,7 @@ impl Shared {
             audit.entry(who.clone(), peer, what, permission, caller, trace_id)
         });
         if let Some(entry) = &entry {
-            if let Some(replica) = via {
+            if let Some(replica) = via.clone() {
                 entry.came_by(replica);
             }
             record.audit(entry.clone());
@@ -269,7 +268,7 @@ impl Shared {
             let shown = shown.map(Identity::peer);
             request.extensions_mut().insert(Arrival {
                 caller: Forwarded::at_first_hand(who, shown),
-                is_forwarded,
+                via,
                 one_message: method.one_message,
                 is_read: permission.is_some_and(Permission::is_read),
             });

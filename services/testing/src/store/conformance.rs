@@ -76,6 +76,7 @@ macro_rules! store_conformance {
         $crate::store_conformance!(@ $make, facade:
             a_name_belongs_to_one_cluster,
             a_change_of_an_old_revision_is_refused,
+            a_spec_is_retained_with_the_change_that_replaces_it,
             a_change_of_the_desired_state_stops_a_step_planned_before,
             what_was_stored_is_loaded,
             a_cache_that_follows_changes_equals_a_fresh_load,
@@ -91,6 +92,9 @@ macro_rules! store_conformance {
             shards_have_one_owner_whose_epoch_grows,
             who_has_waited_for_the_lead_has_it_under_a_higher_epoch,
             half_a_lead_is_not_that_of_another,
+            a_lead_is_handed_to_one_replica_and_no_other,
+            a_lead_is_not_handed_to_a_replica_that_has_ended,
+            a_hand_over_that_is_cut_off_leaves_a_lead_for_the_next_one,
             a_lease_that_ended_early_is_found_out_by_looking,
             an_owner_that_handed_over_is_refused,
         );

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use drover_core::Reason;
 use drover_store::{
-    Bytes, Changed, Desired, Finish, Head, Keyring, Lane, NodeRow, PlatformRow, Step, Store,
-    Versioned, backend::LIMITS,
+    Along, Bytes, Changed, Desired, Finish, Former, Head, Keyring, Lane, NodeRow, PlatformRow,
+    RevisionRow, Step, Store, Versioned, backend::LIMITS,
 };
 use futures::future::join_all;
 use uuid::Uuid;
@@ -64,6 +64,50 @@ pub async fn a_change_of_an_old_revision_is_refused(make: Make<'_>) {
     assert_eq!(
         reason(store.update_desired(uid, second, large)).await,
         Reason::Invalid
+    );
+}
+
+/// Both or neither, and with them those go that are kept no longer.
+pub async fn a_spec_is_retained_with_the_change_that_replaces_it(make: Make<'_>) {
+    let Subject { backend, _keep } = make();
+    let store = open(&backend).await;
+    let (uid, mut revision) = store.create_cluster(wanted("shop")).await.unwrap();
+    let former = |generation: u64, drop: Vec<u64>| Along {
+        former: Some(Former {
+            generation,
+            row: RevisionRow {
+                author: format!("author of {generation}"),
+                ..RevisionRow::default()
+            },
+            drop,
+        }),
+        ..Along::default()
+    };
+    let retained = async || {
+        let kept = store.revisions(uid).await.unwrap();
+        let kept = kept
+            .into_iter()
+            .map(|(generation, row)| (generation, row.author));
+        kept.collect::<Vec<_>>()
+    };
+    for generation in [1, 2] {
+        let along = former(generation, Vec::new());
+        let change = store.update_desired_with(uid, revision, wanted("shop"), along);
+        revision = change.await.unwrap();
+    }
+    let both = retained().await;
+    assert_eq!(
+        both,
+        [(1, "author of 1".to_owned()), (2, "author of 2".to_owned())]
+    );
+    let late = store.update_desired_with(uid, revision - 1, wanted("shop"), former(3, vec![1]));
+    assert_eq!(reason(late).await, Reason::RevisionMismatch);
+    assert_eq!(retained().await, both);
+    let change = store.update_desired_with(uid, revision, wanted("shop"), former(3, vec![1]));
+    change.await.unwrap();
+    assert_eq!(
+        retained().await,
+        [(2, "author of 2".to_owned()), (3, "author of 3".to_owned())]
     );
 }
 
