@@ -1,15 +1,20 @@
 //! The backend.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use drover_core::{Error, Reason, Result};
 use drover_store::{
     Backend, Lane, Revision,
     backend::{CommitError, Info, LIMITS, Lease, LeaseId, Range, Scan, Txn},
-    history::Watch,
+    history::{History, Watch},
 };
 use futures::future::join_all;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Code, Status};
@@ -39,6 +44,8 @@ pub(crate) struct Inner {
     pub(crate) watches: Members,
     pub(crate) leases: Members,
     pub(crate) lanes: Lanes,
+    /// What is watched of etcd, as long as it is.
+    pub(crate) shared: Mutex<Weak<History>>,
     pub(crate) closed: CancellationToken,
     endpoints: String,
 }
@@ -61,6 +68,7 @@ impl EtcdBackend {
             watches: Members::new(&targets, login.as_ref(), 1),
             leases: Members::new(&targets, login.as_ref(), 2),
             lanes: Lanes::default(),
+            shared: Mutex::default(),
             closed: closed.clone(),
             endpoints: settings.endpoints.join(", "),
         };

@@ -1,11 +1,12 @@
-//! Watches.
+//! Watches. Those of one process share one of etcd, as long as they keep up with it: what etcd sends once is decoded once. One
+//! that does not gets its own.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use drover_core::Result;
 use drover_store::{
     Revision,
-    history::{Batch, Change, Watch, WatchEnd},
+    history::{Batch, Change, History, Watch, WatchEnd},
 };
 use futures::{Stream, StreamExt, stream};
 use tokio::{sync::mpsc, time::sleep};
@@ -22,7 +23,7 @@ use crate::{
     scan::{signed, unsigned},
 };
 
-/// Batches that wait for their reader. Whoever reads more slowly holds up its own stream only.
+/// Batches that wait for the reader of an own watch, who holds up nobody else.
 const AHEAD: usize = 256;
 /// Delay before a lost watch is opened at the next member.
 const AGAIN: Duration = Duration::from_millis(50);
@@ -33,37 +34,128 @@ const MAX_ANSWER: usize = 64 * 1024 * 1024;
 
 type Sender = mpsc::Sender<Result<Arc<Batch>, WatchEnd>>;
 
+/// Who reads what etcd sends.
+enum Readers {
+    One(Sender),
+    All(Arc<History>),
+}
+
+impl Readers {
+    /// Returns whether anybody reads it.
+    async fn put(&self, batch: Batch) -> bool {
+        match self {
+            Self::One(sender) => sender.send(Ok(Arc::new(batch))).await.is_ok(),
+            Self::All(history) => {
+                history.publish([batch]);
+                history.is_watched()
+            }
+        }
+    }
+
+    async fn end(&self, end: WatchEnd) {
+        match self {
+            Self::One(sender) => {
+                let _ = sender.send(Err(end)).await;
+            }
+            Self::All(history) => history.end(end),
+        }
+    }
+
+    /// Waits until nobody reads. Of those who share a watch that is noticed with the next change.
+    async fn are_gone(&self) {
+        match self {
+            Self::One(sender) => sender.closed().await,
+            Self::All(_) => std::future::pending().await,
+        }
+    }
+}
+
+/// A watch that has been read up to a revision.
+struct Reader {
+    inner: Arc<Inner>,
+    watch: Watch,
+    is_shared: bool,
+    after: Revision,
+}
+
+impl Reader {
+    async fn next(&mut self) -> Result<Arc<Batch>, WatchEnd> {
+        loop {
+            match self.watch.next().await {
+                Ok(batch) => {
+                    self.after = batch.revision;
+                    return Ok(batch);
+                }
+                // It was too slow, or began before the others; or etcd itself knows no more, which it will say again.
+                Err(WatchEnd::Compacted) if self.is_shared => {
+                    self.is_shared = false;
+                    self.watch = self.inner.own_watch(self.after);
+                }
+                Err(end) => return Err(end),
+            }
+        }
+    }
+}
+
 impl Inner {
     pub(crate) fn watch(self: &Arc<Self>, after: Revision) -> Watch {
+        let reader = Reader {
+            inner: Arc::clone(self),
+            watch: self.shared_watch(after),
+            is_shared: true,
+            after,
+        };
+        Watch::new(stream::unfold(Some(reader), async |reader| {
+            let mut reader = reader?;
+            let next = reader.next().await;
+            let rest = next.is_ok().then_some(reader);
+            Some((next, rest))
+        }))
+    }
+
+    fn shared_watch(self: &Arc<Self>, after: Revision) -> Watch {
+        let mut shared = self.shared.lock();
+        if let Some(history) = shared.upgrade() {
+            return history.watch(after);
+        }
+        let history = History::new(after);
+        *shared = Arc::downgrade(&history);
+        let watch = history.watch(after);
+        self.start(after, Readers::All(history));
+        watch
+    }
+
+    fn own_watch(self: &Arc<Self>, after: Revision) -> Watch {
         let (sender, receiver) = mpsc::channel(AHEAD);
-        let (inner, closed) = (Arc::clone(self), self.closed.clone());
-        tokio::spawn(async move {
-            let follow = pin!(inner.follow(after, &sender));
-            tokio::select! {
-                () = closed.cancelled() => {}
-                () = follow => {}
-                () = sender.closed() => {}
-            }
-        });
+        self.start(after, Readers::One(sender));
         Watch::new(stream::unfold(receiver, async |mut receiver| {
             receiver.recv().await.map(|batch| (batch, receiver))
         }))
     }
 
-    /// Sends all batches after a revision, from one member after another, until some of them are known no more.
-    async fn follow(&self, mut after: Revision, sender: &Sender) {
+    fn start(self: &Arc<Self>, after: Revision, readers: Readers) {
+        let (inner, closed) = (Arc::clone(self), self.closed.clone());
+        tokio::spawn(async move {
+            let end = tokio::select! {
+                () = closed.cancelled() => WatchEnd::Closed,
+                end = inner.follow(after, &readers) => end,
+                () = readers.are_gone() => return,
+            };
+            readers.end(end).await;
+        });
+    }
+
+    /// Sends all batches after a revision, from one member after another, until some of them are known no more, or nobody reads
+    /// them: then whoever has just begun to is told so, too.
+    async fn follow(&self, mut after: Revision, readers: &Readers) -> WatchEnd {
         loop {
             let at = self.watches.present();
             let ended = match self.open(after).await {
-                Ok(answers) => self.relay(answers, &mut after, sender).await,
+                Ok(answers) => self.relay(answers, &mut after, readers).await,
                 Err(status) => Ended::Lost(status),
             };
             match ended {
-                Ended::Compacted => {
-                    let _ = sender.send(Err(WatchEnd::Compacted)).await;
-                    return;
-                }
-                Ended::Unread => return,
+                Ended::Compacted | Ended::Unread => return WatchEnd::Compacted,
                 Ended::Lost(status) => {
                     tracing::debug!(
                         why = status.message(),
@@ -113,7 +205,7 @@ impl Inner {
         &self,
         mut answers: impl Stream<Item = Result<WatchResponse, Status>> + Unpin,
         after: &mut Revision,
-        sender: &Sender,
+        readers: &Readers,
     ) -> Ended {
         let mut pieces = Vec::new();
         loop {
@@ -145,7 +237,7 @@ impl Inner {
                     continue;
                 }
                 *after = batch.revision;
-                if sender.send(Ok(Arc::new(batch))).await.is_err() {
+                if !readers.put(batch).await {
                     return Ended::Unread;
                 }
             }

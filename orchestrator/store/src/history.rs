@@ -92,7 +92,7 @@ pub struct History {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Newest {
     At(Revision),
-    Closed,
+    Ended(WatchEnd),
 }
 
 #[derive(Debug)]
@@ -153,8 +153,14 @@ impl History {
     }
 
     /// Ends all watches.
-    pub fn close(&self) {
-        self.newest.send_replace(Newest::Closed);
+    pub fn end(&self, end: WatchEnd) {
+        self.newest.send_replace(Newest::Ended(end));
+    }
+
+    /// Whether there are watches.
+    #[must_use]
+    pub fn is_watched(&self) -> bool {
+        self.newest.receiver_count() > 0
     }
 
     /// Watches the changes after a revision.
@@ -178,7 +184,8 @@ impl History {
                     let newest = *position.newest.borrow_and_update();
                     let ended = match (newest, log.upgrade()) {
                         (Newest::At(_), Some(history)) => history.read(&mut position).err(),
-                        (Newest::Closed, _) | (_, None) => Some(WatchEnd::Closed),
+                        (Newest::Ended(end), _) => Some(end),
+                        (_, None) => Some(WatchEnd::Closed),
                     };
                     if let Some(end) = ended {
                         return Some((Err(end), (log, None)));

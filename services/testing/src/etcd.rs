@@ -72,6 +72,14 @@ impl Etcd {
         self.members.iter().map(Member::url).collect()
     }
 
+    /// A metric without labels of a member, if it has it.
+    #[must_use]
+    pub fn metric(&self, at: usize, name: &str) -> Option<f64> {
+        let metrics = self.members[at].get("/metrics")?;
+        let mut values = metrics.lines().filter_map(|line| line.strip_prefix(name));
+        values.find_map(|value| value.trim().parse().ok())
+    }
+
     /// Number of the member that leads. Waits until there is one.
     #[must_use]
     pub fn leader(&self) -> usize {

@@ -57,6 +57,47 @@ async fn two_stores_with_prefixes_of_their_own_share_an_etcd_unseen() {
 }
 
 #[tokio::test]
+async fn watches_of_one_process_share_one_of_etcd_until_one_falls_behind_which_misses_nothing() {
+    let etcd = Etcd::start(1);
+    let backend = EtcdBackend::open(&settings(&etcd, "drover/"))
+        .await
+        .unwrap();
+    let watched = || etcd.metric(0, "etcd_debugging_mvcc_watcher_total");
+    let change = async |name: &str, size: usize| {
+        let txn = Txn::default().put(key(name), vec![b'v'; size]);
+        backend.commit(txn, Lane::Bulk).await.unwrap()
+    };
+    let start = change("first", 1).await;
+    let mut watches = Vec::new();
+    for _ in 0..3 {
+        watches.push(backend.watch(start).await.unwrap());
+    }
+    let second = change("second", 1).await;
+    for watch in &mut watches {
+        assert_eq!(watch.next().await.unwrap().revision, second);
+    }
+    assert_eq!(watched(), Some(1.0));
+    // More than a process remembers.
+    let mut slow = watches.pop().unwrap();
+    let mut revisions = Vec::new();
+    for i in 0..40 {
+        revisions.push(change(&format!("{i}"), 100_000).await);
+        for watch in &mut watches {
+            assert_eq!(watch.next().await.unwrap().revision, revisions[i]);
+        }
+    }
+    let mut seen = Vec::new();
+    while seen.len() < revisions.len() {
+        seen.push(slow.next().await.unwrap().revision);
+    }
+    assert_eq!(seen, revisions);
+    assert_eq!(watched(), Some(2.0));
+    // One that begins earlier than the others.
+    let mut early = backend.watch(start - 1).await.unwrap();
+    assert_eq!(early.next().await.unwrap().revision, start);
+}
+
+#[tokio::test]
 async fn a_range_of_many_pages_holds_every_key_once() {
     let etcd = Etcd::start(1);
     let backend = EtcdBackend::open(&settings(&etcd, "drover/"))

@@ -29,7 +29,7 @@ use crate::{
     backend::{
         Backend, CommitError, Info, LIMITS, Lane, Lease, LeaseId, Range, Revision, Scan, Txn,
     },
-    history::{History, Watch},
+    history::{History, Watch, WatchEnd},
 };
 
 pub use self::file::{DATABASE, FORMAT};
@@ -245,7 +245,7 @@ impl Backend for SqliteBackend {
 
 impl Drop for SqliteBackend {
     fn drop(&mut self) {
-        self.history.close();
+        self.history.end(WatchEnd::Closed);
         // The last connection to close checkpoints the write-ahead log, which a reader cannot do.
         drop(self.readers.take());
         self.queue.close();

@@ -12,7 +12,7 @@ use drover_core::Result;
 use drover_store::{
     Backend, Bytes, Lane, Revision,
     backend::{CommitError, Entry, Expect, Info, LIMITS, Lease, LeaseId, Op, Range, Scan, Txn},
-    history::{Batch, Change, History, Watch},
+    history::{Batch, Change, History, Watch, WatchEnd},
     keys::Key,
 };
 use parking_lot::Mutex;
@@ -289,6 +289,6 @@ impl Backend for MemoryBackend {
 
 impl Drop for MemoryBackend {
     fn drop(&mut self) {
-        self.shared.history.close();
+        self.shared.history.end(WatchEnd::Closed);
     }
 }
