@@ -118,6 +118,12 @@ impl Reconciler {
                     return Ok(());
                 }
                 Ok(Round::Again) => {}
+                Err(error)
+                    if error.reason() == Reason::Fenced && self.tasks.stop().is_cancelled() =>
+                {
+                    // It has handed over, and whoever leads now plans it.
+                    return Err(error);
+                }
                 Err(error) if error.reason() == Reason::Fenced => {
                     tracing::error!(cluster = %cluster.name(), "this process lost its clusters to another and stops");
                     self.tasks.stop().cancel();

@@ -239,16 +239,23 @@ impl Standby {
         let given = timeout(RELEASE, self.give(orchestrator.records.shards(), next)).await;
         match given {
             Ok(Ok(Some(next))) => {
-                self.routing.found(Some(&next));
+                self.routing.gave(&next);
                 tracing::info!(to = next.name, ?answered, given = ?began.elapsed(), "the lead was handed over");
             }
             Ok(Ok(None)) => self.follow_the_next().await,
-            Ok(Err(_)) | Err(_) => {
-                self.leave().await;
-                return false;
+            Ok(Err(error)) => return self.ends(&error).await,
+            Err(_) => {
+                let error = Error::unavailable("the store does not answer");
+                return self.ends(&error).await;
             }
         }
         true
+    }
+
+    async fn ends(&self, error: &Error) -> bool {
+        tracing::warn!(%error, "the lead could not be handed over");
+        self.leave().await;
+        false
     }
 
     /// Gives the lead to that replica. `None` if it was left to whoever takes it first.

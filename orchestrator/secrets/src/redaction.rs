@@ -110,7 +110,7 @@ impl Vault {
 
     /// The groups of all retained former specs, and the generation that these specs precede. Cached for each generation.
     async fn former(&self, cluster: &Cluster) -> Result<(u64, Arc<Vec<FormerGroup>>)> {
-        // The generation is read first, because a spec is retained before another one replaces it.
+        // The generation is read first: memory has a new one only after the store has retained the spec that it replaces.
         let generation = cluster.lock().desired().value.generation;
         if let Some(groups) = cluster.former(generation) {
             return Ok((generation, groups));

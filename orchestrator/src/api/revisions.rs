@@ -64,7 +64,7 @@ impl Revisions {
 /// Adds the current spec to earlier ones.
 fn with_present(cluster: &Cluster, mut kept: Earlier) -> Result<Earlier> {
     let desired = cluster.lock().desired().value.clone();
-    // A revision that was retained for a change that then failed is still the current one.
+    // Former versions retained a revision before the change, which then may have failed: it is still the current one.
     kept.retain(|(generation, _)| *generation < desired.generation);
     let present = RevisionRow {
         spec: desired.spec,

@@ -116,6 +116,8 @@ struct Inner {
     leader: watch::Sender<Leader>,
     /// Epoch of the newest lead that is known of.
     newest: AtomicU64,
+    /// Epoch of the last one that this replica has given away.
+    given: AtomicU64,
     readiness: watch::Sender<Readiness>,
     fitness: Fitness,
     keys: Mutex<Keys>,
@@ -145,6 +147,7 @@ impl Routing {
             store: Mutex::default(),
             leader: watch::Sender::new(Leader::Unknown),
             newest: AtomicU64::new(0),
+            given: AtomicU64::new(0),
             readiness: watch::Sender::new(Readiness::NotReady(NOBODY.to_owned())),
             fitness: Fitness::default(),
             keys: Mutex::default(),
@@ -216,6 +219,12 @@ impl Routing {
         self.change(next, |known| {
             !matches!(known, Leader::This(_)) && self.0.store.lock().is_some()
         });
+    }
+
+    /// This replica has handed the lead to another one.
+    pub(super) fn gave(&self, next: &ReplicaRow) {
+        self.0.given.store(next.epoch, Ordering::Release);
+        self.found(Some(next));
     }
 
     /// Calls wait until somebody else leads.
@@ -372,7 +381,13 @@ impl Routing {
         let mut leader = self.0.leader.subscribe();
         let other =
             leader.wait_for(|now| !matches!(now, Leader::Another(leads) if leads.name == via));
-        let hesitates = until.min(Instant::now() + HESITATES);
+        let newest = self.0.newest.load(Ordering::Acquire);
+        // Whoever has given it away knows better than anybody.
+        let hesitates = if newest == self.0.given.load(Ordering::Acquire) {
+            Instant::now()
+        } else {
+            until.min(Instant::now() + HESITATES)
+        };
         tokio::select! {
             () = stop.cancelled() => return Err(self.nobody()),
             other = timeout_at(hesitates, other) => {
@@ -587,6 +602,14 @@ mod tests {
         });
         assert_eq!(waited.unwrap_err().reason(), Reason::NotLeader);
         assert_eq!(Instant::now(), at, "it waits while nobody leads");
+        let given = ReplicaRow {
+            epoch: 4,
+            ..row(b"key")
+        };
+        routing.gave(&given);
+        let waited = routing.own_lead("b", until, &stop).await;
+        assert_eq!(waited.unwrap_err().reason(), Reason::NotLeader);
+        assert_eq!(Instant::now(), at, "it has given the lead to b itself");
     }
 
     #[tokio::test]

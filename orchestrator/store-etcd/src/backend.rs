@@ -11,7 +11,7 @@ use drover_core::{Error, Reason, Result};
 use drover_store::{
     Backend, Lane, Revision,
     backend::{CommitError, Info, LIMITS, Lease, LeaseId, Range, Scan, Txn},
-    history::{History, Watch},
+    history::Watch,
 };
 use futures::future::join_all;
 use parking_lot::Mutex;
@@ -27,6 +27,7 @@ use crate::{
     members::Members,
     scan::{READ, error, is_refused, signed},
     space::{cluster, different, identity},
+    watch::Shared,
 };
 
 /// Releases of etcd before these are refused or warned about.
@@ -45,7 +46,7 @@ pub(crate) struct Inner {
     pub(crate) leases: Members,
     pub(crate) lanes: Lanes,
     /// What is watched of etcd, as long as it is.
-    pub(crate) shared: Mutex<Weak<History>>,
+    pub(crate) shared: Mutex<Weak<Shared>>,
     pub(crate) closed: CancellationToken,
     endpoints: String,
 }
@@ -208,11 +209,15 @@ impl Backend for EtcdBackend {
             KvClient::new(connection).compact(request).await
         });
         match compacted.await {
-            Ok(_) => Ok(()),
+            Ok(_) => {}
             // Done already, by somebody else or by a repetition.
-            Err(status) if status.code() == Code::OutOfRange => Ok(()),
-            Err(status) => Err(error(&status)),
+            Err(status) if status.code() == Code::OutOfRange => {}
+            Err(status) => return Err(error(&status)),
         }
+        if let Some(shared) = self.inner.shared.lock().upgrade() {
+            shared.compact(revision);
+        }
+        Ok(())
     }
 }
 

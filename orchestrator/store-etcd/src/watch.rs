@@ -1,7 +1,10 @@
 //! Watches. Those of one process share one of etcd, as long as they keep up with it: what etcd sends once is decoded once. One
-//! that does not gets its own.
+//! that does not has its own until it has caught up.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock, Weak},
+    time::Duration,
+};
 
 use drover_core::Result;
 use drover_store::{
@@ -25,6 +28,8 @@ use crate::{
 
 /// Batches that wait for the reader of an own watch, who holds up nobody else.
 const AHEAD: usize = 256;
+/// Bytes that a watch may be behind the one that it shares.
+const BEHIND: usize = 512 * 1024;
 /// Delay before a lost watch is opened at the next member.
 const AGAIN: Duration = Duration::from_millis(50);
 /// How long opening a watch may take.
@@ -34,10 +39,24 @@ const MAX_ANSWER: usize = 64 * 1024 * 1024;
 
 type Sender = mpsc::Sender<Result<Arc<Batch>, WatchEnd>>;
 
+/// A watch of etcd that several share.
+pub(crate) struct Shared {
+    history: Arc<History>,
+    /// What etcd has said last, to all who share it.
+    ended: OnceLock<WatchEnd>,
+}
+
+impl Shared {
+    /// Etcd has discarded changes up to that revision.
+    pub(crate) fn compact(&self, revision: Revision) {
+        self.history.compact(revision);
+    }
+}
+
 /// Who reads what etcd sends.
 enum Readers {
     One(Sender),
-    All(Arc<History>),
+    All(Arc<Shared>),
 }
 
 impl Readers {
@@ -45,9 +64,9 @@ impl Readers {
     async fn put(&self, batch: Batch) -> bool {
         match self {
             Self::One(sender) => sender.send(Ok(Arc::new(batch))).await.is_ok(),
-            Self::All(history) => {
-                history.publish([batch]);
-                history.is_watched()
+            Self::All(shared) => {
+                shared.history.publish([batch]);
+                shared.history.is_watched()
             }
         }
     }
@@ -57,7 +76,10 @@ impl Readers {
             Self::One(sender) => {
                 let _ = sender.send(Err(end)).await;
             }
-            Self::All(history) => history.end(end),
+            Self::All(shared) => {
+                let _ = shared.ended.set(end);
+                shared.history.end(end);
+            }
         }
     }
 
@@ -74,35 +96,54 @@ impl Readers {
 struct Reader {
     inner: Arc<Inner>,
     watch: Watch,
-    is_shared: bool,
+    /// `None` while it has a watch of its own.
+    shared: Option<Arc<Shared>>,
     after: Revision,
 }
 
 impl Reader {
     async fn next(&mut self) -> Result<Arc<Batch>, WatchEnd> {
         loop {
-            match self.watch.next().await {
-                Ok(batch) => {
+            match (self.watch.next().await, &self.shared) {
+                (Ok(batch), shared) => {
                     self.after = batch.revision;
+                    if shared.is_none() {
+                        self.share();
+                    }
                     return Ok(batch);
                 }
-                // It was too slow, or began before the others; or etcd itself knows no more, which it will say again.
-                Err(WatchEnd::Compacted) if self.is_shared => {
-                    self.is_shared = false;
+                (Err(end), None) => return Err(end),
+                (Err(end), Some(shared)) => {
+                    // What etcd has said is final: asked again a moment later it may not notice that it was put back.
+                    if let Some(end) = shared.ended.get() {
+                        return Err(*end);
+                    }
+                    // It is too far behind the others, or began before them.
+                    tracing::debug!(%end, after = self.after, "a watch of its own");
+                    self.shared = None;
                     self.watch = self.inner.own_watch(self.after);
                 }
-                Err(end) => return Err(end),
             }
+        }
+    }
+
+    /// Goes on with the others, as soon as it has seen what they have.
+    fn share(&mut self) {
+        let shared = self.inner.shared.lock().upgrade();
+        if let Some(shared) = shared.filter(|shared| shared.history.reaches(self.after)) {
+            self.watch = shared.history.watch(self.after);
+            self.shared = Some(shared);
         }
     }
 }
 
 impl Inner {
     pub(crate) fn watch(self: &Arc<Self>, after: Revision) -> Watch {
+        let shared = self.shared(after);
         let reader = Reader {
             inner: Arc::clone(self),
-            watch: self.shared_watch(after),
-            is_shared: true,
+            watch: shared.history.watch(after),
+            shared: Some(shared),
             after,
         };
         Watch::new(stream::unfold(Some(reader), async |reader| {
@@ -113,16 +154,29 @@ impl Inner {
         }))
     }
 
-    fn shared_watch(self: &Arc<Self>, after: Revision) -> Watch {
-        let mut shared = self.shared.lock();
-        if let Some(history) = shared.upgrade() {
-            return history.watch(after);
+    fn shared(self: &Arc<Self>, after: Revision) -> Arc<Shared> {
+        let mut present = self.shared.lock();
+        if let Some(shared) = present.upgrade() {
+            return shared;
         }
-        let history = History::new(after);
-        *shared = Arc::downgrade(&history);
-        let watch = history.watch(after);
-        self.start(after, Readers::All(history));
-        watch
+        let shared = Arc::new(Shared {
+            history: History::of_bytes(after, BEHIND),
+            ended: OnceLock::new(),
+        });
+        *present = Arc::downgrade(&shared);
+        self.start(after, Readers::All(Arc::clone(&shared)));
+        shared
+    }
+
+    /// Nobody else begins to read it: etcd may be another one by now than the one that it is of.
+    fn share_no_more(&self, readers: &Readers) {
+        let Readers::All(shared) = readers else {
+            return;
+        };
+        let mut present = self.shared.lock();
+        if std::ptr::eq(present.as_ptr(), Arc::as_ptr(shared)) {
+            *present = Weak::new();
+        }
     }
 
     fn own_watch(self: &Arc<Self>, after: Revision) -> Watch {
@@ -137,17 +191,23 @@ impl Inner {
         let (inner, closed) = (Arc::clone(self), self.closed.clone());
         tokio::spawn(async move {
             let end = tokio::select! {
-                () = closed.cancelled() => WatchEnd::Closed,
+                () = closed.cancelled() => Some(WatchEnd::Closed),
                 end = inner.follow(after, &readers) => end,
-                () = readers.are_gone() => return,
+                () = readers.are_gone() => None,
             };
-            readers.end(end).await;
+            inner.share_no_more(&readers);
+            match (end, &readers) {
+                (Some(end), readers) => readers.end(end).await,
+                // Who has begun to read it meanwhile gets a watch of its own.
+                (None, Readers::All(shared)) => shared.history.end(WatchEnd::Closed),
+                (None, Readers::One(_)) => {}
+            }
         });
     }
 
     /// Sends all batches after a revision, from one member after another, until some of them are known no more, or nobody reads
-    /// them: then whoever has just begun to is told so, too.
-    async fn follow(&self, mut after: Revision, readers: &Readers) -> WatchEnd {
+    /// them.
+    async fn follow(&self, mut after: Revision, readers: &Readers) -> Option<WatchEnd> {
         loop {
             let at = self.watches.present();
             let ended = match self.open(after).await {
@@ -155,8 +215,10 @@ impl Inner {
                 Err(status) => Ended::Lost(status),
             };
             match ended {
-                Ended::Compacted | Ended::Unread => return WatchEnd::Compacted,
+                Ended::Compacted => return Some(WatchEnd::Compacted),
+                Ended::Unread => return None,
                 Ended::Lost(status) => {
+                    self.share_no_more(readers);
                     tracing::debug!(
                         why = status.message(),
                         "a watch of the store is opened anew"

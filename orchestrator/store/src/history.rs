@@ -99,6 +99,7 @@ enum Newest {
 struct Log {
     batches: VecDeque<Arc<Batch>>,
     bytes: usize,
+    most: usize,
     /// All later batches are in `batches`.
     since: Revision,
 }
@@ -110,9 +111,16 @@ impl History {
     /// Creates an empty log for a store at this revision.
     #[must_use]
     pub fn new(revision: Revision) -> Arc<Self> {
+        Self::of_bytes(revision, HISTORY_BYTES)
+    }
+
+    /// The same, with at most so many bytes of batches.
+    #[must_use]
+    pub fn of_bytes(revision: Revision, most: usize) -> Arc<Self> {
         let log = Log {
             batches: VecDeque::new(),
             bytes: 0,
+            most,
             since: revision,
         };
         Arc::new(Self {
@@ -131,7 +139,7 @@ impl History {
                 log.bytes += batch.bytes();
                 log.batches.push_back(Arc::new(batch));
             }
-            while log.bytes > HISTORY_BYTES && log.batches.len() > 1 {
+            while log.bytes > log.most && log.batches.len() > 1 {
                 log.drop_oldest();
             }
         }
@@ -155,6 +163,12 @@ impl History {
     /// Ends all watches.
     pub fn end(&self, end: WatchEnd) {
         self.newest.send_replace(Newest::Ended(end));
+    }
+
+    /// Whether a watch from that revision on would miss nothing.
+    #[must_use]
+    pub fn reaches(&self, after: Revision) -> bool {
+        self.log.lock().since <= after
     }
 
     /// Whether there are watches.

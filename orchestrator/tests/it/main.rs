@@ -8,6 +8,7 @@
 
 mod abuse;
 mod api;
+mod replicas;
 mod start;
 mod store_command;
 mod tls;

@@ -112,8 +112,8 @@ impl Store {
         let Some(first) = shards.first() else {
             return Ok(None);
         };
-        let next = |owned: &Owned| (owned.epoch() + 1).max(now_ms());
-        let epoch = next(first);
+        let now = now_ms();
+        let next = |owned: &Owned| (owned.epoch() + 1).max(now);
         let id = new_txn_id();
         let mut txn = Txn {
             // The claim of the first shard, which all other transactions have, may be another one's already.
@@ -145,7 +145,7 @@ impl Store {
             txn: id,
         };
         match commit::commit(&*self.backend, txn, Lane::Urgent, &marker).await {
-            Ok(_) => Ok(Some(epoch)),
+            Ok(_) => Ok(Some(next(first))),
             Err(CommitError::Fenced | CommitError::Conflict(_)) => Ok(None),
             Err(error) => Err(error.into()),
         }
