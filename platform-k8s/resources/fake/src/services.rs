@@ -1,6 +1,9 @@
 //! Services.
 
-use std::{collections::BTreeSet, net::Ipv4Addr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::Ipv4Addr,
+};
 
 use async_trait::async_trait;
 use drover_core::{Error, Result, error::Violation};
@@ -26,6 +29,26 @@ fn taken(field: String, what: &str) -> Error {
         field,
         description: format!("{what} is already allocated"),
     }])
+}
+
+/// Takes a node port that was asked for.
+fn take(used: &mut BTreeSet<u32>, port: u32, field: impl Fn() -> String) -> Result<u32> {
+    let (first, last) = NODE_PORTS;
+    if !(first..=last).contains(&port) {
+        let why = format!("is not in the range of node ports, {first} to {last}");
+        return Err(Error::invalid(field(), why));
+    }
+    if !used.insert(port) {
+        return Err(taken(field(), &format!("the port {port}")));
+    }
+    Ok(port)
+}
+
+fn take_any(used: &mut BTreeSet<u32>, begin: u32) -> Result<u32> {
+    let (first, last) = NODE_PORTS;
+    let mut ports = from(begin, last - first + 1).map(|number| first + number);
+    let free = ports.find(|port| used.insert(*port));
+    free.ok_or_else(|| full("a nodePort"))
 }
 
 /// An API server answers this with 500.
@@ -99,29 +122,33 @@ impl Store {
         Ok(())
     }
 
+    /// As `initNodePorts` of the API server: ports of one number share a node port, the first that is asked for by any of them.
     fn allocate_ports(&mut self, spec: &mut api::ServiceSpec) -> Result<()> {
-        let (first, last) = NODE_PORTS;
+        let begin = self.below(NODE_PORTS.1 - NODE_PORTS.0 + 1);
         let specs = self
             .services
             .all()
             .filter_map(|service| service.spec.as_ref());
         let ports = specs.flat_map(|spec| &spec.ports);
-        let mut used: BTreeSet<(i32, u32)> =
-            ports.map(|port| (port.protocol, port.node_port)).collect();
-        for (at, port) in spec.ports.iter_mut().enumerate() {
+        let mut used: BTreeSet<u32> = ports.map(|port| port.node_port).collect();
+        let mut shared: BTreeMap<u32, u32> = BTreeMap::new();
+        for at in 0..spec.ports.len() {
+            let (number, asked) = (spec.ports[at].port, spec.ports[at].node_port);
             let field = || format!("service.spec.ports[{at}].node_port");
-            if port.node_port == 0 {
-                let count = last - first + 1;
-                let mut numbers = from(self.below(count), count).map(|number| first + number);
-                let free = numbers.find(|number| !used.contains(&(port.protocol, *number)));
-                port.node_port = free.ok_or_else(|| full("a nodePort"))?;
-            } else if !(first..=last).contains(&port.node_port) {
-                let why = format!("is not in the range of node ports, {first} to {last}");
-                return Err(Error::invalid(field(), why));
-            } else if used.contains(&(port.protocol, port.node_port)) {
-                return Err(taken(field(), &format!("the port {}", port.node_port)));
-            }
-            used.insert((port.protocol, port.node_port));
+            spec.ports[at].node_port = match shared.get(&number) {
+                Some(&given) if asked == 0 || asked == given => given,
+                Some(_) => take(&mut used, asked, field)?,
+                None => {
+                    let same = spec.ports.iter().filter(|port| port.port == number);
+                    let asked = same.map(|port| port.node_port).find(|port| *port != 0);
+                    let given = match asked {
+                        Some(asked) => take(&mut used, asked, field)?,
+                        None => take_any(&mut used, begin)?,
+                    };
+                    shared.insert(number, given);
+                    given
+                }
+            };
         }
         Ok(())
     }
@@ -187,42 +214,61 @@ impl Services for Shared {
 #[cfg(test)]
 mod tests {
     use drover_core::Reason;
+    use drover_proto::kubernetes::v1::ServicePort;
 
     use super::*;
+
+    fn create(store: &mut Store, name: &str, ports: Vec<ServicePort>) -> Result<Vec<u32>> {
+        let service = store.create_service(api::Service {
+            metadata: Some(api::Metadata {
+                namespace: "n".to_owned(),
+                name: name.to_owned(),
+                ..api::Metadata::default()
+            }),
+            spec: Some(api::ServiceSpec {
+                r#type: ServiceType::NodePort as i32,
+                ports,
+                ..api::ServiceSpec::default()
+            }),
+            ..api::Service::default()
+        });
+        let ports = service?.spec.unwrap_or_default().ports;
+        Ok(ports.iter().map(|port| port.node_port).collect())
+    }
+
+    fn port(port: u32, node_port: u32) -> ServicePort {
+        ServicePort {
+            port,
+            node_port,
+            ..ServicePort::default()
+        }
+    }
 
     #[test]
     fn node_ports_are_given_out_until_all_are_used_and_then_refused() {
         let mut store = Store::new(1);
-        let mut service = |name: &str, ports: u32| {
-            let port = api::ServicePort {
-                port: 80,
-                ..api::ServicePort::default()
-            };
-            store.create_service(api::Service {
-                metadata: Some(api::Metadata {
-                    namespace: "n".to_owned(),
-                    name: name.to_owned(),
-                    ..api::Metadata::default()
-                }),
-                spec: Some(api::ServiceSpec {
-                    r#type: ServiceType::NodePort as i32,
-                    ports: vec![port; usize::try_from(ports).unwrap()],
-                    ..api::ServiceSpec::default()
-                }),
-                ..api::Service::default()
-            })
-        };
         let (first, last) = NODE_PORTS;
-        let all = service("all", last - first + 1).unwrap();
-        let ports: BTreeSet<u32> = all
-            .spec
-            .unwrap()
-            .ports
-            .iter()
-            .map(|it| it.node_port)
-            .collect();
-        assert!(ports.into_iter().eq(first..=last));
-        let error = service("more", 1).unwrap_err();
+        let ports = (1..=last - first + 1).map(|number| port(number, 0));
+        let all = create(&mut store, "all", ports.collect()).unwrap();
+        let all: BTreeSet<u32> = all.into_iter().collect();
+        assert!(all.into_iter().eq(first..=last));
+        let error = create(&mut store, "more", vec![port(80, 0)]).unwrap_err();
         assert_eq!(error.reason(), Reason::Unavailable, "{error}");
+    }
+
+    /// Over TCP and UDP, for example.
+    #[test]
+    fn ports_of_one_number_share_a_node_port_and_its_refusal_is_of_the_first() {
+        let mut store = Store::new(1);
+        let ports = vec![port(53, 0), port(80, 0), port(53, 30_053)];
+        let given = create(&mut store, "dns", ports).unwrap();
+        assert_eq!((given[0], given[2]), (30_053, 30_053));
+        assert_ne!(given[1], 30_053);
+        let field = |error: Error| error.fields()[0].field.clone();
+        for wrong in [80, 30_053] {
+            let ports = vec![port(22, 0), port(53, 0), port(53, wrong)];
+            let error = create(&mut store, "other", ports).unwrap_err();
+            assert_eq!(field(error), "service.spec.ports[1].node_port");
+        }
     }
 }
