@@ -66,24 +66,21 @@ impl Store {
             }
             order(&mut rule.paths);
         }
-        // That of an Ingress is judged by the API server, at last.
-        let is_of_kubernetes = matches!(
-            backend,
-            IngressBackend::Ingress | IngressBackend::Unspecified
-        );
-        if !is_of_kubernetes {
+        if backend == IngressBackend::VirtualService {
             check_class(&new.class_name, backend)?;
         }
         certificates(&mut new, backend)?;
+        if backend == IngressBackend::HttpRoute {
+            check_class(&new.class_name, backend)?;
+        }
         if self.table(backend).get(&key).is_some() {
             return Err(exists::<api::Ingress>(&key));
         }
         for rule in &new.rules {
             self.check_host(backend, &key, &rule.host)?;
         }
-        if is_of_kubernetes {
-            check_class(&new.class_name, backend)?;
-        }
+        // That of an Ingress is judged by the API server, at last.
+        check_class(&new.class_name, backend)?;
         new.rules.sort_by(|a, b| a.host.cmp(&b.host));
         new.backend = backend as i32;
         self.stamp(&mut new);
