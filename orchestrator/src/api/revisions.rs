@@ -65,12 +65,9 @@ impl Revisions {
 fn with_present(cluster: &Cluster, mut kept: Earlier) -> Result<Earlier> {
     let desired = cluster.lock().desired().value.clone();
     // Former versions retained a revision before the change, which then may have failed: it is still the current one.
-    kept.retain(|(generation, _)| *generation < desired.generation);
-    let present = RevisionRow {
-        spec: desired.spec,
-        apply_time_ms: desired.apply_time_ms,
-        author: desired.author,
-    };
+    kept.retain(|(earlier, _)| *earlier < desired.generation);
+    let generation = desired.generation;
+    let present = row(desired);
     let same = |old: &RevisionRow| -> Result<bool> {
         Ok(without_sizes(stored_spec(&old.spec)?) == without_sizes(stored_spec(&present.spec)?))
     };
@@ -80,7 +77,7 @@ fn with_present(cluster: &Cluster, mut kept: Earlier) -> Result<Earlier> {
     {
         kept.pop();
     }
-    kept.push((desired.generation, present));
+    kept.push((generation, present));
     Ok(kept)
 }
 
@@ -99,13 +96,17 @@ pub(super) fn replaced(
     let surplus = (older.len() + 1).saturating_sub(MAX_REVISIONS);
     Ok(Some(Former {
         generation: present.generation,
-        row: RevisionRow {
-            spec: present.spec,
-            apply_time_ms: present.apply_time_ms,
-            author: present.author,
-        },
+        row: row(present),
         drop: older.into_iter().take(surplus).collect(),
     }))
+}
+
+fn row(desired: Desired) -> RevisionRow {
+    RevisionRow {
+        spec: desired.spec,
+        apply_time_ms: desired.apply_time_ms,
+        author: desired.author,
+    }
 }
 
 fn is_replaced(present: &Desired, next: &Desired) -> Result<bool> {

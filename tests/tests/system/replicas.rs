@@ -254,7 +254,7 @@ async fn a_leader_that_is_asked_to_end_hands_over_and_nodes_live_on() {
     assert_eq!(site.world.processes(), nodes, "no node noticed anything");
 }
 
-/// Whoever ends as well gives up a lead that is handed to it.
+/// The leader, and the one that the lead would be handed to.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_that_are_asked_to_end_at_once_leave_the_lead_to_the_third() {
     let mut site = Site::new(1).await;
@@ -263,7 +263,6 @@ async fn two_that_are_asked_to_end_at_once_leave_the_lead_to_the_third() {
     for _ in 0..3 {
         let (leader, epoch) = site.leader_after(None).await;
         site.others_take_over().await;
-        // The one that the lead would be handed to.
         let replicas = site.replicas().await.into_iter();
         let others = replicas.filter(|(_, replica)| !replica.leads);
         let since = |replica: &pb::Replica| {
