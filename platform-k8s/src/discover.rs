@@ -49,6 +49,9 @@ pub(crate) struct Seen {
     pub(crate) request: u128,
     /// Identity of the adopted node, if this object speaks for it.
     pub(crate) adopted: Option<Found>,
+    /// Of the object: later states have higher ones
+    /// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>). 0 if unknown.
+    pub(crate) version: u64,
 }
 
 impl Seen {
@@ -102,6 +105,7 @@ impl Reader {
             request: request(&mark),
             member: member(kind, &pod.metadata, &mark, warning, Some(part)),
             identity: None,
+            version: pod.metadata.version().parse().unwrap_or(0),
         })
     }
 
@@ -129,6 +133,7 @@ impl Reader {
             }),
             member: member(kind, &object.metadata, &mark, warning, None),
             node,
+            version: object.metadata.version().parse().unwrap_or(0),
         })
     }
 
@@ -456,6 +461,7 @@ impl Lost {
             identity: None,
             request: 0,
             adopted: None,
+            version: 0,
         }
     }
 }

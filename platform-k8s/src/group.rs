@@ -157,6 +157,7 @@ impl Groups {
             identity,
             request,
             adopted,
+            version: _,
         } = seen;
         member.namespace = self.name(&member.namespace);
         if let Some(pod) = &mut member.pod {

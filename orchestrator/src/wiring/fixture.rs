@@ -5,7 +5,7 @@ use drover_cluster::Cluster;
 use drover_platforms::{Registered, Registration};
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Backend, Desired, Lane};
-use drover_testing::store::MemoryBackend;
+use drover_testing::store::{LongLeases, MemoryBackend};
 use prost::Message;
 use uuid::Uuid;
 
@@ -13,7 +13,7 @@ use super::*;
 
 impl Wiring {
     pub(crate) async fn fixture() -> Self {
-        Self::over(Arc::new(MemoryBackend::new())).await
+        Self::over(LongLeases::over(Arc::new(MemoryBackend::new()))).await
     }
 
     /// The same over a backend that others may use, too.

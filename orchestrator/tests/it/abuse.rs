@@ -8,7 +8,7 @@
 )]
 
 use std::{
-    net::{SocketAddr, TcpListener},
+    net::SocketAddr,
     path::Path,
     process::{Child, Stdio},
     sync::{
@@ -67,10 +67,7 @@ impl Orchestrator {
         tls: Option<ClientSettings>,
         token: Option<&str>,
     ) -> Self {
-        let address = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap();
+        let address = drover_testing::ports::free_address();
         let child = drover_testing::processes::program(env!("CARGO_BIN_EXE_drover-orchestrator"))
             .arg("--data-dir")
             .arg(directory.join("store"))

@@ -36,9 +36,7 @@ struct Server {
 
 impl Server {
     async fn start() -> Self {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = free.local_addr().unwrap().to_string();
-        drop(free);
+        let address = drover_testing::ports::free_address().to_string();
         let child = program(PROGRAM)
             .args(["--driver", "simulated", "--listen", &address])
             .stdout(Stdio::null())

@@ -58,6 +58,7 @@ fn seen(member: Member, identity: Option<Found>) -> Seen {
         member,
         identity,
         request: uid("r"),
+        version: 0,
     }
 }
 

@@ -66,6 +66,7 @@ fn pod(number: u32, change: impl FnOnce(&mut Node, &mut PodPart)) -> Seen {
     }
     .into();
     Seen {
+        version: 0,
         cluster: key.0,
         node: key.1.clone(),
         member: Member {

@@ -242,7 +242,7 @@ async fn throttling_slows_everything_down_and_loses_nothing() {
         let calls = bench.proxy().calls();
         let calls = &calls[from..];
         let at = calls.iter().position(|call| call.fault.is_some()).unwrap();
-        // Calls that were already under way do not count.
+        // Calls that were already under way do not count. A stall may delay those, one of each slot, beyond this time.
         let under_way = calls[at].at + Duration::from_millis(500);
         let early: Vec<&Call> = calls[at + 1..]
             .iter()
@@ -251,7 +251,7 @@ async fn throttling_slows_everything_down_and_loses_nothing() {
             })
             .collect();
         assert!(
-            early.is_empty(),
+            early.len() <= COUNT as usize,
             "call {n}: {early:?} came before the second was over"
         );
         let things = bench.namespace.everything().await;

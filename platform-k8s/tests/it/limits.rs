@@ -15,7 +15,7 @@ use crate::direct::rig;
 
 const CALLS: u32 = 8;
 const BUDGET: u32 = 2;
-const TIMEOUT: Duration = Duration::from_millis(250);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_of_the_platform_and_of_the_resources_are_in_flight_within_one_budget() {

@@ -9,7 +9,7 @@ mod planted;
 use std::{
     fs,
     io::{Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Stdio},
 };
@@ -43,9 +43,7 @@ impl Server {
     async fn start(arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let collector = Collector::start().await;
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = free.local_addr().unwrap();
-        drop(free);
+        let address = drover_testing::ports::free_address();
         let log = fs::File::create(directory.path().join("log")).unwrap();
         let audit = directory.path().join("audit");
         let child = program(env!("CARGO_BIN_EXE_drover-platform-k8s"))

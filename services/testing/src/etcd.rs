@@ -10,7 +10,7 @@
 use std::{
     fs::File,
     io::{Read, Write},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     process::{Child, Command, Stdio},
     thread::sleep,
     time::Duration,
@@ -18,6 +18,8 @@ use std::{
 
 use tempfile::TempDir;
 use tokio::time::Instant;
+
+use crate::ports::free_port;
 
 /// How long all members may take to find each other on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -198,14 +200,10 @@ impl Etcd {
 
 impl Member {
     fn new() -> Self {
-        let port = || {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            listener.local_addr().unwrap().port()
-        };
         Self {
             process: None,
-            client: port(),
-            peer: port(),
+            client: free_port(),
+            peer: free_port(),
         }
     }
 

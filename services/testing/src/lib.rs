@@ -9,6 +9,7 @@ pub mod kubernetes;
 #[cfg(feature = "needles")]
 pub mod needles;
 pub mod platform;
+pub mod ports;
 pub mod processes;
 pub mod resources;
 pub mod seed;

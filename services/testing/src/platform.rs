@@ -84,7 +84,9 @@ pub struct Subject {
     /// Whether valid addons become ready within `patience`. Default true. If not, neither endpoints nor numbers of targets
     /// are checked.
     pub addons_become_ready: bool,
-    /// The first of 10 ports on which addons can listen and no other does. Default 30500.
+    /// The first of 10 ports on which addons can listen and no other does. Default 30020, of those node ports that Kubernetes
+    /// gives to nobody who does not ask for one
+    /// (<https://kubernetes.io/docs/concepts/services-networking/service/#avoid-nodeport-collisions>).
     pub addon_port: u32,
     /// Name of an addon in the catalogue. `None` (default) to make no template addons.
     pub addon_template: Option<String>,
@@ -122,7 +124,7 @@ impl Subject {
             restart: None,
             infrastructure: None,
             addons_become_ready: true,
-            addon_port: 30_500,
+            addon_port: 30_020,
             addon_template: None,
             make_foreign_addon: None,
             fuzz_rounds: 300,

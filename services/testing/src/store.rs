@@ -2,7 +2,9 @@
 
 pub mod conformance;
 mod fault;
+mod leases;
 mod memory;
 
 pub use fault::{Fault, FaultBackend};
+pub use leases::LongLeases;
 pub use memory::MemoryBackend;

@@ -19,7 +19,7 @@ use drover_client::OrchestratorClient;
 use drover_proto::orchestrator::v1 as pb;
 use real::{World, binary, insist};
 
-const CALL: Duration = Duration::from_secs(10);
+const CALL: Duration = Duration::from_secs(60);
 
 /// The commands of a page in order: the lines of its `sh` blocks.
 fn commands(page: &str) -> Vec<String> {

@@ -291,13 +291,13 @@ async fn a_standby_that_never_gets_ready_is_named_and_the_active_one_goes_on() {
     let spec = cluster.spec.as_mut().unwrap();
     spec.groups[0].standby = Some(1);
     spec.health = Some(HealthPolicy {
-        startup_timeout: span(1_000),
+        startup_timeout: span(3_000),
         ..Default::default()
     });
     apply(&world, &cluster).await.unwrap();
     let words = [
         "web: 3 attempts on local failed",
-        "web-1: is not healthy after 1s",
+        "web-1: is not healthy after 3s",
     ];
     named(&world, "store", "Failed", "PlatformFailed", &words).await;
     let nodes = records(&world, "store").await;

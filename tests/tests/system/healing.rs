@@ -32,9 +32,9 @@ async fn a_killed_node_is_replaced_by_a_ready_one_in_less_than_two_seconds() {
     world.apply("hello", "", 3).await.unwrap();
     world.ready("hello", 3).await;
     let first = SystemTime::now();
-    // Best of three, since other load on the machine may delay one of them.
+    // Best of ten, since other load on the machine may delay some of them.
     let mut best = Duration::MAX;
-    for _ in 0..3 {
+    for _ in 0..10 {
         let before: Vec<String> = world
             .records("hello")
             .await
@@ -98,11 +98,12 @@ async fn a_node_whose_command_fails_is_replaced_and_says_why() {
         ],
         ..ExecProbe::default()
     };
-    let span = |nanos| Some(prost_types::Duration { seconds: 0, nanos });
+    let span = |seconds, nanos| Some(prost_types::Duration { seconds, nanos });
     let health = HealthPolicy {
         probe: Some(Probe::Exec(probe)),
-        interval: span(200_000_000),
-        timeout: span(900_000_000),
+        interval: span(0, 200_000_000),
+        // A failing node is replaced only after that long.
+        timeout: span(5, 0),
         failure_threshold: Some(2),
         ..Default::default()
     };

@@ -6,15 +6,11 @@ use crate::real;
 use std::{collections::BTreeSet, time::Duration};
 
 use drover_core::Reason;
-use real::{World, insist, kill_9};
+use real::{PATIENCE, World, insist, kill_9};
 use tokio::time::sleep;
 
 /// Number of kills.
 const KILLS: usize = 60;
-
-/// Maximum time until interrupted calls are known to have created nothing: the deadline of the call (30 s), the longest
-/// creation after it (30 s), and a margin for a busy machine.
-const SETTLED_WITHIN: Duration = Duration::from_secs(90);
 
 #[derive(Clone, Copy, Debug)]
 enum Victim {
@@ -62,7 +58,8 @@ async fn servers_killed_at_any_moment_lose_and_double_nothing() {
     world
         .until_healed(
             "prey",
-            SETTLED_WITHIN,
+            // Until interrupted calls are known to have created nothing, which takes a minute.
+            PATIENCE,
             "the cluster is ready",
             async |world| world.is_ready("prey", 4).await,
         )

@@ -24,7 +24,7 @@ use drover_testing::kubernetes::{
     manifests::{NAME, Places, apply, built},
     until, without_kubelet,
 };
-use embedded::{World, group_on};
+use embedded::{PATIENCE, World, group_on};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
@@ -123,8 +123,7 @@ async fn redis_in_pods_lives_dies_and_comes_back() {
                 page_size: 500,
                 ..Default::default()
             };
-            let deadline = Duration::from_secs(10);
-            let answer = world.client().list_events(request, deadline).await.unwrap();
+            let answer = world.client().list_events(request, PATIENCE).await.unwrap();
             let said = |event: &pb::Event| {
                 event.message.contains("all its containers have ended")
                     && format!("{event:?}").contains(&crashed.id)

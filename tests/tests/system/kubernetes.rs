@@ -15,7 +15,7 @@ use drover_testing::kubernetes::{Options, Raw, Rig, until};
 use embedded::{World, group_on};
 use serde_json::{Value, json};
 
-const CALL: Duration = Duration::from_secs(10);
+const CALL: Duration = Duration::from_secs(60);
 
 const TEMPLATE: &str = "\
 apiVersion: v1

@@ -90,7 +90,7 @@ async fn ordered_nodes_come_and_go_one_by_one_and_run_their_hook_first() {
 
     // With a hanging hook and a crash of the orchestrator, the node is still removed, and the failure is reported.
     let hang = format!("echo hangs >>{}; exec sleep 1000", said.display());
-    world.apply("one", spec(1, &hang, 3)).await;
+    world.apply("one", spec(1, &hang, 10)).await;
     world.ready("one", 1).await;
     world.scale("one", "web", 0).await;
     world

@@ -16,7 +16,10 @@ use std::{
 };
 
 use drover_client::Target;
-use drover_testing::platform::{Subject, conformance};
+use drover_testing::{
+    platform::{Subject, conformance},
+    wait::PATIENCE,
+};
 
 /// Required Python packages.
 const PACKAGES: &str = "grpcio grpcio-tools googleapis-common-protos";
@@ -90,7 +93,8 @@ async fn the_platform_of_the_documentation_conforms() {
     assert!(said.starts_with("serving on"), "it does not start: {said}");
 
     let target: Target = format!("http://{address}").parse().unwrap();
-    let subject = Subject::new(move || drover_client::connect(&target));
+    let mut subject = Subject::new(move || drover_client::connect(&target));
+    subject.patience = PATIENCE;
     conformance(&subject).await;
     drop(server);
 }

@@ -432,7 +432,7 @@ async fn all_outdated(world: &real::World, wanted: bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_edited_template_rolls_the_nodes_one_by_one_and_one_that_is_put_back_rolls_none() {
-    let call = Duration::from_secs(5);
+    let call = Duration::from_secs(60);
     let mut world = real::World::stopped();
     let catalogue = world.directory.path().join("catalogue");
     std::fs::create_dir(&catalogue).unwrap();

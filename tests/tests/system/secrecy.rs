@@ -7,6 +7,7 @@ mod world;
 
 use std::{convert::Infallible, fs, process::Command};
 
+use drover_testing::wait::until;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     service::TowerToHyperService,
@@ -95,6 +96,13 @@ async fn does_what_is_usual(world: &mut World) {
     }
 }
 
+/// Describes what was listed a moment before, and may be gone by now.
+async fn describe(world: &World, line: &str) {
+    let arguments: Vec<&str> = line.split_whitespace().collect();
+    let (code, said) = world.drover(&arguments).await;
+    assert!(matches!(code, 0 | 3), "drover {line}: {said}");
+}
+
 /// Runs all commands that show data.
 async fn looks_everywhere(world: &World) {
     for kind in [
@@ -123,16 +131,15 @@ async fn looks_everywhere(world: &World) {
         .lines()
         .filter_map(|line| line.strip_prefix("cluster/"))
     {
-        world
-            .done(&format!("describe cluster {cluster} --all"))
-            .await;
+        describe(world, &format!("describe cluster {cluster} --all")).await;
         world.drover(&["plan", cluster]).await;
         world
             .drover(&["rollout", "history", cluster, "-o", "json"])
             .await;
-        for node in world.nodes(cluster).await {
-            world.done(&format!("describe node {node}")).await;
-        }
+    }
+    // Of all clusters, because one of them may be gone by now.
+    for node in world.nodes("").await {
+        describe(world, &format!("describe node {node}")).await;
     }
     let here = world.here();
     for server in [&world.orchestrator, &world.local, &world.simulated] {
@@ -336,18 +343,25 @@ async fn what_a_server_says_of_an_error_is_told_to_the_caller_and_in_no_span() {
     let collector = Collector::start().await;
     let server = format!("http://127.0.0.1:{}", telltale(REPEATED).await);
     let home = tempfile::tempdir().unwrap();
-    let mut command = drover_testing::processes::program(crate::real::binary("drover"));
-    command
-        .args(["get", "clusters", "--server", &server])
-        .env("DROVER_OTLP_ENDPOINT", collector.endpoint())
-        .env("XDG_CONFIG_HOME", home.path());
-    // The collector runs on this thread.
-    let output = tokio::task::spawn_blocking(move || command.output());
-    let output = output.await.unwrap().unwrap();
+    // A command exits without its spans being taken if the machine is too busy.
+    let (output, seen) = until("the spans of a command are there", async || {
+        let mut command = drover_testing::processes::program(crate::real::binary("drover"));
+        command
+            .args(["get", "clusters", "--server", &server])
+            .env("DROVER_OTLP_ENDPOINT", collector.endpoint())
+            .env("XDG_CONFIG_HOME", home.path());
+        // The collector runs on this thread.
+        let output = tokio::task::spawn_blocking(move || command.output());
+        let output = output.await.unwrap().unwrap();
+        let seen = collector.seen();
+        let is_whole = seen.iter().any(|one| one.span.kind == 3)
+            && seen.iter().any(|one| one.span.name == "drover get");
+        is_whole.then_some((output, seen))
+    })
+    .await;
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains(REPEATED), "{output:?}");
 
-    let seen = collector.seen();
     let call = seen.iter().find(|one| one.span.kind == 3).unwrap();
     assert_eq!(call.text("error.type"), "FAILED_PRECONDITION");
     let root = seen.iter().find(|one| one.span.name == "drover get");

@@ -17,7 +17,7 @@ use drover_proto::{
     orchestrator::v1 as pb,
     platform::v1::{Lifecycle, LifecycleHook, Node, NodePhase, NodeRole},
 };
-use real::kill_9;
+use real::{insist, kill_9};
 use sim::{Crash, World, runtime};
 use tokio::time::Instant;
 
@@ -385,7 +385,7 @@ async fn a_killed_active_process_has_a_successor_in_less_than_two_seconds() {
         .unwrap();
     world.ready("store", 3).await;
     let mut best = Duration::MAX;
-    for round in 1..=3 {
+    for round in 1..=10 {
         let records = world.records("store").await.unwrap();
         let is_active = |node: &&pb::Node| node.role() == NodeRole::Active;
         let active: Vec<&pb::Node> = records.iter().filter(is_active).collect();
@@ -411,6 +411,10 @@ async fn a_killed_active_process_has_a_successor_in_less_than_two_seconds() {
         println!("round {round}: killed to promoted: {took:?}");
         best = best.min(took);
         world.ready("store", 3).await;
+        if best < PROMOTED_WITHIN {
+            break;
+        }
+        insist(async || world.reset_back_off("store").await).await;
     }
     // Best of several, since other load on the machine may delay one of them.
     assert!(best < PROMOTED_WITHIN, "the best took {best:?}");

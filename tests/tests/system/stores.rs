@@ -172,8 +172,13 @@ fn active(nodes: &[pb::Node]) -> Option<&pb::Node> {
 }
 
 fn run(program: &str, arguments: &[&str]) -> Output {
+    run_within(8, program, arguments)
+}
+
+fn run_within(seconds: u32, program: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new("timeout");
-    command.arg("8").arg(program).args(arguments);
+    command.arg(seconds.to_string());
+    command.arg(program).args(arguments);
     command.env("ETCDCTL_API", "3").env("LC_ALL", "C");
     command.output().unwrap()
 }

@@ -524,6 +524,8 @@ async fn a_full_lane_refuses_a_write_that_may_not_wait() {
         let txn = impatient.put(key("urgent"), "x");
         async move { backend.commit(txn, Lane::Urgent).await }
     });
+    // It takes its place.
+    tokio::task::yield_now().await;
     blocked.store(false, Ordering::Relaxed);
     let urgent = urgent.await.unwrap().expect("the other lane has places");
     let first = first.await.unwrap().unwrap();

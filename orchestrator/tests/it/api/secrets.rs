@@ -9,7 +9,7 @@ use drover_orchestrator::Hooks;
 use drover_platform_cloud::drivers::simulated::{Fault, Operation, SimulatedSettings};
 use drover_proto::orchestrator::v1::{self as pb, bootstrap_source::Source, secret_value::Value};
 use drover_store::{Store, backend::Range, digest::is_keyed};
-use drover_testing::store::MemoryBackend;
+use drover_testing::store::{LongLeases, MemoryBackend};
 use tonic::Status;
 
 use crate::api::{
@@ -217,7 +217,8 @@ async fn what_is_wrong_with_a_secret_is_named_and_not_shown() {
 
 #[tokio::test]
 async fn without_a_key_file_no_secret_is_taken_and_the_setting_is_named() {
-    let store = Store::open(Arc::new(MemoryBackend::new())).await.unwrap();
+    let backend = LongLeases::over(Arc::new(MemoryBackend::new()));
+    let store = Store::open(backend).await.unwrap();
     let world = World::over(store, SimulatedSettings::default()).await;
     let answer = put(&world, secret("db", &[("a", text("hush"))])).await;
     let status = refused(answer, Reason::Precondition);

@@ -33,7 +33,7 @@ use drover_proto::orchestrator::v1::{
     secret_service_client::SecretServiceClient,
 };
 use drover_store::{Backend, Keyring, Store};
-use drover_testing::store::MemoryBackend;
+use drover_testing::store::{LongLeases, MemoryBackend};
 use parking_lot::Mutex;
 use tonic::Status;
 use tracing_subscriber::fmt::MakeWriter;
@@ -130,7 +130,8 @@ impl World {
 
     /// Without any registration.
     pub async fn bare(settings: SimulatedSettings) -> Self {
-        let store = Store::open(Arc::new(MemoryBackend::new())).await.unwrap();
+        let backend = LongLeases::over(Arc::new(MemoryBackend::new()));
+        let store = Store::open(backend).await.unwrap();
         Self::over(unlocked(store).await, settings).await
     }
 

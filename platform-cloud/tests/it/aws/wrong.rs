@@ -356,11 +356,11 @@ async fn what_happens_behind_our_back_is_seen_and_nothing_else_is_deleted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_without_an_answer_ends_in_time() {
     let bench = Bench::emulated_with(Ec2Settings::default(), |settings| {
-        settings.common.call_timeout_seconds = 0.5;
+        settings.common.call_timeout_seconds = 4.0;
     })
     .await;
     let request = bench.request(1, Value::Null).await;
-    let stall = Fault::Stall(Duration::from_secs(2));
+    let stall = Fault::Stall(Duration::from_secs(8));
     bench.ec2().control().fail_next("RunInstances", stall);
     let error = bench.provision(&request).await.unwrap_err();
     assert_eq!(error.reason(), Reason::DeadlineExceeded, "{error:?}");

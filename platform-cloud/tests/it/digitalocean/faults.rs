@@ -25,7 +25,7 @@ pub(crate) const ROWS: [&str; 7] = [
 ];
 
 /// Timeout of a call.
-const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 /// Maximum number of concurrent accounts.
 const AT_ONCE: usize = 8;
 

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use drover_core::Reason;
-use drover_emulators::Fault;
+use drover_emulators::{Fault, digitalocean::DigitalOceanSettings};
 use drover_platform_cloud::{
     cloud::{Cloud, Filter},
     drivers::digitalocean::{self, DigitalOcean},
@@ -104,7 +104,10 @@ async fn a_page_that_fails_makes_an_error_and_never_a_short_list() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_moves_to_another_page_while_it_is_read_is_not_lost() {
-    let bench = Bench::new().await;
+    let bench = Bench::set(DigitalOceanSettings::default(), |settings| {
+        settings.common.call_timeout_seconds = 10.0;
+    })
+    .await;
     bench.cloud.add_foreign(200);
     // The first item of the second page.
     let nodes = bench.make(1).await;
@@ -116,7 +119,7 @@ async fn what_moves_to_another_page_while_it_is_read_is_not_lost() {
         let first = bench.cloud.machines().first().unwrap().id.clone();
         control.clear_requests();
         control.fail_next("droplets.list", Fault::Stall(Duration::ZERO));
-        control.fail_next("droplets.list", Fault::Stall(Duration::from_millis(300)));
+        control.fail_next("droplets.list", Fault::Stall(Duration::from_secs(2)));
         let reading = tokio::spawn({
             let cloud = Arc::clone(&cloud);
             async move { ids(&cloud).await }

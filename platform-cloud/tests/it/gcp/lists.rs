@@ -147,12 +147,14 @@ async fn a_machine_on_two_pages_is_one_machine_as_the_later_page_shows_it() {
     .unwrap();
     gce.add_foreign(12);
     gce.repeat_between_pages();
-    let cloud = gcp::open(settings(&gce)).await.unwrap();
+    let mut settings = settings(&gce);
+    settings.common.call_timeout_seconds = 10.0;
+    let cloud = gcp::open(settings).await.unwrap();
     // The last one of the first page, in the order of their ids.
     let moved = gce.machines()[4].id.clone();
     let control = gce.control();
-    for stall in [0, 300] {
-        control.fail_next(LIST, Fault::Stall(Duration::from_millis(stall)));
+    for stall in [0, 2] {
+        control.fail_next(LIST, Fault::Stall(Duration::from_secs(stall)));
     }
     let stopped = async {
         control.wait_for(LIST, 2).await;

@@ -31,15 +31,13 @@ use drover_proto::platform::v1::{
 };
 use drover_templates::{Catalogue, EmbeddedFile, stores};
 pub(crate) use drover_testing::processes::processes_of;
+use drover_testing::wait::PATIENCE;
 use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 /// The program that launches nodes.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_drover-platform-cloud");
-
-/// Timeout of a condition, long enough for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Templates for tests, in addition to the shipped ones.
 const TEST_CATALOGUE: &[EmbeddedFile] = &[

@@ -16,8 +16,6 @@ pub(crate) const ROWS: [&str; 3] = [
 ];
 /// Timeout of a call: long enough for a busy machine, as a late call is a fault of its own.
 const CALL_TIMEOUT: Duration = Duration::from_secs(4);
-/// Where only a call stalls that can be made again at once.
-const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 fn faults() -> Vec<Fault> {
     vec![
@@ -40,7 +38,7 @@ fn faults_of_a_change() -> Vec<Fault> {
     let mut faults = faults();
     faults.push(Fault::refuse(403, "", "you are not member of the project"));
     // It takes effect after the caller has given up.
-    faults.push(Fault::Stall(SHORT_TIMEOUT + Duration::from_millis(100)));
+    faults.push(Fault::Stall(CALL_TIMEOUT + Duration::from_millis(100)));
     faults
 }
 
@@ -48,7 +46,7 @@ fn faults_of_a_change() -> Vec<Fault> {
 async fn bench_for(fault: &Fault) -> Bench {
     Bench::set(MetalSettings::default(), |settings| {
         if matches!(fault, Fault::Stall(_)) {
-            settings.common.call_timeout_seconds = SHORT_TIMEOUT.as_secs_f64();
+            settings.common.call_timeout_seconds = CALL_TIMEOUT.as_secs_f64();
         }
     })
     .await

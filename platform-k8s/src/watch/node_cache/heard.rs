@@ -150,12 +150,17 @@ impl NodeCache {
             .watches
             .get(usize::from(watch))
             .map_or(0, |it| it.generation);
-        let before = state.objects.get(&uid).map(|it| Arc::clone(&it.key));
-        if let Some(before) = before
-            && (*before.cluster != *seen.cluster || *before.node != *seen.node)
-        {
-            // Its labels have changed: it belongs to another node now.
-            self.remove(state, uid, RemovalEvidence::NotListed);
+        let version = seen.version;
+        if let Some(before) = state.objects.get(&uid) {
+            // A change of this server is known before its watch tells it, and what was before. A new list decides by itself:
+            // versions begin anew when etcd is restored.
+            if before.generation == generation && version != 0 && version < before.version {
+                return;
+            }
+            if *before.key.cluster != *seen.cluster || *before.key.node != *seen.node {
+                // Its labels have changed: it belongs to another node now.
+                self.take(state, uid, RemovalEvidence::NotListed);
+            }
         }
         let before = state.shown(&self.kinds, &seen.cluster, &seen.node);
         let unschedulable = seen.member.pod.as_ref().is_some_and(|it| it.unschedulable);
@@ -179,6 +184,7 @@ impl NodeCache {
             key: Arc::clone(&key),
             watch,
             generation,
+            version,
         };
         state.objects.insert(uid, indexed);
         let after = state.shown(&self.kinds, &key.cluster, &key.node);
@@ -191,13 +197,20 @@ impl NodeCache {
     }
 
     fn remove(&self, state: &mut CacheState, uid: u128, evidence: RemovalEvidence) {
-        let Some(indexed) = state.objects.remove(&uid) else {
+        if !self.take(state, uid, evidence) {
             return;
-        };
+        }
         if state.deleted.len() == MAX_DELETED {
             state.deleted.pop_front();
         }
         state.deleted.push_back(uid);
+    }
+
+    /// Takes an object from its node. Returns whether it was known.
+    fn take(&self, state: &mut CacheState, uid: u128, evidence: RemovalEvidence) -> bool {
+        let Some(indexed) = state.objects.remove(&uid) else {
+            return false;
+        };
         state.unscheduled.forget(uid);
         let key = indexed.key;
         let before = state.shown(&self.kinds, &key.cluster, &key.node);
@@ -207,5 +220,6 @@ impl NodeCache {
         }
         let after = state.shown(&self.kinds, &key.cluster, &key.node);
         state.compare(&key, before.as_ref(), after.as_ref(), evidence);
+        true
     }
 }

@@ -39,6 +39,8 @@ pub(super) struct Indexed {
     pub(super) watch: u16,
     /// The list of that watch which contained it last.
     pub(super) generation: u32,
+    /// Of its state. 0 if unknown.
+    pub(super) version: u64,
 }
 
 /// A watch and its state.

@@ -330,6 +330,32 @@ async fn a_pod_whose_cluster_label_was_changed_is_in_the_other_cluster() {
 }
 
 #[tokio::test]
+async fn what_a_watch_tells_late_undoes_no_change_of_this_server() {
+    let setup = Setup::new();
+    let state = |cluster: &str, version: &str| {
+        let mut pod = setup.pod("a", "Running");
+        pod.metadata.resource_version = Some(version.to_owned());
+        let labels = pod.metadata.labels.get_or_insert_default();
+        labels.insert("drover.dev/cluster".into(), cluster.into());
+        pod
+    };
+    let is_in = |cluster: &str| setup.cache.read(cluster, "a").is_some();
+    setup.put(&state("c", "8"));
+    setup.cache.changed_pod(&state("z", "11"));
+    setup.put(&state("c", "9"));
+    assert!(is_in("z") && !is_in("c"), "the watch tells what was before");
+    setup.cache.changed_pod(&state("c", "10"));
+    assert!(is_in("z"), "so does an answer that comes late");
+    setup.cache.changed_pod(&state("c", "12"));
+    assert!(is_in("c"), "it moves again, and is not taken for gone");
+    // Restored from a backup.
+    setup.cache.list_begins(setup.pods);
+    setup.put(&state("z", "5"));
+    setup.cache.list_ends(setup.pods);
+    assert!(is_in("z") && !is_in("c"), "a list is the truth");
+}
+
+#[tokio::test]
 async fn a_pod_whose_other_labels_were_changed_is_the_same_node() {
     let setup = Setup::new();
     for key in ["drover.dev/node", labels::OWNER, labels::REQUEST] {

@@ -156,9 +156,10 @@ async fn of_two_platforms_that_make_a_provider_at_once_one_does() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_provider_that_cannot_be_made_keeps_no_other_from_its_namespace() {
     let bench = Bench::start().await;
+    // Of those that nobody gets who does not ask for one.
     let taken = json!({
         "metadata": {"name": "taken"},
-        "spec": {"type": "NodePort", "ports": [{"port": 80, "nodePort": 32_123}]},
+        "spec": {"type": "NodePort", "ports": [{"port": 80, "nodePort": 30_040}]},
     });
     bench.namespace.create("services", &taken).await.unwrap();
     let with = |port: Option<u32>| {
@@ -168,7 +169,7 @@ async fn a_provider_that_cannot_be_made_keeps_no_other_from_its_namespace() {
         };
         addon(Kind::OidcProvider(provider), Vec::new())
     };
-    let refused = bench.ensure(&with(Some(32_123))).await.unwrap_err();
+    let refused = bench.ensure(&with(Some(30_040))).await.unwrap_err();
     assert_eq!(refused.reason(), Reason::Invalid, "{refused}");
     let green = owner("green");
     bench.addons.ensure(&green, 1, &with(None)).await.unwrap();

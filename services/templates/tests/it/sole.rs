@@ -285,3 +285,55 @@ fn a_word_that_the_script_does_not_know_is_refused_with_those_that_it_knows() {
         "{said}"
     );
 }
+
+/// A second passes whenever this runs.
+const SECOND: &str = r#"#!/bin/sh
+read -r now rest <"$UPTIME"
+echo "$((${now%.*} + 1)).00 0.00" >"$UPTIME"
+"#;
+
+/// With a server that says nothing, for which `pg_isready` waits a second: before PostgreSQL 17 it counts whole seconds, and
+/// the first of the two that it is given may be almost over.
+fn with_one_that_says_nothing() -> Primary {
+    let primary = Primary::new();
+    primary.says("uptime", "100.00 0.00\n");
+    primary.program("sleep", SECOND);
+    primary.program("pg_isready", &format!("{SECOND}exit 2\n"));
+    primary
+}
+
+#[test]
+fn a_server_that_says_nothing_hangs_also_if_it_was_asked_for_a_second_only() {
+    let primary = with_one_that_says_nothing();
+    let answer = primary.does("alive");
+    let said = String::from_utf8_lossy(&answer.stderr);
+    assert!(
+        !answer.status.success() && said.contains("the server hangs"),
+        "{said}"
+    );
+    assert!(primary.file("dir/misses").exists());
+}
+
+#[test]
+fn nobody_is_promoted_beside_a_primary_that_may_acknowledge_alone_and_says_nothing() {
+    let primary = with_one_that_says_nothing();
+    let asked = r#"#!/bin/sh
+for query; do :; done
+case $query in
+    *pg_is_in_recovery*) echo t ;;
+    'select 1') echo 1 ;;
+    # Nobody is counted.
+    *drover.quorum*) ;;
+    *) exit 1 ;;
+esac
+"#;
+    primary.program("psql", asked);
+    let peers = fs::read_to_string(primary.file("dir/peers.json")).unwrap();
+    primary.says("peers.json", &peers.replace("standby", "active"));
+    let answer = primary.does("promote");
+    let said = String::from_utf8_lossy(&answer.stderr);
+    assert!(
+        !answer.status.success() && said.contains("it has to be gone first"),
+        "{said}"
+    );
+}

@@ -11,12 +11,15 @@ use kube::{
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::wait::PATIENCE;
 
 /// Timeout of a whole response. Only requests that end are made.
 const ANSWER: Duration = PATIENCE;
+/// How often a read is asked for, and after which pause, when the server asks for that.
+const ASKS: usize = 60;
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// An API server. The client belongs to the runtime in which it was opened.
 #[derive(Clone)]
@@ -119,7 +122,16 @@ impl Raw {
     }
 
     pub async fn get(&self, path: &str) -> Result<Value, Refused> {
-        self.call(Method::GET, path, None).await
+        let mut asked = 0;
+        loop {
+            let answer = self.call(Method::GET, path, None).await;
+            asked += 1;
+            match answer {
+                // The cache of a kind that was just defined is not there yet.
+                Err(refused) if refused.code == 429 && asked < ASKS => sleep(ASK_AGAIN).await,
+                answer => return answer,
+            }
+        }
     }
 
     pub async fn create(&self, path: &str, object: &Value) -> Result<Value, Refused> {

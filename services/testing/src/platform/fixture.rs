@@ -259,7 +259,13 @@ impl<'a> Fixture<'a> {
             fence: Some(fence),
             ..FenceRequest::default()
         };
-        error(client(self.subject).fence(request).await).map(drop)
+        // It waits for older calls, for some seconds.
+        until(self.subject, "older calls have ended", || async {
+            let raised = error(client(self.subject).fence(request.clone()).await).map(drop);
+            let waits = raised.as_ref().map_err(Error::reason) == Err(Reason::DeadlineExceeded);
+            (!waits).then_some(raised)
+        })
+        .await
     }
 
     /// Removes everything that the check created, and waits until it is gone.

@@ -32,6 +32,8 @@ use drover_store::{
 };
 use uuid::Uuid;
 
+use super::LongLeases;
+
 /// An empty backend under test, with the resources that it needs.
 pub struct Subject {
     /// The backend under test.
@@ -196,9 +198,9 @@ pub(crate) async fn open(backend: &Arc<dyn Backend>) -> Store {
     try_open(backend).await.unwrap()
 }
 
-/// Opens the store, and unlocks it with its key.
+/// Opens the store, and unlocks it with its key. It ends no lease but by its end, or by [`Backend::revoke`].
 pub(crate) async fn try_open(backend: &Arc<dyn Backend>) -> drover_core::Result<Store> {
-    let store = Store::open(Arc::clone(backend)).await?;
+    let store = Store::open(LongLeases::over(Arc::clone(backend))).await?;
     store.unlock(Keyring::parse(KEY, "key").unwrap()).await?;
     Ok(store)
 }

@@ -257,7 +257,7 @@ impl Machine {
 
     fn run(&self, command: &[&str]) -> Output {
         let mut program = Command::new("timeout");
-        program.args(["10", "nsenter", "--mount", "--pid", "--net", "--target"]);
+        program.args(["60", "nsenter", "--mount", "--pid", "--net", "--target"]);
         program.arg(self.first());
         program.args(command).output().unwrap()
     }

@@ -106,6 +106,8 @@ fn etcdctl(endpoints: &str, arguments: &[&str]) -> Option<Value> {
     Some(serde_json::from_slice(&answer).unwrap())
 }
 
+const LIST: [&str; 2] = ["member", "list"];
+
 /// A cluster of etcd, as one of its members has it: its id, and the members' names by their ids, of those that vote.
 #[derive(Clone, Debug, PartialEq)]
 struct Etcd {
@@ -116,7 +118,16 @@ struct Etcd {
 impl Etcd {
     /// `None` if that member does not answer, or has one beside it that does not vote yet.
     fn of(endpoint: &str) -> Option<Self> {
-        let list = etcdctl(endpoint, &["member", "list"])?;
+        Self::listed(&etcdctl(endpoint, &LIST)?)
+    }
+
+    /// As that member has it when it answers.
+    async fn told(endpoint: &str) -> Option<Self> {
+        let list = until("the member answers", async || etcdctl(endpoint, &LIST)).await;
+        Self::listed(&list)
+    }
+
+    fn listed(list: &Value) -> Option<Self> {
         let mut members = BTreeMap::new();
         for member in list["members"].as_array()? {
             if member["isLearner"] == json!(true) {
@@ -138,9 +149,9 @@ impl Etcd {
 }
 
 /// Whether a member knows these nodes for the ones that vote, and no others.
-fn all_vote(nodes: &BTreeMap<String, pb::Node>, endpoint: &str) -> bool {
+fn all_vote(nodes: &BTreeMap<String, pb::Node>, etcd: Option<Etcd>) -> bool {
     let wanted: BTreeSet<&str> = nodes.values().map(|node| node.id.as_str()).collect();
-    Etcd::of(endpoint).is_some_and(|etcd| {
+    etcd.is_some_and(|etcd| {
         let names: BTreeSet<&str> = etcd.members.values().map(String::as_str).collect();
         names == wanted && etcd.members.len() == wanted.len()
     })
@@ -152,7 +163,7 @@ async fn one_etcd(nodes: &BTreeMap<String, pb::Node>) -> Etcd {
         let seen: Option<Vec<Etcd>> = nodes.values().map(|node| Etcd::of(client(node))).collect();
         let seen = seen?;
         let same = seen.iter().all(|etcd| *etcd == seen[0]);
-        let all = all_vote(nodes, client(nodes.values().next()?));
+        let all = all_vote(nodes, Etcd::of(client(nodes.values().next()?)));
         (same && all).then(|| seen[0].clone())
     })
     .await
@@ -170,10 +181,11 @@ fn example(size: usize) -> (String, pb::ClusterSpec) {
 }
 
 /// The numbers that are on a member itself, once it has heard of what is acknowledged.
-fn keys(endpoint: &str) -> BTreeSet<u64> {
-    etcdctl(endpoint, &["get", "last"]).unwrap();
+async fn keys(endpoint: &str) -> BTreeSet<u64> {
+    let last = ["get", "last"];
+    until("it has heard of all", async || etcdctl(endpoint, &last)).await;
     let own = ["get", "number-", "--prefix", "--consistency=s"];
-    let found = etcdctl(endpoint, &own).unwrap();
+    let found = until("it has the numbers", async || etcdctl(endpoint, &own)).await;
     let number = |pair: &Value| {
         use base64::Engine;
         let value = pair["value"].as_str().unwrap();
@@ -202,7 +214,8 @@ async fn an_etcd_forms_keeps_its_quorum_when_a_host_dies_and_has_all_keys_when_t
     let nodes = site.nodes(&name).await;
     let left = &nodes["member-1"];
     // Else an update would let the next one go too early.
-    assert!(all_vote(&nodes, client(left)), "ready, and without a vote");
+    let told = Etcd::told(client(left)).await;
+    assert!(all_vote(&nodes, told), "ready, and without a vote");
     let before = one_etcd(&nodes).await;
 
     let clients: Vec<&str> = nodes.values().map(client).collect();
@@ -230,7 +243,7 @@ async fn an_etcd_forms_keeps_its_quorum_when_a_host_dies_and_has_all_keys_when_t
     })
     .await;
     assert_eq!(
-        Etcd::of(client(left)).as_ref(),
+        Etcd::told(client(left)).await.as_ref(),
         Some(&before),
         "nobody has joined yet"
     );
@@ -244,7 +257,8 @@ async fn an_etcd_forms_keeps_its_quorum_when_a_host_dies_and_has_all_keys_when_t
     site.world.ready(&name, 3).await;
 
     let now = site.nodes(&name).await;
-    assert!(all_vote(&now, client(left)), "ready, and without a vote");
+    let told = Etcd::told(client(left)).await;
+    assert!(all_vote(&now, told), "ready, and without a vote");
     let after = one_etcd(&now).await;
     assert_eq!(after.id, before.id, "another etcd");
     for survivor in ["member-1", "member-2"] {
@@ -260,7 +274,7 @@ async fn an_etcd_forms_keeps_its_quorum_when_a_host_dies_and_has_all_keys_when_t
     );
     let acknowledged = writer.finish();
     for node in now.values() {
-        lost(&acknowledged, &keys(client(node)));
+        lost(&acknowledged, &keys(client(node)).await);
     }
     site.end().await;
 }

@@ -337,7 +337,7 @@ async fn who_follows_and_does_not_read_holds_up_nobody_else() {
         })
         .await;
     for (size, what) in [(2, "1 to create"), (1, "1 to delete")].repeat(3) {
-        let line = format!("scale shop/cache {size} --wait --timeout 30s");
+        let line = format!("scale shop/cache {size} --wait --timeout 120s");
         drover(&world, &line).expect(0, &[what]);
     }
     assert!(child.try_wait().unwrap().is_none(), "it still follows");

@@ -23,7 +23,7 @@ use drover_testing::wait::Wait;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
-const CALL: Duration = Duration::from_secs(10);
+const CALL: Duration = Duration::from_secs(60);
 
 /// A platform with this poll interval over an emulated EC2.
 #[cfg(feature = "clouds")]

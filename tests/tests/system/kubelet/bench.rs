@@ -247,21 +247,23 @@ impl Bench {
     /// Has a node answer nothing any more, as one whose host has lost its power. Whoever watches hosts does not notice.
     pub(crate) async fn silence(&self, node: &pb::Node, program: &str) -> Silence {
         let pod = self.pod(node).await;
-        let network = ["-t", &server(&pod, program), "-n"];
+        let server = server(&pod, program);
+        // First, since nothing can be run in the pod without it: a probe would find its network gone.
+        let shim = ancestor(&server, "containerd-shim");
+        signal(&shim, "-STOP");
+        let mut silence = Silence(vec![shim]);
+        let network = ["-t", &server, "-n"];
         let down = ["ip", "link", "set", "eth0", "down"];
         let answer = run("nsenter", &[&network[..], &down].concat());
         assert!(answer.status.success(), "{answer:?}");
-        // Without it nothing can be run in the pod.
-        let mut stopped = vec![ancestor(&server(&pod, program), "containerd-shim")];
-        signal(&stopped[0], "-STOP");
         // Some are gone by then, and some have come.
         for _ in 0..3 {
             for pid in processes(&pod) {
                 let _ = run("kill", &["-STOP", &pid]);
-                stopped.push(pid);
+                silence.0.push(pid);
             }
         }
-        Silence(stopped)
+        silence
     }
 
     pub(crate) async fn delete_pod(&self, node: &pb::Node) {
@@ -448,7 +450,7 @@ fn ancestor(pid: &str, name: &str) -> String {
 }
 
 /// Pid of the server in a pod: the process whose parent is not also a process of the program.
-fn server(pod: &Value, program: &str) -> String {
+pub(crate) fn server(pod: &Value, program: &str) -> String {
     let is_server = |pid: &str| {
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         name.trim() == program

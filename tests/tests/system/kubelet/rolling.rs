@@ -2,14 +2,14 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use drover_proto::{orchestrator::v1 as pb, platform::v1::NodeRole};
-use drover_testing::kubernetes::without_kubelet;
+use drover_proto::platform::v1::NodeRole;
+use drover_testing::{kubernetes::without_kubelet, wait::until};
 use serde_json::{Value, json};
 use tokio::{runtime::Handle, time::Instant};
 
 use super::{
     bench::{
-        Bench, PAUSE, arguments, clients, etcd_at, host, led_to, password, processes, run, said,
+        Bench, PAUSE, arguments, clients, etcd_at, host, led_to, password, processes, server,
         signal, spec, sql, voters,
     },
     clients::{Asking, Known, Writer, Written, none_lost},
@@ -18,8 +18,6 @@ use super::{
 
 /// Acknowledged writes between two phases of a test.
 const WRITES: usize = 20;
-/// How long too few members may answer, on a machine that is busy with something else.
-const SILENCE: Duration = Duration::from_secs(5);
 /// Interval of samples of the invariants.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -44,33 +42,23 @@ fn etcd_with(flags: &Value) -> Value {
     json!({"image": "etcd:test", "tools_image": "busybox:test", "flags": all})
 }
 
-/// Number of members that live, whether or not there is a quorum: an election is none of the update's business.
-fn members_alive(endpoints: &[String]) -> usize {
-    let lives = |endpoint: &String| {
-        let url = format!("http://{endpoint}/version");
-        said(&run("curl", &["-s", "--max-time", "2", &url]))
-            .is_some_and(|answer| answer.contains("etcdserver"))
+/// Samples the number of members whose servers live, whether or not they answer in time: an election is none of the update's
+/// business.
+fn counted(bench: &Bench) -> Asking<usize> {
+    let (raw, handle) = (bench.namespace.raw.clone(), Handle::current());
+    let path = bench.namespace.path("pods");
+    let lives = |pod: &&Value| {
+        let mut all = processes(pod).into_iter();
+        all.any(|pid| arguments(&pid)[0] == "etcd")
     };
-    std::thread::scope(|scope| {
-        let asked: Vec<_> = endpoints
-            .iter()
-            .map(|endpoint| scope.spawn(move || lives(endpoint)))
-            .collect();
-        let answers = asked.into_iter().map(|it| it.join().unwrap());
-        answers.filter(|lives| *lives).count()
-    })
-}
-
-/// Samples the number of members that live. A sample below `enough` is repeated for as long as they may be silent.
-fn counted(known: &Known, enough: usize) -> Asking<usize> {
-    let known = known.clone();
     Asking::start(LOOK, move |_| {
-        let began = Instant::now();
-        let mut most = members_alive(&known.endpoints());
-        while most < enough && began.elapsed() < SILENCE {
-            most = most.max(members_alive(&known.endpoints()));
-        }
-        Some(most)
+        let look = || {
+            let pods = handle.block_on(raw.get(&path)).unwrap();
+            let pods = pods["items"].as_array().unwrap();
+            pods.iter().filter(lives).count()
+        };
+        // Twice, for members that came or went during the first look.
+        Some(look().max(look()))
     })
 }
 
@@ -101,7 +89,8 @@ async fn each_member_has(bench: &Bench, acknowledged: &[Written]) {
                 own(&[&last]).as_ref() == Some(&last)
             })
             .await;
-        let keys = own(&["--prefix", "number/"]).unwrap();
+        let all = ["--prefix", "number/"];
+        let keys = until("it lists the keys", async || own(&all)).await;
         none_lost(acknowledged, &keys.replace("number/", ""), &node.name);
     }
 }
@@ -120,15 +109,12 @@ async fn etcd_in_pods_is_rolled_to_other_flags_on_its_claims_and_keeps_quorum_an
     are_members(&bench, MEMBERS).await;
     let claims = bench.claims().await;
     let known = Known::of(&bench);
-    let writer = {
-        let known = known.clone();
-        Writer::writes(move |number| {
-            let key = format!("number/{number}");
-            etcd_at(&known.endpoints(), &["put", &key, "x"]).is_some()
-        })
-    };
+    let writer = Writer::writes(move |number| {
+        let key = format!("number/{number}");
+        etcd_at(&known.endpoints(), &["put", &key, "x"]).is_some()
+    });
     writer.until_written(&bench, WRITES).await;
-    let sampler = counted(&known, MEMBERS - 1);
+    let sampler = counted(&bench);
 
     let began = Instant::now();
     let flags = json!({"heartbeat-interval": "150", "snapshot-count": "5000"});
@@ -183,25 +169,22 @@ async fn is_whole(bench: &Bench, claims: &std::collections::BTreeMap<String, Str
     );
 }
 
-/// Stops replication from the primary, so that its further commits exist nowhere else.
-async fn cut_off(bench: &Bench, primary: &pb::Node) {
-    let sends = |pid: &String| arguments(pid).iter().any(|it| it.contains("walsender"));
-    let processes = processes(&bench.pod(primary).await);
-    let senders: Vec<_> = processes.into_iter().filter(sends).collect();
-    assert!(!senders.is_empty(), "a standby hears it");
-    for sender in senders {
-        signal(&sender, "-STOP");
-    }
-}
-
 /// Kills the primary while it has a commit that no other node has, and waits until it has been rewound and is a
 /// standby.
 async fn dies_and_is_rewound(bench: &Bench) {
     let primary = bench.one(NodeRole::Active).await;
-    cut_off(bench, &primary).await;
+    // Found before: a standby that hears nothing for 6 s connects again, and would hear of the commit.
+    let pod = bench.pod(&primary).await;
+    let server = server(&pod, "postgres");
+    let sends = |pid: &String| arguments(pid).iter().any(|it| it.contains("walsender"));
+    let senders: Vec<_> = processes(&pod).into_iter().filter(sends).collect();
+    assert!(!senders.is_empty(), "a standby hears it");
+    for sender in &senders {
+        signal(sender, "-STOP");
+    }
     let alone = "set synchronous_commit = local; insert into numbers values (-1)";
     sql(&[host(&primary)], true, alone).expect("it is committed");
-    bench.kill_9(&primary, "postgres").await;
+    signal(&server, "-9");
     bench
         .taken_over(&primary, async |node| {
             sql(&[host(node)], true, "select 1").is_some()

@@ -1,9 +1,12 @@
 //! Replicated stores in pods, with their real servers: acknowledged writes survive the death of any node.
 
-use std::{cell::Cell, collections::BTreeSet, process::Command, time::Duration};
+use std::{cell::Cell, collections::BTreeSet, process::Command};
 
 use drover_proto::{orchestrator::v1 as pb, platform::v1::NodeRole};
-use drover_testing::kubernetes::without_kubelet;
+use drover_testing::{
+    kubernetes::without_kubelet,
+    wait::{PATIENCE, until},
+};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -15,7 +18,6 @@ use super::{
     redis, rig,
 };
 
-const CALL: Duration = Duration::from_secs(10);
 /// Acknowledged writes before and after a node goes.
 const WRITES: usize = 20;
 
@@ -147,7 +149,7 @@ async fn taken_over_from_a_silent_host(bench: &Bench) {
         ..Default::default()
     };
     let client = bench.world.client();
-    let told = client.list_events(request, CALL).await.unwrap().events;
+    let told = client.list_events(request, PATIENCE).await.unwrap().events;
     let why = format!("{} does not answer", endpoint(&primary));
     assert!(
         told.iter().any(|event| event.message.contains(&why)),
@@ -262,7 +264,10 @@ async fn an_etcd_member_in_a_pod_that_is_deleted_is_replaced_and_the_quorum_stay
     };
     are_members().await;
     let nodes = bench.nodes().await;
-    assert!(etcd(&nodes, &["put", "number/0", "x"]).is_some());
+    until("the first key is written", async || {
+        etcd(&nodes, &["put", "number/0", "x"])
+    })
+    .await;
     let victim = nodes.iter().find(|node| node.ordinal == 1).unwrap().clone();
     let others: Vec<_> = nodes
         .iter()
@@ -291,8 +296,10 @@ async fn an_etcd_member_in_a_pod_that_is_deleted_is_replaced_and_the_quorum_stay
     bench.ready(3).await;
     are_members().await;
     let nodes = bench.nodes().await;
+    let all = ["get", "number/", "--prefix", "--keys-only"];
     for node in nodes {
-        let keys = etcd(&[node], &["get", "number/", "--prefix", "--keys-only"]).unwrap();
+        let node = [node];
+        let keys = until("it lists the keys", async || etcd(&node, &all)).await;
         let keys = keys.lines().filter(|line| !line.is_empty()).count();
         assert_eq!(keys, written.get() + 1);
     }

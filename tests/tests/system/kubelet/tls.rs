@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use drover_proto::{orchestrator::v1 as pb, platform::v1::NodeRole};
-use drover_testing::kubernetes::without_kubelet;
+use drover_testing::{kubernetes::without_kubelet, wait::until};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -95,7 +95,9 @@ async fn an_application_reaches_postgresql_by_its_secret_and_nobody_without_tls(
     bench.ready(2).await;
     let access = Access::read(&bench).await;
     let primary = bench.one(NodeRole::Active).await;
-    let made = "create table t (x int); insert into t values (42)";
+    // May be repeated: what succeeds is not always heard of.
+    let made = "create table if not exists t (x int primary key); \
+                insert into t values (42) on conflict do nothing";
     bench
         .world
         .until("the application writes", async |_| {
@@ -104,7 +106,7 @@ async fn an_application_reaches_postgresql_by_its_secret_and_nobody_without_tls(
         .await;
     assert_eq!(access.sql(&primary, "disable", "select 1"), None);
     bench.kill_9(&primary, "postgres").await;
-    let inserted = "insert into t values (43)";
+    let inserted = "insert into t values (43) on conflict do nothing";
     bench
         .taken_over(&primary, async |node| {
             access.sql(node, "verify-ca", inserted).is_some()
@@ -169,7 +171,10 @@ async fn etcd_in_pods_with_certificates_takes_a_new_member_in_at_its_new_address
     bench.ready(3).await;
     let access = Access::read(&bench).await;
     let nodes = bench.nodes().await;
-    assert!(access.etcd(&nodes, &["put", "a", "1"]).is_some());
+    until("the application writes", async || {
+        access.etcd(&nodes, &["put", "a", "1"])
+    })
+    .await;
     assert_eq!(
         etcd_at(&clients(&nodes), &["get", "a"]),
         None,
@@ -190,8 +195,9 @@ async fn etcd_in_pods_with_certificates_takes_a_new_member_in_at_its_new_address
         .await;
     bench.ready(3).await;
     for node in bench.nodes().await {
-        let read = access.etcd(&[node], &["get", "a", "--print-value-only"]);
-        assert_eq!(read.as_deref(), Some("1"));
+        let (node, get) = ([node], ["get", "a", "--print-value-only"]);
+        let read = until("the application reads", async || access.etcd(&node, &get)).await;
+        assert_eq!(read, "1");
     }
     bench.end().await;
 }

@@ -17,7 +17,7 @@ pub mod secure;
 use std::{
     collections::BTreeMap,
     fs,
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::OnceLock,
@@ -28,15 +28,12 @@ use drover_client::{OrchestratorClient, Target, connect_any};
 use drover_core::{Error, Reason, Result};
 use drover_proto::orchestrator::v1 as pb;
 use drover_testing::wait::Wait;
-pub use drover_testing::{processes::processes_of, wait::PATIENCE};
+pub use drover_testing::{ports::free_port, processes::processes_of, wait::PATIENCE};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 /// Deadline of a call, with a margin for a busy machine.
 const CALL: Duration = Duration::from_secs(30);
-/// Ports of servers that are restarted at the same address: below Linux's ephemeral range, and apart from the ports of
-/// nodes.
-const PORTS: std::ops::Range<u16> = 11_000..19_000;
 
 /// A binary of this workspace, built on demand.
 pub fn binary(name: &str) -> PathBuf {
@@ -59,16 +56,6 @@ pub fn binary(name: &str) -> PathBuf {
         directory
     });
     directory.join(name)
-}
-
-/// A port that is not in use.
-pub fn free_port() -> u16 {
-    loop {
-        let port = fastrand::u16(PORTS);
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 /// A server process that can be killed and restarted at the same address.

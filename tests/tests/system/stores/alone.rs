@@ -355,6 +355,35 @@ pub(crate) fn introduce_as(nodes: &[Node], active: &[usize]) {
     }
 }
 
+/// Promotes a node, again and again until that succeeds: on a busy machine somebody may not answer in time.
+pub(crate) fn promoted(node: &mut Node) {
+    let began = Instant::now();
+    loop {
+        let answer = node.promote();
+        if answer.status.success() {
+            return;
+        }
+        let (name, log) = (&node.name, node.log());
+        assert!(began.elapsed() < UP, "{name}: {answer:?}\n{log}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Asks for a promotion until it is refused in these words: on a busy machine it may be refused for something else first.
+pub(crate) fn refused(node: &mut Node, words: &[&str]) {
+    let began = Instant::now();
+    loop {
+        let answer = node.promote();
+        let said = String::from_utf8_lossy(&answer.stderr);
+        assert!(!answer.status.success(), "{}: {said}", node.name);
+        if words.iter().all(|word| said.contains(*word)) {
+            return;
+        }
+        assert!(began.elapsed() < UP, "{words:?}: {said}\n{}", node.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// Waits for a condition. On a timeout, panics with the logs of the nodes.
 pub(crate) fn until(
     what: &str,

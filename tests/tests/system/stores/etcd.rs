@@ -6,33 +6,57 @@ mod impaired;
 mod renewal;
 mod tls;
 
-use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt};
+use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt, time::Duration};
 
 use drover_templates::stores::ETCD;
+use tokio::time::Instant;
 
 use crate::stores::{
+    UP,
     alone::{Node, introduce, until},
-    installed, run, said,
+    installed, run, run_within, said,
 };
 
 fn etcd(ports: &[u16], command: &[&str]) -> Option<String> {
-    let endpoints: Vec<_> = ports
+    ask(&urls(ports), command)
+}
+
+fn urls(ports: &[u16]) -> String {
+    let urls: Vec<_> = ports
         .iter()
         .map(|port| format!("http://127.0.0.1:{port}"))
         .collect();
-    ask(&endpoints.join(","), command)
+    urls.join(",")
 }
 
 /// What the members at these URLs answer.
 fn ask(endpoints: &str, command: &[&str]) -> Option<String> {
+    ask_within(3, endpoints, command)
+}
+
+fn ask_within(seconds: u32, endpoints: &str, command: &[&str]) -> Option<String> {
     let endpoints = format!("--endpoints={endpoints}");
-    let mut arguments = vec![
-        endpoints.as_str(),
-        "--dial-timeout=1s",
-        "--command-timeout=3s",
-    ];
+    let timeout = format!("--command-timeout={seconds}s");
+    let mut arguments = vec![endpoints.as_str(), "--dial-timeout=1s", &timeout];
     arguments.extend(command);
-    said(&run("etcdctl", &arguments))
+    said(&run_within(seconds + 5, "etcdctl", &arguments))
+}
+
+/// What members answer to a command that may be repeated, as it is until they do.
+fn insist(ports: &[u16], command: &[&str]) -> String {
+    answered(command, || etcd(ports, command))
+}
+
+/// The answer to a command that is given again and again until there is one.
+fn answered(command: &[&str], mut ask: impl FnMut() -> Option<String>) -> String {
+    let began = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(began.elapsed() < UP, "no answer: {command:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// Names of the nodes that are voting members, as reported by the members.
@@ -45,6 +69,13 @@ fn voters(ports: &[u16]) -> BTreeSet<String> {
         .filter(|member| member.get(1) == Some(&"started") && member.last() == Some(&"false"))
         .map(|member| member[2].to_owned())
         .collect()
+}
+
+/// Waits until the first member says that so many vote.
+fn vote(nodes: &mut [Node], count: usize) {
+    until("they vote", nodes, |nodes| {
+        voters(&[nodes[0].port("client")]).len() == count
+    });
 }
 
 fn alone(ordinal: u32) -> Node {
@@ -65,6 +96,10 @@ fn at(node: &Node, command: &[&str]) -> Option<String> {
     ask(&url(node), command)
 }
 
+fn insist_at(node: &Node, command: &[&str]) -> String {
+    answered(command, || at(node, command))
+}
+
 /// Restarts nodes as soon as they exit.
 fn kept_alive(nodes: &mut [Node]) {
     for at in 0..nodes.len() {
@@ -82,11 +117,15 @@ fn all_ready(nodes: &mut [Node]) -> bool {
 
 /// Starts this number of members and writes a key to the first one.
 fn members_of_etcd(count: u32) -> Vec<Node> {
+    started((0..count).map(alone))
+}
+
+fn started(members: impl Iterator<Item = Node>) -> Vec<Node> {
     installed("etcd", "etcd-server");
     installed("etcdctl", "etcd-client");
     let mut nodes = Vec::new();
-    for ordinal in 0..count {
-        nodes.push(alone(ordinal));
+    for member in members {
+        nodes.push(member);
         until("a member more", &mut nodes, all_ready);
     }
     written(&mut nodes, "early");
@@ -98,7 +137,7 @@ fn members_of_etcd(count: u32) -> Vec<Node> {
 fn written(nodes: &mut [Node], key: &str) {
     let next = format!("{key}-next");
     for key in [key, &next] {
-        at(&nodes[0], &["put", key, "x"]).expect("it is written");
+        insist_at(&nodes[0], &["put", key, "x"]);
     }
     let key = next.as_str();
     let serializable = ["get", "--consistency=s", "--keys-only", key];
@@ -137,8 +176,8 @@ fn an_etcd_member_deletes_nothing_for_a_cluster_that_is_not_its_own() {
     nodes[0].empties();
     until("both are members", &mut nodes, all_ready);
     for node in &nodes {
-        let early = at(node, &["get", "--keys-only", "early"]);
-        assert_eq!(early.as_deref(), Some("early"), "{}", node.name);
+        let early = insist_at(node, &["get", "--keys-only", "early"]);
+        assert_eq!(early, "early", "{}", node.name);
     }
 }
 
@@ -165,7 +204,7 @@ fn all_members_of_etcd_that_died_go_on_with_what_one_of_them_has_when_somebody_s
     });
     until("all are members", &mut nodes, all_ready);
     for node in &nodes {
-        let keys = at(node, &["get", "--keys-only", "--prefix", ""]).unwrap_or_default();
+        let keys = insist_at(node, &["get", "--keys-only", "--prefix", ""]);
         assert!(
             keys.contains("early") && keys.contains("late"),
             "{}: {keys}",
@@ -212,14 +251,25 @@ fn an_etcd_member_does_not_go_on_alone_if_the_others_have_a_quorum_by_then() {
     until("all are members", &mut nodes, all_ready);
     let late = ["get", "--keys-only", "late"];
     for node in &nodes {
-        assert_eq!(at(node, &late).as_deref(), Some("late"), "{}", node.name);
+        assert_eq!(insist_at(node, &late), "late", "{}", node.name);
     }
-    assert_eq!(voters(&[nodes[0].port("client")]).len(), 3);
+    vote(&mut nodes, 3);
+}
+
+/// A member that takes nobody for gone within minutes.
+fn patient(ordinal: u32) -> Node {
+    let node = alone(ordinal);
+    let script = fs::read_to_string(node.script()).unwrap();
+    assert_eq!(script.matches("longest=30\n").count(), 1);
+    let script = script.replace("longest=30\n", "longest=600\n");
+    fs::write(node.script(), script).unwrap();
+    node
 }
 
 #[test]
 fn an_etcd_member_that_its_leader_does_not_find_says_where_it_is() {
-    let mut nodes = members_of_etcd(3);
+    // The last one stands still for a while where the others do not know it.
+    let mut nodes = started((0..3).map(patient));
     let ids = |nodes: &[Node]| {
         let id = |node: &Node| fs::read_to_string(node.storage().join("member")).unwrap();
         nodes.iter().map(id).collect::<Vec<_>>()
@@ -266,7 +316,7 @@ fn an_etcd_member_that_died_before_it_had_a_log_joins_again() {
     assert!(nodes[1].storage().join("etcd/member/snap").exists());
     nodes[1].sets("PATH", &path());
     until("both are members", &mut nodes, all_ready);
-    assert_eq!(voters(&[nodes[0].port("client")]).len(), 2);
+    vote(&mut nodes, 2);
 }
 
 #[test]

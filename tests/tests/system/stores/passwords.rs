@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::stores::{
-    alone::{Node, introduce, until},
+    alone::{Node, introduce, promoted, until},
     postgresql::{all_ready, alone, begin, postgresql},
     run, said,
 };
@@ -29,7 +29,14 @@ fn ask(node: &Node, password: &str, statement: &str) -> Option<String> {
 
 /// Roles by which this server is followed, and what they may do beyond that.
 const FOLLOWED_BY: &str = "select usename, rolsuper or rolcreaterole or rolcreatedb or rolbypassrls from pg_stat_replication join pg_roles on rolname = usename where state = 'streaming'";
-const ITS_OWN: Option<&str> = Some("drover_replication|f");
+const ITS_OWN: &str = "drover_replication|f";
+
+/// Waits until a server is followed by these.
+fn followed(nodes: &mut [Node], at: usize, password: &str, by: &str) {
+    until("it is followed", nodes, |nodes| {
+        ask(&nodes[at], password, FOLLOWED_BY).as_deref() == Some(by)
+    });
+}
 
 fn renewed(nodes: &mut [Node], at: usize, user_data: &str) {
     nodes[at].is_given(user_data.as_bytes());
@@ -47,17 +54,19 @@ fn another_password_reaches_the_servers_before_it_is_asked_for() {
         node.is_given(OLD.as_bytes());
     }
     begin(&mut nodes);
-    assert_eq!(ask(&nodes[0], OLD, FOLLOWED_BY).as_deref(), ITS_OWN);
+    followed(&mut nodes, 0, OLD, ITS_OWN);
     assert!(ask(&nodes[0], OLD, "create table t (x int)").is_some());
     assert_eq!(ask(&nodes[0], NEW, "select 1"), None);
     // As in an update: standbys first, then one of them takes over.
     let both = format!("{NEW}\nformer: {OLD}\n");
     renewed(&mut nodes, 1, &both);
     assert!(ask(&nodes[0], OLD, "insert into t values (1)").is_some());
+    until("the standby has it", &mut nodes, |nodes| {
+        ask(&nodes[1], OLD, "select x from t").as_deref() == Some("1")
+    });
     nodes[0].kill();
     nodes[1].hears_of(&[]);
-    let answer = nodes[1].promote();
-    assert!(answer.status.success(), "{answer:?}");
+    promoted(&mut nodes[1]);
     until("the new password is in force", &mut nodes, |nodes| {
         ask(&nodes[1], NEW, "select 1").is_some()
     });
@@ -68,7 +77,7 @@ fn another_password_reaches_the_servers_before_it_is_asked_for() {
     renewed(&mut nodes, 0, &format!("{NEW}\n"));
     let rows = ask(&nodes[0], NEW, "select x from t");
     assert_eq!(rows.as_deref(), Some("1"));
-    assert_eq!(ask(&nodes[1], NEW, FOLLOWED_BY).as_deref(), ITS_OWN);
+    followed(&mut nodes, 1, NEW, ITS_OWN);
     for node in &nodes {
         for secret in [OLD, NEW, r"new:''"] {
             assert!(!node.log().contains(secret), "{}", node.log());
@@ -89,8 +98,7 @@ fn a_primary_that_lacks_the_role_of_standbys_is_followed_as_the_superuser_until_
     fs::write(&doors, refused).unwrap();
     again(&mut nodes[..1], 0);
     renewed(&mut nodes, 1, &format!("{OLD}\n"));
-    let followed_by = ask(&nodes[0], OLD, FOLLOWED_BY);
-    assert_eq!(followed_by.as_deref(), Some("postgres|t"));
+    followed(&mut nodes, 0, OLD, "postgres|t");
     // As one of an earlier version.
     ask(&nodes[0], OLD, "drop role drover_replication").expect("nobody uses it");
     fs::write(&doors, lets_it_in).unwrap();
@@ -100,7 +108,7 @@ fn a_primary_that_lacks_the_role_of_standbys_is_followed_as_the_superuser_until_
         log.contains("standbys follow as drover_replication")
     });
     renewed(&mut nodes, 1, OLD);
-    assert_eq!(ask(&nodes[0], OLD, FOLLOWED_BY).as_deref(), ITS_OWN);
+    followed(&mut nodes, 0, OLD, ITS_OWN);
     let log = nodes[1].log();
     assert!(!log.contains("a base backup of"), "{log}");
 }

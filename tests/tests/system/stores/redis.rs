@@ -6,9 +6,12 @@ mod impaired;
 mod password;
 mod tls;
 
-use std::{collections::BTreeSet, fs, sync::Arc};
+use std::{collections::BTreeSet, fs, sync::Arc, time::Duration};
 
-use drover_proto::orchestrator::v1 as pb;
+use drover_proto::{
+    orchestrator::v1 as pb,
+    platform::v1::{HealthPolicy, PhaseProbe, health_policy::Probe},
+};
 use drover_templates::stores::REDIS;
 use prost_types::Struct;
 use serde_json::json;
@@ -17,7 +20,7 @@ use tokio::time::Instant;
 use self::hangs::signal;
 use crate::stores::{
     Ports, UP, active,
-    alone::{Node, introduce, until},
+    alone::{Node, introduce, promoted, refused, until},
     apply,
     clients::{Writer, lost},
     find,
@@ -100,7 +103,13 @@ async fn a_redis_replica_takes_from_another_one_what_it_lacks_and_keeps_to_the_d
     let world = world().await;
     let config = nested(&[("min-replicas-to-write", text("1"))]);
     let attributes = object(&[("config", config)]);
-    apply(&world, &store("redis", "", 1, 2, attributes)).await;
+    let mut cluster = store("redis", "", 1, 2, attributes);
+    // Its own probe would end the one that is stopped.
+    cluster.spec.as_mut().unwrap().health = Some(HealthPolicy {
+        probe: Some(Probe::Phase(PhaseProbe {})),
+        ..Default::default()
+    });
+    apply(&world, &cluster).await;
     up(&world, "redis", 3).await;
     let ports = Ports::default();
     let mut records = find(&world, "redis", &ports).await;
@@ -226,11 +235,18 @@ fn confirmed(primary: &Node, key: &str, replicas: u32) {
     let script = format!(
         "printf 'set {key} x\\nwait {replicas} 5000\\n' | timeout 8 redis-cli -h 127.0.0.1 -p {port}"
     );
-    let answer = String::from_utf8_lossy(&run("sh", &["-c", &script]).stdout).into_owned();
-    let have = answer
-        .strip_prefix("OK\n")
-        .and_then(|count| count.trim().parse::<u32>().ok());
-    assert!(have >= Some(replicas), "{key}: {answer}");
+    let began = Instant::now();
+    loop {
+        let answer = String::from_utf8_lossy(&run("sh", &["-c", &script]).stdout).into_owned();
+        let have = answer
+            .strip_prefix("OK\n")
+            .and_then(|count| count.trim().parse::<u32>().ok());
+        if have >= Some(replicas) {
+            return;
+        }
+        assert!(began.elapsed() < UP, "{key}: {answer}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// A dead primary and two replicas, one of which lacks the last write.
@@ -255,11 +271,6 @@ fn three_without(late: usize) -> Vec<Node> {
 
 fn holds(node: &Node) -> BTreeSet<u64> {
     redis_holds(node.port("client"))
-}
-
-fn promoted(node: &mut Node) {
-    let answer = node.promote();
-    assert!(answer.status.success(), "{}: {answer:?}", node.name);
 }
 
 /// A number from `io` or `status` in a process's directory in /proc.
@@ -360,21 +371,12 @@ fn keep_busy(nodes: &mut [Node], at: usize) {
     });
 }
 
-fn refused(node: &mut Node) {
-    let answer = node.promote();
-    let said = String::from_utf8_lossy(&answer.stderr);
-    assert!(
-        !answer.status.success() && said.contains("does not answer"),
-        "{answer:?}"
-    );
-}
-
 #[test]
 fn no_redis_replica_is_promoted_while_another_one_that_lives_cannot_be_asked() {
     let mut nodes = three_without(1);
     keep_busy(&mut nodes, 2);
     nodes[1].hears_of(&[nodes[2].seen_as("standby")]);
-    refused(&mut nodes[1]);
+    refused(&mut nodes[1], &["does not answer"]);
     redis(nodes[2].port("client"), &["script", "kill"]).unwrap();
     promoted(&mut nodes[1]);
     assert_eq!(holds(&nodes[1]), BTreeSet::from([1]));
@@ -387,7 +389,7 @@ fn no_redis_replica_is_promoted_over_a_primary_that_lives_and_cannot_be_asked() 
     keep_busy(&mut nodes, 0);
     // It was demoted a moment ago, or is about to be.
     nodes[1].hears_of(&[nodes[0].seen_as("active"), nodes[2].seen_as("standby")]);
-    refused(&mut nodes[1]);
+    refused(&mut nodes[1], &["does not answer"]);
     let port = nodes[0].port("client");
     redis(port, &["script", "kill"]).unwrap();
     // It has not listened to its replicas meanwhile.
@@ -418,7 +420,7 @@ fn no_redis_replica_with_a_password_is_promoted_over_a_primary_that_is_full() {
         times = if is_full { times + 1 } else { 0 };
         times == 20
     });
-    refused(&mut nodes[1]);
+    refused(&mut nodes[1], &["does not answer"]);
     drop(taken);
     until("it lets somebody in", &mut nodes, |nodes| {
         lacks(&nodes[0]).is_empty()
@@ -452,7 +454,7 @@ fn a_busy_redis_replica_is_promoted_when_it_has_the_time() {
     keep_busy(&mut nodes, 1);
     nodes[0].kill();
     nodes[1].hears_of(&[]);
-    refused(&mut nodes[1]);
+    refused(&mut nodes[1], &["does not answer"]);
     let port = nodes[1].port("client");
     redis(port, &["script", "kill"]).unwrap();
     promoted(&mut nodes[1]);

@@ -1,8 +1,8 @@
 //! Settings of PostgreSQL of which a standby must not have less than its primary.
 
 use crate::stores::{
-    alone::{Node, introduce, until},
-    postgresql::{all_ready, alone, begin, insist},
+    alone::{Node, introduce, promoted, until},
+    postgresql::{all_ready, alone, begin, has_replayed, insist},
 };
 
 fn with(ordinal: u32, connections: u32, locks: u32) -> Node {
@@ -28,11 +28,13 @@ fn settings_of_which_standbys_need_as_much_as_their_primary_are_lowered_and_rais
     assert_eq!(in_force(&nodes[1]), shown("60", "100"));
     insist(&nodes[0], "create table t (x int)");
     insist(&nodes[0], "insert into t values (1)");
+    until("the standby has it", &mut nodes, |nodes| {
+        has_replayed(&nodes[0], &nodes[1])
+    });
     nodes[0].kill();
     nodes.remove(0);
     nodes[0].hears_of(&[]);
-    let answer = nodes[0].promote();
-    assert!(answer.status.success(), "{answer:?}");
+    promoted(&mut nodes[0]);
     nodes.push(with(2, 80, 64));
     nodes[1].start("standby");
     introduce(&nodes);

@@ -1,7 +1,7 @@
 //! The EC2 server of moto, in its own process.
 
 use std::{
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -26,10 +26,7 @@ impl Drop for Moto {
 impl Moto {
     pub(crate) async fn start() -> Self {
         let program = std::env::var("DROVER_MOTO").unwrap_or_else(|_| "moto_server".to_owned());
-        let address = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap();
+        let address = drover_testing::ports::free_address();
         let child = Command::new(&program)
             .args(["-H", "127.0.0.1", "-p", &address.port().to_string()])
             // Without these it accepts any image, type and key pair.

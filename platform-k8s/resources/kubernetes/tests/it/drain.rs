@@ -121,9 +121,9 @@ async fn a_drain_waits_for_the_budget_and_names_it() {
     let blocked = next(&mut drain).await.unwrap().unwrap();
     assert_eq!(blocked.pending[0].reason, "DisruptionBudget");
     assert!(blocked.pending[0].message.contains("keep"), "{blocked:?}");
-    // Nobody else is kept from calling meanwhile.
+    // Nobody else is kept from calling meanwhile. The budget asked for a pause of ten seconds.
     let call = node.bench.nodes.get(&node.name);
-    let call = tokio::time::timeout(Duration::from_secs(4), call);
+    let call = tokio::time::timeout(Duration::from_secs(8), call);
     call.await.expect("no pause").unwrap();
     raw.delete(&format!("{budgets}/keep")).await.unwrap();
     done(drain).await.unwrap();

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{all_ready, at, instead_of, kept_alive, members_of_etcd, path, voters};
+use super::{all_ready, at, insist_at, instead_of, kept_alive, members_of_etcd, path, vote};
 use crate::stores::{
     alone::{Node, introduce, until},
     run, said,
@@ -69,9 +69,9 @@ fn an_etcd_member_that_was_removed_keeps_its_data_until_it_has_copied_those_of_t
         kept_alive(nodes);
         !old(&nodes[2]).exists()
     });
-    assert_eq!(voters(&[nodes[0].port("client")]).len(), 3);
+    vote(&mut nodes, 3);
     let early = ["get", "--keys-only", "--consistency=s", "early"];
-    assert_eq!(at(&nodes[2], &early).as_deref(), Some("early"));
+    assert_eq!(insist_at(&nodes[2], &early), "early");
     for left in ["member.old", "cluster.old"] {
         assert!(!nodes[2].storage().join(left).exists(), "{left}");
     }

@@ -6,10 +6,11 @@ use drover_templates::stores::ETCD;
 use drover_testing::certs::{Authority, Pair};
 use tempfile::TempDir;
 
-use super::{all_ready, etcd, signal};
+use super::{all_ready, answered, etcd, signal};
 use crate::stores::{
     alone::{Node, until},
     certificates::{Certificates, serial, serial_of},
+    impaired::lacks,
     installed, run, said,
 };
 
@@ -41,6 +42,11 @@ impl Client {
         arguments.extend(["--dial-timeout=1s", "--command-timeout=3s"]);
         arguments.extend(command);
         said(&run("etcdctl", &arguments))
+    }
+
+    /// Again and again until there is an answer.
+    fn insists(&self, node: &Node, command: &[&str]) -> String {
+        answered(command, || self.asks(node, command))
     }
 
     /// Status of what the port for members answers.
@@ -90,9 +96,7 @@ fn etcd_members_with_tls_join_and_come_back_and_answer_nobody_without_a_certific
     let certificates = Certificates::new();
     let mut nodes = members(&certificates, 3);
     let client = Client::of(&certificates);
-    client
-        .asks(&nodes[0], &["put", "1", "x"])
-        .expect("it is written");
+    client.insists(&nodes[0], &["put", "1", "x"]);
     let others = Certificates::new();
     let stranger = Client {
         ca: client.ca.clone(),
@@ -102,19 +106,21 @@ fn etcd_members_with_tls_join_and_come_back_and_answer_nobody_without_a_certific
         let port = node.port("client");
         assert_eq!(etcd(&[port], &["get", "1"]), None, "without TLS");
         assert_eq!(stranger.asks(node, &["get", "1"]), None);
-        assert!(node.does("alive").status.success());
+        assert!(lacks(node).is_empty());
     }
-    assert!(nodes[2].does("leave").status.success());
+    until("one leaves", &mut nodes, |nodes| {
+        nodes[2].does("leave").status.success()
+    });
     for gone in [2, 1] {
         nodes[gone].kill();
         until("all are members", &mut nodes, all_ready);
     }
-    let list = client.asks(&nodes[0], &["member", "list"]).unwrap();
+    let list = client.insists(&nodes[0], &["member", "list"]);
     assert_eq!(list.matches("started").count(), 3, "{list}");
     assert!(!list.contains("http:"), "{list}");
     for node in &nodes {
-        let read = client.asks(node, &["get", "1", "--keys-only"]);
-        assert_eq!(read.as_deref(), Some("1"), "{}", node.name);
+        let read = client.insists(node, &["get", "1", "--keys-only"]);
+        assert_eq!(read, "1", "{}", node.name);
     }
 }
 
@@ -133,9 +139,7 @@ fn etcd_shows_another_certificate_without_a_restart() {
     nodes.push(alone(&certificates, 2));
     until("another one joins them", &mut nodes, all_ready);
     let client = Client::of(&certificates);
-    client
-        .asks(&nodes[2], &["put", "1", "x"])
-        .expect("it is written");
+    client.insists(&nodes[2], &["put", "1", "x"]);
 }
 
 #[test]
@@ -161,9 +165,7 @@ fn a_certificate_of_a_client_of_etcd_lets_nobody_in_as_a_member() {
     node.sets("DROVER_TLS", shown.path().to_str().unwrap());
     let mut nodes = [node];
     until("a member", &mut nodes, all_ready);
-    client
-        .asks(&nodes[0], &["put", "1", "x"])
-        .expect("it is written");
+    client.insists(&nodes[0], &["put", "1", "x"]);
     assert_eq!(member.asks_as_member(&nodes[0]), "200");
     assert_eq!(client.asks_as_member(&nodes[0]), "000");
 }
@@ -176,7 +178,9 @@ fn etcd_with_tls_tells_whoever_probes_it_that_it_lives_also_without_a_quorum() {
     until("there is no quorum", &mut nodes, |nodes| {
         probe(&nodes[0], "/health") == "503"
     });
-    assert_eq!(probe(&nodes[0], "//metrics"), "301");
+    until("it lives", &mut nodes, |nodes| {
+        probe(&nodes[0], "//metrics") == "301"
+    });
     signal(&nodes[0], "-STOP");
     assert_eq!(probe(&nodes[0], "//metrics"), "000");
     signal(&nodes[0], "-CONT");

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use super::{all_ready, alone, redis};
 use crate::stores::{
-    alone::{Node, introduce, until},
+    alone::{Node, introduce, promoted, refused, until},
     certificates::{Certificates, serial, serial_of},
     impaired::lacks,
     installed, run, said,
@@ -95,8 +95,7 @@ fn redis_with_tls_follows_and_takes_over_and_answers_nobody_without() {
     }
     group.nodes[0].kill();
     introduce(&group.nodes);
-    let answer = group.nodes[1].promote();
-    assert!(answer.status.success(), "{answer:?}");
+    promoted(&mut group.nodes[1]);
     group.nodes[0].start("standby");
     introduce(&group.nodes);
     until("it follows", &mut group.nodes, all_ready);
@@ -146,18 +145,12 @@ fn a_redis_with_tls_whose_connections_are_all_taken_is_neither_hung_nor_gone() {
     });
     assert!(group.nodes[2].is_ready());
     // It may have what the one that is to take over lacks.
-    let refused = group.nodes[1].promote();
-    let words = String::from_utf8_lossy(&refused.stderr);
-    assert!(
-        !refused.status.success() && words.contains("db-2 does not answer"),
-        "{refused:?}"
-    );
+    refused(&mut group.nodes[1], &["db-2 does not answer"]);
     drop(taken);
     until("it says so no more", &mut group.nodes, |nodes| {
         lacks(&nodes[2]).is_empty()
     });
-    let answer = group.nodes[1].promote();
-    assert!(answer.status.success(), "{answer:?}");
+    promoted(&mut group.nodes[1]);
     assert_eq!(group.asks(1, &["exists", "1"]).as_deref(), Some("1"));
 }
 
