@@ -7,6 +7,10 @@ use drover_core::{Error, Millis, Reason, Result, Urgency};
 use drover_executor::{Hooks, Point};
 use drover_store::{Clock, Lane};
 use drover_telemetry::Span;
+use tokio::{
+    runtime::Handle,
+    sync::{Semaphore, SemaphorePermit},
+};
 
 use crate::{
     calls::{Dispatcher, urgency_of},
@@ -49,6 +53,29 @@ pub(crate) struct Reconciler {
     pub(crate) dispatcher: Dispatcher,
     pub(crate) clock: Arc<Clock>,
     pub(crate) hooks: Hooks,
+    pub(crate) turns: Turns,
+}
+
+/// Turns of bulk passes at planning. Tasks run in the order in which they are ready: without turns all bulk passes would
+/// stand before each step of an answer to a caller, and of an urgent pass. What is committed is applied at once, since
+/// others wait for memory to follow.
+#[derive(Debug)]
+pub(crate) struct Turns(Semaphore);
+
+impl Turns {
+    /// For this runtime: one of its threads is left to others.
+    pub(crate) fn new() -> Self {
+        let threads = Handle::current().metrics().num_workers();
+        Self(Semaphore::new(threads.saturating_sub(1).max(1)))
+    }
+
+    /// Lasts until it is dropped, which is to be before anything is waited for. Urgent passes need none.
+    async fn take(&self, urgency: Urgency) -> Option<SemaphorePermit<'_>> {
+        match urgency {
+            Urgency::Urgent => None,
+            Urgency::Bulk => self.0.acquire().await.ok(),
+        }
+    }
 }
 
 enum Round {
@@ -159,10 +186,13 @@ impl Reconciler {
         urgency: Urgency,
         trace: &mut PassTrace,
     ) -> Result<Round> {
+        let turn = self.turns.take(urgency).await;
+        self.queue.goes_on(cluster.uid());
         let now = self.clock.now();
         let began = tokio::time::Instant::now();
         let prepared = self.preparer.prepare(cluster, now);
         trace.has_planned(began.elapsed());
+        drop(turn);
         let Some(prepared) = prepared? else {
             return Ok(Round::Done);
         };

@@ -21,7 +21,7 @@ use crate::{
     queue::Queue,
     readiness::ReadinessReporter,
     rebind::Rebinder,
-    reconcile::{Finisher, Preparer, Reconciler},
+    reconcile::{Finisher, Preparer, Reconciler, Turns},
     records::Records,
     registry::Registry,
     resources::{Leaks, sweep::Sweep},
@@ -322,6 +322,7 @@ impl Wiring {
             dispatcher: self.dispatcher(),
             clock: self.clock.clone(),
             hooks: self.hooks.clone(),
+            turns: Turns::new(),
         }
     }
 

@@ -233,7 +233,20 @@ impl ClusterState {
                 answer,
             } => sole_ended(self.state.node_mut(slot)?, allow, answer, now),
             CallEnd::Adopt { slot, answer } => {
-                adoption_ended(self.state.node_mut(slot)?, answer, now);
+                let refusal = answer
+                    .as_ref()
+                    .err()
+                    .filter(|error| is_taken(error))
+                    .cloned();
+                let node = self.state.node_mut(slot)?;
+                adoption_ended(node, answer, now);
+                let key = (node.platform.clone(), node.node_id.clone()?);
+                // Its record goes, and what its platform reports of it may be of the past for a while.
+                if let Some(error) = refusal
+                    && let Some(foreign) = self.state.foreign.get_mut(&key)
+                {
+                    retry_later(&mut foreign.call, &error, now);
+                }
             }
             CallEnd::Confirm { platform, answer } => {
                 let call = self.state.confirms.or_default(platform);
@@ -357,12 +370,15 @@ fn adoption_ended(node: &mut Node, answer: Result<()>, now: Millis) {
         Ok(()) => node.in_flight.call = Call::default(),
         Err(error) => {
             explain(node, &error);
-            // It belongs to somebody else by now. The platform compares before it hands a node over, so it never becomes ours.
-            let taken = [Reason::SlotMismatch, Reason::NodeNotInCluster];
-            node.seen.gone |= taken.contains(&error.reason());
+            node.seen.gone |= is_taken(&error);
             retry_later(&mut node.in_flight.call, &error, now);
         }
     }
+}
+
+/// It belongs to somebody else by now. The platform compares before it hands a node over, so it never becomes ours.
+fn is_taken(error: &Error) -> bool {
+    [Reason::SlotMismatch, Reason::NodeNotInCluster].contains(&error.reason())
 }
 
 /// Shows why a call failed at its node, unless it is only repeated with a newer fence or instance.

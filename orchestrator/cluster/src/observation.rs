@@ -2,7 +2,7 @@
 
 use drover_core::{
     Millis, Phase, Sym, Urgency,
-    node::{Former, Reached, Seen},
+    node::{Call, Former, Reached, Seen},
 };
 use drover_planner::{Foreign, Orphan};
 use drover_proto::platform::v1 as wire;
@@ -287,7 +287,8 @@ impl ClusterState {
             return self.state.foreign.remove(&key).is_some();
         }
         let slot = node.slot.clone().unwrap_or_default();
-        let foreign = Foreign {
+        let before = self.state.foreign.get(&key);
+        let mut foreign = Foreign {
             id: node.id.as_str().into(),
             former: Former {
                 owner: slot.owner.into(),
@@ -302,7 +303,11 @@ impl ClusterState {
             host: interner.get(node.host_id.as_deref().unwrap_or_default()),
             platform_uid: interner.get(source.uid),
             last: now,
+            call: Call::default(),
         };
+        if let Some(same) = before.filter(|before| before.former == foreign.former) {
+            foreign.call = same.call;
+        }
         self.state.foreign.insert(key, foreign).is_none()
     }
 }

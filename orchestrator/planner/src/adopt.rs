@@ -316,6 +316,7 @@ impl Planner<'_> {
             .filter(|((platform, id), _)| !taken.contains(&(&**platform, &**id)))
             .collect();
         foreign.sort_by_key(|(key, one)| (one.group.clone(), one.ordinal, *key));
+        let mut left = false;
         for ((platform, node_id), one) in foreign {
             let view = self.input.platforms.get(platform);
             let Some(view) = view.filter(|view| view.sees(&one.platform_uid)) else {
@@ -333,6 +334,12 @@ impl Planner<'_> {
                 });
                 continue;
             };
+            if self.input.now < one.call.next {
+                // It is about to be reported otherwise, or not at all.
+                self.wake(one.call.next);
+                left = true;
+                continue;
+            }
             if self.full() {
                 return true;
             }
@@ -378,7 +385,7 @@ impl Planner<'_> {
             });
             self.take(node, "Adopt");
         }
-        false
+        left
     }
 
     /// The group for a foreign node: the recorded one, else the first on its platform that lacks nodes, else the first

@@ -343,6 +343,8 @@ pub struct Foreign {
     pub platform_uid: Sym,
     /// When it was last reported.
     pub last: Millis,
+    /// How often its platform has said that it belongs to somebody else than it reports, and when it is asked again.
+    pub call: Call,
 }
 
 /// Infrastructure or an addon of ours without a record.

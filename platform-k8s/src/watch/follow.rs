@@ -258,11 +258,12 @@ impl Sink for Pods {
 
     fn delete(&mut self, pod: Pod) {
         let uid = uid(pod.metadata.uid());
+        let version = pod.metadata.version().parse().unwrap_or(0);
         // The API server sets the deletion timestamp of a pod before it deletes it. A pod without it has only left the
         // selection.
         if pod.metadata.is_deleting() {
             self.cache.gone(uid, RemovalEvidence::Confirmed);
-        } else if self.cache.lose(uid) {
+        } else if self.cache.lose(uid, version) {
             let lost = lost(
                 self.api.clone(),
                 Arc::clone(&self.cache),

@@ -124,7 +124,7 @@ impl NodeCache {
             at.and_then(|at| u16::try_from(at).ok())
         };
         if let Some(watch) = before.or_else(of_kind) {
-            self.insert(&mut state, watch, seen);
+            self.insert(&mut state, watch, seen, true);
         }
     }
 
@@ -140,7 +140,8 @@ impl NodeCache {
             .iter()
             .position(|watch| watch.kind == Some(kind));
         if let Some(watch) = watch {
-            self.insert(&mut state, u16::try_from(watch).unwrap_or(u16::MAX), seen);
+            let watch = u16::try_from(watch).unwrap_or(u16::MAX);
+            self.insert(&mut state, watch, seen, true);
         }
     }
 

@@ -3,6 +3,7 @@ use drover_core::{
     node::Request,
     resource::{ResourceKey, ResourcePhase, ResourceRecord},
 };
+use drover_planner::Foreign;
 
 use super::*;
 use crate::fixture;
@@ -219,6 +220,27 @@ fn a_node_that_somebody_else_has_by_now_is_not_waited_for() {
         let answer = Err(error(reason));
         state.call_ended(CallEnd::Adopt { slot: SLOT, answer }, NOW);
         assert_eq!(node(&state).seen.gone, gone, "{reason:?}");
+    }
+}
+
+/// What its platform reports may be of the past, and says the same after each refusal.
+#[test]
+fn a_node_that_somebody_else_has_by_now_is_not_asked_for_at_once_again() {
+    for (reason, pauses) in [
+        (Reason::SlotMismatch, true),
+        (Reason::NodeNotInCluster, true),
+        (Reason::Unavailable, false),
+    ] {
+        let mut state = state();
+        let adopted = &mut state.state.nodes[0];
+        adopted.node_id = Some("one".into());
+        let key = (adopted.platform.clone(), "one".into());
+        state.state.foreign.insert(key.clone(), Foreign::default());
+        let answer = Err(error(reason));
+        state.call_ended(CallEnd::Adopt { slot: SLOT, answer }, NOW);
+        let call = state.state.foreign[&key].call;
+        assert_eq!(call.next > NOW, pauses, "{reason:?}");
+        assert_eq!(call.failures > 0, pauses, "{reason:?}");
     }
 }
 

@@ -281,6 +281,36 @@ fn what_somebody_else_took_meanwhile_is_not_ours() {
 }
 
 #[test]
+fn what_its_platform_has_refused_is_asked_for_again_after_a_pause() {
+    let mut world = World::new(1, &["a"]);
+    settle_others(&mut world, "data", 1);
+    world.want(vec![group("data", 1, &["a"])]);
+    world.order_adoption();
+    while world.state.foreign.is_empty() {
+        world.run_one();
+    }
+    let until = world.now + 1_000;
+    for foreign in world.state.foreign.values_mut() {
+        foreign.call.next = until;
+    }
+    let plan = world.plan();
+    let (taken, over) = (
+        |op: &Op| matches!(op, Op::TakeOrphan { .. }),
+        |op: &Op| matches!(op, Op::Adopted { .. }),
+    );
+    let carried_out = plan.ops.iter().any(|op| taken(op) || over(op));
+    assert!(plan.calls.is_empty() && !carried_out, "{plan:?}");
+    assert!(plan.wake.is_some_and(|at| at <= until), "the order stays");
+    for foreign in world.state.foreign.values_mut() {
+        foreign.call.next = world.now;
+    }
+    assert!(matches!(
+        world.plan().calls.as_slice(),
+        [Call::Adopt { .. }]
+    ));
+}
+
+#[test]
 fn a_cluster_that_is_deleted_leaves_what_it_has_not_yet_taken_over() {
     let mut world = World::new(1, &["a"]);
     settle_others(&mut world, "data", 2);

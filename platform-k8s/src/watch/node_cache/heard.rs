@@ -69,7 +69,7 @@ impl NodeCache {
 
     pub(in crate::watch) fn put(&self, watch: u16, seen: Seen) {
         let mut state = self.state.lock();
-        self.insert(&mut state, watch, seen);
+        self.insert(&mut state, watch, seen, false);
     }
 
     /// The API server reports that an object is gone, or it no longer belongs to any cluster.
@@ -78,12 +78,14 @@ impl NodeCache {
         self.remove(&mut state, uid, evidence);
     }
 
-    /// A pod has lost its label, but still exists. Returns whether it was known.
-    pub(in crate::watch) fn lose(&self, uid: u128) -> bool {
+    /// A pod has lost its label in this version (0 if unknown), but still exists. Returns whether it was known.
+    pub(in crate::watch) fn lose(&self, uid: u128, version: u64) -> bool {
         let mut state = self.state.lock();
-        let Some(key) = state.objects.get(&uid).map(|it| Arc::clone(&it.key)) else {
+        let Some(indexed) = state.objects.get_mut(&uid) else {
             return false;
         };
+        indexed.version = indexed.version.max(version);
+        let key = Arc::clone(&indexed.key);
         state.groups.edit(&key, uid, |pod| pod.lost = true);
         state.tell(&key.cluster, &key.node);
         true
@@ -144,17 +146,24 @@ impl NodeCache {
         self.state.lock().hosts.keys().cloned().collect()
     }
 
-    pub(super) fn insert(&self, state: &mut CacheState, watch: u16, seen: Seen) {
+    /// `changed`: as the API server has answered it to a change of this server.
+    pub(super) fn insert(&self, state: &mut CacheState, watch: u16, seen: Seen, changed: bool) {
         let uid = seen.member.uid;
         let generation = state
             .watches
             .get(usize::from(watch))
             .map_or(0, |it| it.generation);
         let version = seen.version;
-        if let Some(before) = state.objects.get(&uid) {
-            // A change of this server is known before its watch tells it, and what was before. A new list decides by itself:
-            // versions begin anew when etcd is restored.
-            if before.generation == generation && version != 0 && version < before.version {
+        if let Some(before) = state.objects.get_mut(&uid) {
+            // The watch may still tell what was before a change, or may have told what came after it. A new list decides by
+            // itself: versions begin anew when etcd is restored.
+            let of_both = changed || before.changed;
+            if of_both
+                && before.generation == generation
+                && version != 0
+                && version < before.version
+            {
+                before.watch = if changed { before.watch } else { watch };
                 return;
             }
             if *before.key.cluster != *seen.cluster || *before.key.node != *seen.node {
@@ -185,6 +194,7 @@ impl NodeCache {
             watch,
             generation,
             version,
+            changed,
         };
         state.objects.insert(uid, indexed);
         let after = state.shown(&self.kinds, &key.cluster, &key.node);

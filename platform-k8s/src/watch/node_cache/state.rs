@@ -41,6 +41,8 @@ pub(super) struct Indexed {
     pub(super) generation: u32,
     /// Of its state. 0 if unknown.
     pub(super) version: u64,
+    /// Whether its state is the answer to a change of this server, which its watch may not have told yet.
+    pub(super) changed: bool,
 }
 
 /// A watch and its state.

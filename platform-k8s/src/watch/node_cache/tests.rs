@@ -356,6 +356,47 @@ async fn what_a_watch_tells_late_undoes_no_change_of_this_server() {
 }
 
 #[tokio::test]
+async fn versions_that_a_watch_tells_are_in_its_order() {
+    let setup = Setup::new();
+    for (version, phase) in [("900", "Running"), ("5", "Failed")] {
+        let mut pod = setup.pod("a", phase);
+        pod.metadata.resource_version = Some(version.to_owned());
+        setup.put(&pod);
+    }
+    assert_eq!(setup.phase("a"), Some(NodePhase::Failed));
+}
+
+#[tokio::test]
+async fn a_label_that_was_lost_after_a_change_is_not_back_by_its_answer() {
+    let setup = Setup::new();
+    let mut pod = setup.pod("a", "Running");
+    pod.metadata.resource_version = Some("9".to_owned());
+    setup.put(&pod);
+    setup.cache.lose(uid_of("pod-a"), 10);
+    setup.cache.changed_pod(&pod);
+    assert_eq!(setup.phase("a"), Some(NodePhase::Unknown));
+}
+
+#[tokio::test]
+async fn a_pod_of_another_namespace_stays_when_the_first_is_listed() {
+    let setup = Setup::new();
+    let other = setup.cache.watch(Some(0), &kind("pods", "Pod"), "other");
+    setup.cache.list_begins(other);
+    setup.cache.list_ends(other);
+    let state = |version: &str| {
+        let mut pod = setup.pod("a", "Running");
+        pod.metadata.resource_version = Some(version.to_owned());
+        pod
+    };
+    setup.cache.changed_pod(&state("8"));
+    let late = setup.reader.pod(0, &state("5")).unwrap();
+    setup.cache.put(other, late);
+    setup.cache.list_begins(setup.pods);
+    setup.cache.list_ends(setup.pods);
+    assert_eq!(setup.phase("a"), Some(NodePhase::Running));
+}
+
+#[tokio::test]
 async fn a_pod_whose_other_labels_were_changed_is_the_same_node() {
     let setup = Setup::new();
     for key in ["drover.dev/node", labels::OWNER, labels::REQUEST] {
@@ -378,7 +419,7 @@ async fn a_pod_without_its_label_is_kept_until_it_is_gone() {
     let setup = Setup::new();
     setup.put(&setup.pod("a", "Running"));
     setup.told();
-    assert!(setup.cache.lose(uid_of("pod-a")));
+    assert!(setup.cache.lose(uid_of("pod-a"), 0));
     assert_eq!(setup.told(), ["changed c/a"]);
     assert_eq!(setup.phase("a"), Some(NodePhase::Unknown));
     setup.cache.list_begins(setup.pods);
@@ -389,14 +430,14 @@ async fn a_pod_without_its_label_is_kept_until_it_is_gone() {
         .cache
         .gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
     assert_eq!(setup.told(), ["removed c/a Confirmed"]);
-    assert!(!setup.cache.lose(uid_of("pod-a")));
+    assert!(!setup.cache.lose(uid_of("pod-a"), 0));
 }
 
 #[tokio::test]
 async fn a_pod_whose_label_is_back_is_as_before() {
     let setup = Setup::new();
     setup.put(&setup.pod("a", "Running"));
-    setup.cache.lose(uid_of("pod-a"));
+    setup.cache.lose(uid_of("pod-a"), 0);
     setup.told();
     setup.put(&setup.pod("a", "Running"));
     assert_eq!(setup.told(), ["changed c/a"]);

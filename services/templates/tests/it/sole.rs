@@ -286,38 +286,55 @@ fn a_word_that_the_script_does_not_know_is_refused_with_those_that_it_knows() {
     );
 }
 
-/// A second passes whenever this runs.
-const SECOND: &str = r#"#!/bin/sh
+/// Time passes whenever this runs, in hundredths of a second.
+fn takes(hundredths: u32) -> String {
+    format!(
+        r#"#!/bin/sh
 read -r now rest <"$UPTIME"
-echo "$((${now%.*} + 1)).00 0.00" >"$UPTIME"
-"#;
+now=$((${{now%.*}} * 100 + 1${{now#*.}} - 100 + {hundredths}))
+printf '%d.%02d 0.00\n' $((now / 100)) $((now % 100)) >"$UPTIME"
+"#
+    )
+}
 
-/// With a server that says nothing, for which `pg_isready` waits a second: before PostgreSQL 17 it counts whole seconds, and
-/// the first of the two that it is given may be almost over.
-fn with_one_that_says_nothing() -> Primary {
+/// With a server that does not answer for so long.
+fn without_answer(hundredths: u32) -> Primary {
     let primary = Primary::new();
-    primary.says("uptime", "100.00 0.00\n");
-    primary.program("sleep", SECOND);
-    primary.program("pg_isready", &format!("{SECOND}exit 2\n"));
+    primary.says("uptime", "100.99 0.00\n");
+    primary.program("sleep", &takes(100));
+    primary.program("pg_isready", &format!("{}exit 2\n", takes(hundredths)));
     primary
 }
 
-#[test]
-fn a_server_that_says_nothing_hangs_also_if_it_was_asked_for_a_second_only() {
-    let primary = with_one_that_says_nothing();
+#[track_caller]
+fn is_not_alive(primary: &Primary, why: &str) {
     let answer = primary.does("alive");
     let said = String::from_utf8_lossy(&answer.stderr);
-    assert!(
-        !answer.status.success() && said.contains("the server hangs"),
-        "{said}"
-    );
+    assert!(!answer.status.success() && said.contains(why), "{said}");
+}
+
+/// Before PostgreSQL 17 `pg_isready` counts whole seconds, and the first of the two that it is given may be almost over.
+#[test]
+fn a_server_that_says_nothing_for_a_second_hangs() {
+    let primary = without_answer(101);
+    is_not_alive(&primary, "the server hangs");
     assert!(primary.file("dir/misses").exists());
 }
 
 #[test]
-fn nobody_is_promoted_beside_a_primary_that_may_acknowledge_alone_and_says_nothing() {
-    let primary = with_one_that_says_nothing();
-    let asked = r#"#!/bin/sh
+fn a_server_that_refuses_is_not_there_and_ends_what_was_missed_in_a_row() {
+    let primary = without_answer(2);
+    primary.says("misses", "\n\n");
+    is_not_alive(&primary, "the server is not there");
+    assert!(!primary.file("dir/misses").exists());
+}
+
+/// Has a standby promoted while the primary may acknowledge alone, and says that of itself to whoever asks it.
+fn promoted_beside(primary_says: &str) -> String {
+    let primary = without_answer(2);
+    let psql = format!(
+        r#"#!/bin/sh
+case "$*" in *' -p 2 '*) echo "psql: error: {primary_says}" >&2; exit 2 ;; esac
 for query; do :; done
 case $query in
     *pg_is_in_recovery*) echo t ;;
@@ -326,14 +343,28 @@ case $query in
     *drover.quorum*) ;;
     *) exit 1 ;;
 esac
-"#;
-    primary.program("psql", asked);
-    let peers = fs::read_to_string(primary.file("dir/peers.json")).unwrap();
-    primary.says("peers.json", &peers.replace("standby", "active"));
-    let answer = primary.does("promote");
-    let said = String::from_utf8_lossy(&answer.stderr);
-    assert!(
-        !answer.status.success() && said.contains("it has to be gone first"),
-        "{said}"
+"#
     );
+    primary.program("psql", &psql);
+    let mut peers: serde_json::Value =
+        serde_json::from_slice(&fs::read(primary.file("dir/peers.json")).unwrap()).unwrap();
+    peers[1]["role"] = json!("active");
+    peers[1]["ports"]["client"] = json!(2);
+    primary.says("peers.json", &peers.to_string());
+    let answer = primary.does("promote");
+    assert!(!answer.status.success(), "nothing else answers here");
+    String::from_utf8_lossy(&answer.stderr).into_owned()
+}
+
+#[test]
+fn nobody_is_promoted_beside_a_primary_that_may_acknowledge_alone_unless_it_is_gone() {
+    for living in [
+        "connection to server at 127.0.0.1, port 2 failed: timeout expired",
+        "connection to server at 127.0.0.1, port 2 failed: Network is unreachable",
+    ] {
+        let said = promoted_beside(living);
+        assert!(said.contains("it has to be gone first"), "{living}: {said}");
+    }
+    let said = promoted_beside("connection to server failed: Connection refused");
+    assert!(!said.contains("it has to be gone first"), "{said}");
 }
