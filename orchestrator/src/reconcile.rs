@@ -138,7 +138,6 @@ impl Reconciler {
         trace: &mut PassTrace,
     ) -> Result<()> {
         for _ in 0..MAX_ROUNDS {
-            self.queue.goes_on(cluster.uid());
             match self.round(cluster, urgency, trace).await {
                 Ok(Round::Done) => {
                     cluster.lock().stored();

@@ -240,7 +240,8 @@ impl ClusterState {
                     .cloned();
                 let node = self.state.node_mut(slot)?;
                 adoption_ended(node, answer, now);
-                let key = (node.platform.clone(), node.node_id.clone()?);
+                let id = node.node_id.clone().unwrap_or_default();
+                let key = (node.platform.clone(), id);
                 // Its record goes, and what its platform reports of it may be of the past for a while.
                 if let Some(error) = refusal
                     && let Some(foreign) = self.state.foreign.get_mut(&key)

@@ -10,7 +10,6 @@
 
 use std::{
     io::{BufRead, BufReader},
-    net::TcpListener,
     path::Path,
     process::{Child, Command, Stdio},
 };
@@ -73,12 +72,7 @@ async fn the_platform_of_the_documentation_conforms() {
         "missing: tests/run install, or pip install {PACKAGES} and PYTHON_WITH_GRPC"
     );
 
-    let port = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
-    let address = format!("127.0.0.1:{port}");
+    let address = drover_testing::ports::free_address().to_string();
     let program = root.join("docs/tasks/platform/rack.py");
     let mut start = python(
         &[program.to_str().unwrap(), &address, "nodes"],

@@ -209,24 +209,10 @@ fn a_role_change_is_refused_only_if_every_attempt_certainly_did_nothing() {
     assert_eq!(end(Reason::Precondition), (false, 4));
 }
 
+/// What its platform reports may be of the past, and say the same after each refusal.
 #[test]
-fn a_node_that_somebody_else_has_by_now_is_not_waited_for() {
-    for (reason, gone) in [
-        (Reason::SlotMismatch, true),
-        (Reason::NodeNotInCluster, true),
-        (Reason::Unavailable, false),
-    ] {
-        let mut state = state();
-        let answer = Err(error(reason));
-        state.call_ended(CallEnd::Adopt { slot: SLOT, answer }, NOW);
-        assert_eq!(node(&state).seen.gone, gone, "{reason:?}");
-    }
-}
-
-/// What its platform reports may be of the past, and says the same after each refusal.
-#[test]
-fn a_node_that_somebody_else_has_by_now_is_not_asked_for_at_once_again() {
-    for (reason, pauses) in [
+fn a_node_that_somebody_else_has_by_now_is_not_waited_for_nor_asked_for_at_once_again() {
+    for (reason, taken) in [
         (Reason::SlotMismatch, true),
         (Reason::NodeNotInCluster, true),
         (Reason::Unavailable, false),
@@ -238,9 +224,10 @@ fn a_node_that_somebody_else_has_by_now_is_not_asked_for_at_once_again() {
         state.state.foreign.insert(key.clone(), Foreign::default());
         let answer = Err(error(reason));
         state.call_ended(CallEnd::Adopt { slot: SLOT, answer }, NOW);
+        assert_eq!(node(&state).seen.gone, taken, "{reason:?}");
         let call = state.state.foreign[&key].call;
-        assert_eq!(call.next > NOW, pauses, "{reason:?}");
-        assert_eq!(call.failures > 0, pauses, "{reason:?}");
+        assert_eq!(call.next > NOW, taken, "{reason:?}");
+        assert_eq!(call.failures > 0, taken, "{reason:?}");
     }
 }
 

@@ -253,3 +253,30 @@ fn another_address_of_a_node_behind_an_addon_is_urgent() {
         assert_eq!(observed.urgency, Some(urgency));
     }
 }
+
+/// A pause after a refusal ends early only if its platform reports something else.
+#[test]
+fn a_foreign_node_that_is_reported_as_before_is_not_asked_for_any_sooner() {
+    let mut state = state();
+    let platform: Sym = "p".into();
+    let key = (platform.clone(), "i-1".into());
+    let source = Source {
+        platform: &platform,
+        uid: "u",
+    };
+    let of = |owner: &str| wire::Node {
+        node_id: "i-1".to_owned(),
+        slot: Some(wire::SlotKey {
+            owner: owner.to_owned(),
+            ..wire::SlotKey::default()
+        }),
+        ..wire::Node::default()
+    };
+    let interner = Interner::default();
+    assert!(state.observe_foreign(source, &of("one"), NOW, &interner));
+    state.state.foreign.get_mut(&key).unwrap().call.next = NOW + 10;
+    for (owner, next) in [("one", NOW + 10), ("other", 0)] {
+        assert!(!state.observe_foreign(source, &of(owner), NOW, &interner));
+        assert_eq!(state.state.foreign[&key].call.next, next, "{owner}");
+    }
+}

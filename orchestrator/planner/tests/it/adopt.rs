@@ -259,8 +259,8 @@ fn a_platform_that_cannot_hand_nodes_over_is_left_alone() {
     assert!(said || !world.state.adopts(), "{report:?}");
 }
 
-#[test]
-fn what_somebody_else_took_meanwhile_is_not_ours() {
+/// A cluster that is to adopt the one node that its platform shows.
+fn with_one_to_adopt() -> World {
     let mut world = World::new(1, &["a"]);
     settle_others(&mut world, "data", 1);
     world.want(vec![group("data", 1, &["a"])]);
@@ -268,6 +268,12 @@ fn what_somebody_else_took_meanwhile_is_not_ours() {
     while world.state.foreign.is_empty() {
         world.run_one();
     }
+    world
+}
+
+#[test]
+fn what_somebody_else_took_meanwhile_is_not_ours() {
+    let mut world = with_one_to_adopt();
     let planned = world.plan();
     assert!(matches!(planned.calls.as_slice(), [Call::Adopt { .. }]));
     let backend = world.platforms.get_mut("a").unwrap();
@@ -282,13 +288,7 @@ fn what_somebody_else_took_meanwhile_is_not_ours() {
 
 #[test]
 fn what_its_platform_has_refused_is_asked_for_again_after_a_pause() {
-    let mut world = World::new(1, &["a"]);
-    settle_others(&mut world, "data", 1);
-    world.want(vec![group("data", 1, &["a"])]);
-    world.order_adoption();
-    while world.state.foreign.is_empty() {
-        world.run_one();
-    }
+    let mut world = with_one_to_adopt();
     let until = world.now + 1_000;
     for foreign in world.state.foreign.values_mut() {
         foreign.call.next = until;

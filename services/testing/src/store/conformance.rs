@@ -198,7 +198,7 @@ pub(crate) async fn open(backend: &Arc<dyn Backend>) -> Store {
     try_open(backend).await.unwrap()
 }
 
-/// Opens the store, and unlocks it with its key. It ends no lease but by its end, or by [`Backend::revoke`].
+/// Opens the store, and unlocks it with its key. Its lease outlives a pause of the test.
 pub(crate) async fn try_open(backend: &Arc<dyn Backend>) -> drover_core::Result<Store> {
     let store = Store::open(LongLeases::over(Arc::clone(backend))).await?;
     store.unlock(Keyring::parse(KEY, "key").unwrap()).await?;
